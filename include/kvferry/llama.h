@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * llama.cpp in three lines, through its public C API only:
+ *
+ *   kvf_llama_attach(&kv, &err, store, ctx, &options);          once per context
+ *   kvf_llama_prefill(kv, &report, &err, seq, tokens, num);     loads what is stored, computes the rest, saves what is new
+ *   ... llama_decode() as ever; kvf_llama_save() at the end to store the generated blocks too ...
+ *
+ * One kvf_llama belongs to one llama_context and to the thread that uses that context. It needs one sequence id of the context for
+ * itself (scratch): create the context with kv_unified = true and n_seq_max one larger than you need.
+ * Link with -lkvferry-llama and the libllama that your program uses.
+ */
+#ifndef KVFERRY_LLAMA_H
+#define KVFERRY_LLAMA_H
+
+#include <llama.h>
+
+#include "kvferry.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_llama kvf_llama;
+
+/* Called during prefill with the tokens done so far; return nonzero to stop (KVF_CLOSED; the sequence then holds `done` tokens). */
+typedef int (*kvf_llama_progress_fn)(void *ctx, uint32_t done_tokens, uint32_t num_tokens);
+
+typedef struct kvf_llama_options {
+    uint32_t    struct_size;
+    llama_seq_id scratch_seq;    /* a sequence id below n_seq_max that the program does not use */
+    const char *model_path;      /* the GGUF the model came from (of a split model, the first file): its bytes are hashed, and the hash is remembered per file */
+    const struct llama_context_params *context_params; /* what the context was created with */
+    const char *adapters;        /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again after a change. */
+    const char *tenant;          /* NULL = none */
+    const void *secret;          /* see kvf_space_options */
+    size_t      secret_len;
+    uint32_t    block_tokens;    /* 0 = chosen so that a record is near 1 MiB */
+    uint32_t    budget_ms;       /* of one prefill's lookup and load; 0 = 10000 */
+    int         portable;        /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a hit equals
+                                    what would be computed here to the bit; 1: share across kinds of CPU, GPU and thread counts */
+    kvf_llama_progress_fn progress;
+    void       *progress_ctx;
+} kvf_llama_options;
+
+/* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for byte, and names
+ * its space. Computes one token in the scratch sequence: outputs of an earlier llama_decode are gone afterwards.
+ * Returns KVF_OK; KVF_REFUSED with the reason (sliding window, recurrent or hybrid memory, not unified, a kind not proven, no free
+ * sequence or cell); KVF_CONFIG (model file unreadable); KVF_IO, KVF_NOMEM. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *, struct llama_context *ctx,
+                                                   const kvf_llama_options *options);
+KVF_API void kvf_llama_detach(kvf_llama *);
+KVF_API kvf_space *kvf_llama_space(kvf_llama *);
+
+typedef struct kvf_llama_report {
+    uint32_t num_tokens;      /* of the prompt */
+    uint32_t resident_tokens; /* already in the sequence */
+    uint32_t loaded_tokens;   /* from the store */
+    uint32_t computed_tokens; /* by llama_decode */
+    uint64_t loaded_bytes;
+    uint32_t saved_blocks, known_blocks, shed_blocks; /* handed to the writers, already stored, dropped because the backlog was full */
+    int64_t  match_us, load_us, import_us, compute_us, export_us;
+    kvf_reason why;           /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded */
+} kvf_llama_report;
+
+/* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
+ * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the tokens that
+ * it put there itself; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded, new whole
+ * blocks are saved. The prompt is cut at the end of its last whole block, and at least one token is always computed, so that
+ * the answer is the same with and without a hit. Store trouble is never an error here.
+ * Returns KVF_OK; KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is
+ * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
+                                                    const llama_token *tokens, size_t num);
+
+/* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the longest
+ * stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt). kvf_llama_save saves the whole
+ * blocks of the `num` tokens that the sequence holds and that the store is not known to have; returns how many were handed over. */
+KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
+KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
+
+/* kvf_llama_cut returns where a prompt of num tokens is cut: the end of its last whole block that leaves at least one token. */
+KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

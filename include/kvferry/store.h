@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Stores: where blocks live. One URL is one tier; several are tiers of one store, fastest first.
+ *
+ *   mem:                              in this process;               ?max=1G
+ *   file:/var/cache/kvferry           a folder, shared by processes; ?max=10G&ttl=0
+ *   redis://[user:password@]host[:port][/db]                         ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
+ *   redis+unix:///run/redis.sock      ?db=0 and the same             &connect_ms=1000&stall_ms=250&name=kvferry
+ *
+ * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never ignored.
+ */
+#ifndef KVFERRY_STORE_H
+#define KVFERRY_STORE_H
+
+#include "status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_store kvf_store;
+
+typedef struct kvf_options {
+    uint32_t struct_size;
+    uint32_t drain_ms;      /* how long kvf_store_close waits for blocks on their way out; 0 = 5000 */
+    size_t   backlog_bytes; /* bound of blocks waiting to be written; more are shed; 0 = 64 MiB */
+    uint32_t load_threads;  /* threads that help to load beside the caller's; 0 = as many as the tiers have use for */
+    uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
+} kvf_options;
+
+/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change (KVF_CONFIG) or
+ * without memory; an unreachable server opens, answers misses, and is tried again. `options` may be NULL.
+ * Threads are started by the first operation that has use for them, not here. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls,
+                                                 const kvf_options *options);
+
+/* kvf_store_close waits up to drain_ms for the backlog, ends the threads and frees the store. Spaces, queues, borrowed blocks and
+ * sessions of the store must be closed or released before. */
+KVF_API void kvf_store_close(kvf_store *);
+
+/* kvf_store_flush waits until all blocks handed over so far are written or shed, or until the budget ends (KVF_AGAIN). */
+KVF_API KVF_MUST_CHECK kvf_status kvf_store_flush(kvf_store *, uint32_t budget_ms);
+
+/* Counters since the store was opened, summed over its tiers where nothing else is said. */
+typedef struct kvf_stats {
+    uint32_t struct_size;
+    uint32_t num_tiers;
+    uint64_t lookups;                     /* keys asked for by kvf_match */
+    uint64_t lookup_hits;
+    uint64_t lookup_round_trips;          /* times that a lookup waited for a server: 1 a call, whatever the number of keys */
+    uint64_t loads;                       /* blocks asked for by load or borrow */
+    uint64_t load_hits;
+    uint64_t misses[KVF_NUM_REASONS];     /* blocks that did not load, by reason */
+    uint64_t loaded_bytes;
+    uint64_t saves;                       /* blocks handed over to be written */
+    uint64_t saved;                       /* ... of these, written to every tier */
+    uint64_t known;                       /* ... not written because the store has them */
+    uint64_t save_failures[KVF_NUM_REASONS];
+    uint64_t saved_bytes;
+    uint64_t promoted;                    /* blocks copied up to a faster tier */
+    uint64_t connects;                    /* connections opened */
+    uint64_t disconnects;                 /* ... of these, closed after an error or a deadline */
+    size_t   backlog_bytes;               /* blocks waiting to be written, now */
+    size_t   backlog_peak_bytes;
+} kvf_stats;
+KVF_API void kvf_store_stats(kvf_store *, kvf_stats *out); /* out->struct_size must be set */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

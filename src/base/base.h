@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Small things that every layer uses: errors, bytes, hashes, log. No I/O (that is sys.h).
+ */
+#ifndef KVFI_BASE_H
+#define KVFI_BASE_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "kvferry/status.h"
+#include "base/sys.h"
+
+/* ---- errors: `return kvfi_fail(err, KVF_CONFIG, "...", ...)`. err may be NULL. */
+kvf_status kvfi_fail(kvf_error *err, kvf_status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#define KVFI_TRY(expr)                       \
+    do {                                     \
+        kvf_status kvfi_try_ = (expr);       \
+        if (kvfi_try_ != KVF_OK) {           \
+            return kvfi_try_;                \
+        }                                    \
+    } while (0)
+
+/* ---- log */
+bool kvfi_log_on(kvf_log_level);
+void kvfi_log(kvf_log_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- bytes: little-endian on the wire, hex for names */
+static inline void kvfi_put32(uint8_t *p, uint32_t v) {
+    p[0] = (uint8_t)v;
+    p[1] = (uint8_t)(v >> 8);
+    p[2] = (uint8_t)(v >> 16);
+    p[3] = (uint8_t)(v >> 24);
+}
+static inline void kvfi_put64(uint8_t *p, uint64_t v) {
+    kvfi_put32(p, (uint32_t)v);
+    kvfi_put32(p + 4, (uint32_t)(v >> 32));
+}
+static inline uint32_t kvfi_get32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+static inline uint64_t kvfi_get64(const uint8_t *p) {
+    return (uint64_t)kvfi_get32(p) | (uint64_t)kvfi_get32(p + 4) << 32;
+}
+void kvfi_hex(char *out, const uint8_t *bytes, size_t num); /* 2 * num lower-case digits and a NUL */
+bool kvfi_unhex(uint8_t *out, const char *hex, size_t num_bytes); /* exactly 2 * num_bytes digits; false otherwise */
+bool kvfi_parse_u64(uint64_t *out, const char *text, size_t len);   /* decimal digits only, no overflow */
+bool kvfi_parse_size(uint64_t *out, const char *text, size_t len);  /* the same with an optional K, M, G or T (1024-based) */
+
+/* ---- hashes: libcrypto's SHA-256 and libxxhash's XXH3. The state lives on the caller's stack; nothing allocates, so nothing fails.
+ * With a secret the SHA-256 becomes HMAC-SHA-256 under it. */
+typedef struct kvfi_secret {
+    bool    set;
+    uint8_t inner[112], outer[112]; /* SHA256_CTX after the padded key, so that each use saves two compressions */
+} kvfi_secret;
+typedef struct kvfi_sha {
+    uint8_t            ctx[112];
+    const kvfi_secret *secret;
+} kvfi_sha;
+void kvfi_secret_init(kvfi_secret *, const void *bytes, size_t len); /* len 0: not set */
+void kvfi_sha_init(kvfi_sha *, const kvfi_secret *secret_or_null);
+void kvfi_sha_add(kvfi_sha *, const void *, size_t len);
+void kvfi_sha_end(kvfi_sha *, uint8_t out[32]);
+
+void kvfi_xxh3_iov(uint8_t out[16], const struct iovec *, size_t num); /* XXH3-128, canonical (big-endian) bytes */
+uint32_t kvfi_xxh32(const void *, size_t len);
+
+/* ---- iovecs */
+size_t kvfi_iov_bytes(const struct iovec *, size_t num);
+/* kvfi_iov_skip moves *iov and *num past `bytes`, changing the first iovec that is left. */
+void kvfi_iov_skip(struct iovec **iov, size_t *num, size_t bytes);
+
+#endif

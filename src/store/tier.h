@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one interface of everything that can hold values. A tier stores byte strings under addresses; it knows nothing of records but
+ * the length of their header. The layer above (store.c) seals and checks them, spreads a batch over threads and over tiers.
+ *
+ * Every call has a deadline and returns by it. No call takes the engine down: what fails ends as a status and a reason.
+ * All calls may come from several threads at once.
+ */
+#ifndef KVFI_TIER_H
+#define KVFI_TIER_H
+
+#include <stdatomic.h>
+
+#include "kvferry/admin.h"
+#include "record/record.h"
+#include "store/url.h"
+
+/* One value on its way. */
+typedef struct kvfi_item kvfi_item;
+struct kvfi_item {
+    kvfi_addr     addr;
+    struct iovec *iov;     /* the whole value (header, tokens, payload): where it goes to or comes from. The tier must not change them. */
+    uint32_t      num_iov;
+    size_t        bytes;   /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
+    kvf_status    status;  /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
+    kvf_reason    why;
+    void         *user;    /* of the layer above */
+};
+
+/* A feed hands out the items of one batch, in order, to as many threads as draw from it: whoever has room takes the next. */
+typedef struct kvfi_feed {
+    kvfi_item     *items;
+    size_t         num;
+    int64_t        deadline_us;
+    _Atomic size_t next;  /* the next item to hand out */
+    _Atomic size_t limit; /* items from here on are not handed out any more: for a prefix, the first that missed; 0 = cancelled */
+    bool           prefix; /* a miss lowers `limit`: what lies behind it is of no use */
+    /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread that read it, while
+     * it is warm in its cache. NULL when putting. */
+    kvf_reason (*check)(kvfi_item *);
+} kvfi_feed;
+
+/* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given back by
+ * kvfi_feed_done exactly once, after the tier's last access to its memory. */
+kvfi_item *kvfi_feed_next(kvfi_feed *);
+void kvfi_feed_done(kvfi_feed *, kvfi_item *, kvf_status, kvf_reason);
+
+/* What a lookup finds: the first KVFI_HEADER_BYTES of the value. */
+typedef struct kvfi_peek {
+    uint8_t    header[KVFI_HEADER_BYTES];
+    kvf_reason why; /* KVF_WHY_NONE: header is set */
+} kvfi_peek;
+
+/* Bytes lent by a tier, valid and unchanged until `give_back`. */
+typedef struct kvfi_loan {
+    const uint8_t *data;
+    size_t         len;
+    void          *opaque;
+} kvfi_loan;
+
+/* One field of a session, for tiers that keep sessions in a shape of their own (Redis: a HASH). */
+typedef struct kvfi_part {
+    char         name[24];
+    struct iovec data;  /* put: the bytes; get: where they go */
+    bool         found; /* get, out */
+} kvfi_part;
+
+/* What a walk shows: one value, or something else that lives in the tier. */
+typedef struct kvfi_sight {
+    kvf_entry_kind kind;        /* BLOCK for any record (the layer above tells cards from blocks), SESSION or FOREIGN */
+    const char    *name;
+    const uint8_t *head;        /* the first bytes of the value */
+    size_t         head_len;    /* the whole value when the walk reads whole ones, else at least its header where there is one */
+    uint64_t       stored_bytes;
+    int64_t        ttl_ms;      /* -1 = none */
+    int64_t        stored_s;    /* for what has no header; 0 = unknown */
+    const kvfi_addr *addr;      /* as the name says; NULL where the name is not an address. space: only its first 8 bytes are known. */
+} kvfi_sight;
+typedef int (*kvfi_sight_fn)(void *ctx, const kvfi_sight *); /* nonzero stops */
+
+typedef struct kvfi_tier kvfi_tier;
+
+typedef struct kvfi_tier_ops {
+    /* get reads each item of the feed into its memory; put writes each, atomically: a reader sees all of it or none. Several threads
+     * may run them on the same feed at once; each returns when it can get no more items and all of its own are done. */
+    void (*get)(kvfi_tier *, kvfi_feed *);
+    void (*put)(kvfi_tier *, kvfi_feed *);
+    /* peek looks up all of them, in one round trip where there is a network. Adds 1 to *round_trips for each time it waited for one. */
+    void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
+    /* borrow lends a value without copying; NULL where that can't be. The lender removes what is torn (shorter than its header says). */
+    kvf_reason (*borrow)(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
+    void (*give_back)(kvfi_tier *, kvfi_loan *);
+
+    kvf_status (*remove)(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us); /* KVF_MISS: was not there */
+    /* walk shows every value (of one space when `space` is set: its first 8 bytes), and sessions. */
+    kvf_status (*walk)(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx, uint32_t step_ms);
+    kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
+
+    /* Sessions as fields; all three NULL where the layer above keeps them as values. put replaces the whole session at once. get fills the
+     * parts that are there; a part that is longer than its memory: KVF_LIMIT. size: the length of each part, 0 and !found when absent. */
+    kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s, int64_t deadline_us);
+    kvf_status (*session_sizes)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
+    kvf_status (*session_get)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
+    kvf_status (*session_remove)(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
+    uint64_t (*session_max_part)(kvfi_tier *, int64_t deadline_us); /* the longest field the server takes */
+
+    void (*doctor)(kvfi_tier *, kvf_finding_fn, void *ctx); /* finding.tier is filled in by the layer above */
+    void (*info)(kvfi_tier *, kvf_tier_info *out);
+    void (*close)(kvfi_tier *);
+} kvfi_tier_ops;
+
+/* What every tier begins with; its own state follows. */
+struct kvfi_tier {
+    const kvfi_tier_ops *ops;
+    kvfi_url            *url;         /* owned by the tier */
+    bool                 volatile_;   /* its contents end with the process */
+    uint32_t             get_threads; /* how many threads at once have a use, at most */
+    uint32_t             put_threads;
+    _Atomic uint64_t     connects, disconnects; /* counted by the tier */
+};
+
+/* The kinds. Each opens from a parsed URL (which it then owns, also on failure), and fails only on what the operator must change. */
+kvf_status kvfi_mem_open(kvfi_tier **out, kvf_error *, kvfi_url *);
+kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *, kvfi_url *);
+kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *, kvfi_url *);
+
+#endif

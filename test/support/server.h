@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A redis-server of the test's own: private temporary folder, unix socket and TCP port on 127.0.0.1, stopped by pid. Aborts the test
+ * with a message when the server can't be started; returns NULL only when no server binary is installed.
+ * The binary is $KVFT_SERVER, or redis-server.
+ */
+#ifndef KVFT_SERVER_H
+#define KVFT_SERVER_H
+#include <stdbool.h>
+#include <sys/types.h>
+
+typedef struct kvft_server {
+    pid_t pid;
+    int   port;
+    char  dir[128];      /* everything of it lies here */
+    char  socket[160];   /* path of the unix socket */
+    char  unix_url[192]; /* redis+unix://... */
+    char  tcp_url[64];   /* redis://127.0.0.1:port */
+    const char *const *args;
+} kvft_server;
+
+/* `args`: more arguments, NULL-terminated, or NULL. Waits until it answers PING (or NOAUTH). */
+kvft_server *kvft_server_start(const char *const *args);
+void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
+void kvft_server_kill(kvft_server *);    /* kill -9 and reap; the folder stays */
+void kvft_server_restart(kvft_server *); /* same folder, socket and port; after a kill */
+void kvft_server_stop(kvft_server *);    /* ends it, removes the folder, frees */
+/* One command, split at blanks, by a plain blocking socket; returns the first line of the reply (static buffer). For CONFIG SET and such. */
+const char *kvft_server_say(kvft_server *, const char *command);
+#endif
