@@ -23,7 +23,7 @@ typedef struct kvf_store kvf_store;
 typedef struct kvf_options {
     uint32_t struct_size;
     uint32_t drain_ms;      /* how long kvf_store_close waits for blocks on their way out; 0 = 5000 */
-    size_t   backlog_bytes; /* bound of blocks waiting to be written; more are shed; 0 = 64 MiB */
+    size_t   backlog_bytes; /* bound of blocks waiting to be written; more are shed; 0 = 256 MiB */
     uint32_t load_threads;  /* threads that help to load beside the caller's; 0 = as many as the tiers have use for */
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
 } kvf_options;

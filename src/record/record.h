@@ -50,4 +50,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const kvfi_addr *, const kvf_b
 /* kvfi_record_parse checks a whole value of unknown content (verify, borrow): header, lengths, checksum. Outputs point into `value`. */
 kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload, const void *value, size_t len);
 
+/* kvfi_card_key is where the card of a space lies: SHA-256("kvf1 card" || digest). Never keyed, so that an operator finds it. */
+void kvfi_card_key(kvf_key *out, const uint8_t digest[32]);
+
 #endif

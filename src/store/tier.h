@@ -38,6 +38,9 @@ typedef struct kvfi_feed {
     /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread that read it, while
      * it is warm in its cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
+    /* Called by kvfi_feed_next for an item about to be put, on the thread that will send it: seals it. NULL when getting. */
+    void (*prepare)(kvfi_item *);
+    const atomic_bool *cancelled; /* nothing more is handed out once it is true; NULL = never */
 } kvfi_feed;
 
 /* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given back by
@@ -61,7 +64,7 @@ typedef struct kvfi_loan {
 /* One field of a session, for tiers that keep sessions in a shape of their own (Redis: a HASH). */
 typedef struct kvfi_part {
     char         name[24];
-    struct iovec data;  /* put: the bytes; get: where they go */
+    struct iovec data;  /* put: the bytes; get: where they go, and iov_len becomes the length that was there */
     bool         found; /* get, out */
 } kvfi_part;
 

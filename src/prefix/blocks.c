@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prefix/prefix.h"
+
+int64_t kvfi_budget_deadline(uint32_t budget_ms) {
+    return kvfi_deadline((int64_t)(budget_ms != 0 ? budget_ms : KVFI_DEFAULT_BUDGET_MS) * 1000);
+}
+
+static size_t num_runs_of(const kvf_block *block, const kvf_view *view) {
+    return block->iov != NULL ? block->num_iov : kvfi_view_num_runs(view);
+}
+
+static bool is_sound(const kvf_block *block, const kvf_view *view) {
+    bool tokens = block->num_tokens <= KVFI_MAX_TOKENS && (block->tokens != NULL || block->num_tokens == 0);
+    bool memory = block->iov != NULL ? kvfi_iov_bytes(block->iov, block->num_iov) <= KVF_MAX_PAYLOAD_BYTES
+                                     : view != NULL && kvfi_view_has_slot(view, block->slot);
+    return tokens && memory;
+}
+
+/* The parts of the one allocation, in order of alignment. */
+typedef struct layout {
+    kvfi_item        *items;
+    struct iovec     *iov;
+    kvfi_put_outcome *outcomes;
+    uint8_t          *heads;
+} layout;
+
+static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, const kvf_view *view) {
+    size_t num_iov = 0, heads = 0;
+    for (size_t i = 0; i < num; i++) {
+        if (!is_sound(&blocks[i], view)) {
+            return KVF_LIMIT;
+        }
+        num_iov += 1 + num_runs_of(&blocks[i], view);
+        heads += KVFI_HEAD_BYTES(blocks[i].num_tokens);
+    }
+    size_t bytes = num * (sizeof *out->items + sizeof *out->outcomes) + num_iov * sizeof *out->iov + heads;
+    uint8_t *memory = kvfi_alloc_zero(1, bytes > 0 ? bytes : 1);
+    if (memory == NULL) {
+        return KVF_NOMEM;
+    }
+    out->items = (kvfi_item *)(void *)memory;
+    out->iov = (struct iovec *)(void *)(out->items + num);
+    out->outcomes = (kvfi_put_outcome *)(void *)(out->iov + num_iov);
+    out->heads = (uint8_t *)(out->outcomes + num);
+    return KVF_OK;
+}
+
+static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_block *block, const kvf_view *view) {
+    struct iovec *iov = at->iov;
+    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
+    size_t runs = num_runs_of(block, view);
+    iov[0] = (struct iovec){at->heads, head};
+    if (block->iov != NULL) {
+        memcpy(iov + 1, block->iov, runs * sizeof *iov);
+    } else {
+        kvfi_view_runs(view, block->slot, iov + 1);
+    }
+    *item = (kvfi_item){.addr = {.key = block->key},
+                        .iov = iov,
+                        .num_iov = (uint32_t)runs + 1,
+                        .bytes = kvfi_iov_bytes(iov, runs + 1),
+                        .status = KVF_AGAIN,
+                        .user = block};
+    memcpy(item->addr.space, space->identity.digest, sizeof item->addr.space);
+    at->iov += runs + 1;
+    at->heads += head;
+}
+
+kvf_status kvfi_blocks_init(kvfi_blocks *batch, kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
+                            int64_t deadline_us, const atomic_bool *cancelled) {
+    layout at;
+    if (num > KVF_MAX_BLOCKS) {
+        return KVF_LIMIT;
+    }
+    KVFI_TRY(make_room(&at, blocks, num, view));
+    *batch = (kvfi_blocks){.space = space, .blocks = blocks, .num = num, .view = view, .outcomes = at.outcomes};
+    batch->feed = (kvfi_feed){.items = at.items, .num = num, .deadline_us = deadline_us, .cancelled = cancelled};
+    for (size_t i = 0; i < num; i++) {
+        fill_item(&batch->feed.items[i], &at, space, &blocks[i], view);
+    }
+    kvfi_view_enter(view, blocks, num);
+    return KVF_OK;
+}
+
+void kvfi_blocks_cleanup(kvfi_blocks *batch) {
+    kvfi_view_leave(batch->view, batch->blocks, batch->num);
+    kvfi_free(batch->feed.items);
+}

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prefix/prefix.h"
+
+#define REMOVE_BUDGET_US 200000
+
+static kvf_reason check(kvfi_item *item) {
+    return kvfi_record_check(item->iov[0].iov_base, &item->addr, item->user, item->iov + 1, item->num_iov - 1);
+}
+
+/* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it for ever. */
+static void remove_damaged(kvf_store *store, const kvfi_addr *addr) {
+    kvfi_known_forget(&store->known, &addr->key);
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        kvfi_tier *tier = store->tiers[i];
+        (void)tier->ops->remove(tier, NULL, addr, kvfi_deadline(REMOVE_BUDGET_US));
+    }
+}
+
+static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why) {
+    atomic_fetch_add(&store->stats.misses[why], 1);
+    if (why == KVF_WHY_ABSENT) {
+        kvfi_known_forget(&store->known, &addr->key);
+    } else if (why == KVF_WHY_CHECKSUM) {
+        kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
+        remove_damaged(store, addr);
+    }
+}
+
+/* Why the first gap is one, when no tier said so. */
+static kvf_reason reason_of(const kvfi_feed *feed, const kvfi_item *item) {
+    if (item->status != KVF_AGAIN) {
+        return item->why;
+    }
+    if (feed->cancelled != NULL && atomic_load(feed->cancelled)) {
+        return KVF_WHY_CLOSED;
+    }
+    return KVF_WHY_BUDGET;
+}
+
+/* Writes status and why of each block: what lies behind the first gap is not used. Returns the leading run. */
+static size_t publish(kvfi_blocks *batch) {
+    kvf_store *store = batch->space->store;
+    size_t run = batch->num;
+    for (size_t i = 0; i < batch->num; i++) {
+        const kvfi_item *item = &batch->feed.items[i];
+        kvf_block *block = &batch->blocks[i];
+        bool hit = item->status == KVF_OK;
+        if (!hit && run == batch->num) {
+            run = i;
+            block->why = reason_of(&batch->feed, item);
+        } else {
+            block->why = i > run ? KVF_WHY_AFTER_GAP : KVF_WHY_NONE;
+        }
+        block->status = hit && i < run ? KVF_OK : KVF_MISS;
+        if (block->status != KVF_OK) {
+            note_miss(store, &item->addr, block->why);
+        } else {
+            atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
+        }
+    }
+    atomic_fetch_add(&store->stats.loads, batch->num);
+    atomic_fetch_add(&store->stats.load_hits, run);
+    return run;
+}
+
+static size_t refuse(kvf_block *blocks, size_t num, kvf_status status, kvf_reason why) {
+    for (size_t i = 0; i < num; i++) {
+        blocks[i].status = status;
+        blocks[i].why = why;
+    }
+    return 0;
+}
+
+size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                 const atomic_bool *cancelled) {
+    if (!kvfi_store_is_ours(space->store)) {
+        return refuse(blocks, num, KVF_MISS, KVF_WHY_CLOSED);
+    }
+    kvfi_blocks batch;
+    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, cancelled);
+    if (status != KVF_OK) {
+        return refuse(blocks, num, status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS, KVF_WHY_NOMEM);
+    }
+    batch.feed.prefix = true;
+    batch.feed.check = check;
+    kvfi_store_get(space->store, &batch.feed);
+    size_t run = publish(&batch);
+    kvfi_blocks_cleanup(&batch);
+    return run;
+}
+
+size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms) {
+    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_ms), NULL);
+}
+
+/* ---- borrow ---- */
+
+typedef struct loan {
+    kvfi_tier *tier;
+    kvfi_loan  loan;
+} loan;
+
+/* Whether what was lent is the block that was asked for. The record's own token count is not trusted: the one asked for says where the
+ * payload begins, and a record with another count fails the check. */
+static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block) {
+    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
+    if (lent->len < head) {
+        return KVF_WHY_TRUNCATED;
+    }
+    struct iovec payload = {(void *)(uintptr_t)(lent->data + head), lent->len - head};
+    return kvfi_record_check(lent->data, addr, block, &payload, 1);
+}
+
+static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kvfi_addr *addr, const kvf_block *block) {
+    out->tier = space->store->tiers[tier];
+    if (out->tier->ops->borrow == NULL) {
+        return KVF_WHY_ABSENT;
+    }
+    kvf_reason why = out->tier->ops->borrow(out->tier, &out->loan, addr);
+    if (why != KVF_WHY_NONE) {
+        return why;
+    }
+    why = check_loan(&out->loan, addr, block);
+    if (why != KVF_WHY_NONE) {
+        out->tier->ops->give_back(out->tier, &out->loan);
+        return why;
+    }
+    kvfi_known_add(&space->store->known, &addr->key, (uint8_t)(1u << tier));
+    if (tier > 0) {
+        size_t head = KVFI_HEAD_BYTES(block->num_tokens);
+        struct iovec iov[2] = {{(void *)(uintptr_t)out->loan.data, head},
+                               {(void *)(uintptr_t)(out->loan.data + head), out->loan.len - head}};
+        kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 2, .bytes = out->loan.len};
+        kvfi_store_promote(space->store, &item, tier);
+    }
+    return KVF_WHY_NONE;
+}
+
+static kvf_reason borrow_from_any(kvf_space *space, loan *out, const kvfi_addr *addr, const kvf_block *block) {
+    kvf_reason first = KVF_WHY_ABSENT;
+    for (size_t tier = 0; tier < space->store->num_tiers; tier++) {
+        kvf_reason why = borrow_from(space, tier, out, addr, block);
+        if (why == KVF_WHY_NONE) {
+            return why;
+        }
+        if (why != KVF_WHY_ABSENT && first == KVF_WHY_ABSENT) {
+            first = why;
+        }
+    }
+    return first;
+}
+
+static kvf_status borrow_miss(kvf_space *space, const kvfi_addr *addr, kvf_block *block, kvf_reason why) {
+    if (why == KVF_WHY_ABSENT) {
+        /* Another tier may have it: only a load can tell. */
+        atomic_fetch_add(&space->store->stats.misses[why], 1);
+    } else {
+        note_miss(space->store, addr, why);
+    }
+    block->status = KVF_MISS;
+    block->why = why;
+    return KVF_MISS;
+}
+
+kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
+    kvf_store *store = space->store;
+    kvfi_addr addr = {.key = block->key};
+    memcpy(addr.space, space->identity.digest, sizeof addr.space);
+    atomic_fetch_add(&store->stats.loads, 1);
+    if (!kvfi_store_is_ours(store)) {
+        return borrow_miss(space, &addr, block, KVF_WHY_CLOSED);
+    }
+    if (block->num_tokens > KVFI_MAX_TOKENS) {
+        return borrow_miss(space, &addr, block, KVF_WHY_OTHER_TOKENS);
+    }
+    loan *lent = kvfi_alloc(sizeof *lent);
+    if (lent == NULL) {
+        return borrow_miss(space, &addr, block, KVF_WHY_NOMEM);
+    }
+    kvf_reason why = borrow_from_any(space, lent, &addr, block);
+    if (why != KVF_WHY_NONE) {
+        kvfi_free(lent);
+        return borrow_miss(space, &addr, block, why);
+    }
+    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
+    *out = (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head, .opaque = lent};
+    atomic_fetch_add(&store->stats.load_hits, 1);
+    atomic_fetch_add(&store->stats.loaded_bytes, lent->loan.len);
+    block->status = KVF_OK;
+    block->why = KVF_WHY_NONE;
+    return KVF_OK;
+}
+
+void kvf_release(kvf_space *space, kvf_borrowed *borrowed) {
+    (void)space;
+    loan *lent = borrowed->opaque;
+    if (lent != NULL) {
+        lent->tier->ops->give_back(lent->tier, &lent->loan);
+        kvfi_free(lent);
+        borrowed->opaque = NULL;
+    }
+}

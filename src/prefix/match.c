@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prefix/prefix.h"
+
+#define ASK_BUDGET_US 2000000   /* of a question in the background */
+#define ASK_FRESH_US 2000000    /* how long its answer is worth something */
+
+typedef struct lookup {
+    kvfi_addr *addrs;
+    kvfi_peek *peeks;
+    size_t    *from; /* which key each of the addresses is */
+    bool      *hit;
+    kvf_found *found;
+} lookup;
+
+static bool make_room(lookup *out, size_t num) {
+    size_t each = sizeof *out->addrs + sizeof *out->peeks + sizeof *out->from + sizeof *out->found + sizeof *out->hit;
+    uint8_t *memory = kvfi_alloc_zero(num, each);
+    if (memory == NULL) {
+        return false;
+    }
+    out->found = (kvf_found *)(void *)memory;
+    out->from = (size_t *)(void *)(out->found + num);
+    out->peeks = (kvfi_peek *)(void *)(out->from + num);
+    out->addrs = (kvfi_addr *)(void *)(out->peeks + num);
+    out->hit = (bool *)(out->addrs + num);
+    return true;
+}
+
+/* Whether the header is that of the block asked for. A damaged one is no hit here; the load would say so too. */
+static bool read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_addr *addr, size_t tier) {
+    kvfi_header header;
+    if (peek->why != KVF_WHY_NONE || kvfi_header_decode(&header, peek->header) != KVF_WHY_NONE ||
+        memcmp(&header.addr, addr, sizeof *addr) != 0) {
+        return false;
+    }
+    *out = (kvf_found){.payload_bytes = header.payload_bytes,
+                       .stored_s = header.stored_s,
+                       .num_tokens = header.num_tokens,
+                       .tier = (uint32_t)tier};
+    return true;
+}
+
+static size_t select_missing(lookup *at, const kvf_space *space, const kvf_key *keys, size_t stride, size_t num) {
+    size_t missing = 0;
+    for (size_t i = 0; i < num; i++) {
+        if (!at->hit[i]) {
+            memcpy(at->addrs[missing].space, space->identity.digest, sizeof at->addrs->space);
+            memcpy(&at->addrs[missing].key, (const uint8_t *)keys + i * stride, sizeof(kvf_key));
+            at->from[missing++] = i;
+        }
+    }
+    return missing;
+}
+
+static void ask_tier(lookup *at, kvf_space *space, size_t index, size_t num, int64_t deadline_us) {
+    kvf_store *store = space->store;
+    kvfi_tier *tier = store->tiers[index];
+    uint64_t round_trips = 0;
+    tier->ops->peek(tier, at->addrs, num, at->peeks, &round_trips, deadline_us);
+    atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
+    for (size_t i = 0; i < num; i++) {
+        size_t key = at->from[i];
+        at->hit[key] = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], index);
+        if (at->hit[key]) {
+            kvfi_known_add(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));
+        } else if (at->peeks[i].why == KVF_WHY_ABSENT && index + 1 == store->num_tiers) {
+            kvfi_known_forget(&store->known, &at->addrs[i].key);
+        }
+    }
+}
+
+size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us) {
+    kvf_store *store = space->store;
+    lookup at;
+    if (num == 0 || !kvfi_store_is_ours(store) || !make_room(&at, num)) {
+        return 0;
+    }
+    for (size_t tier = 0; tier < store->num_tiers; tier++) {
+        size_t missing = select_missing(&at, space, keys, stride, num);
+        if (missing > 0) {
+            ask_tier(&at, space, tier, missing, deadline_us);
+        }
+    }
+    size_t run = 0;
+    while (run < num && at.hit[run]) {
+        run++;
+    }
+    if (found != NULL) {
+        memcpy(found, at.found, run * sizeof *found);
+    }
+    kvfi_free(at.found);
+    atomic_fetch_add(&store->stats.lookups, num);
+    atomic_fetch_add(&store->stats.lookup_hits, run);
+    return run;
+}
+
+/* ---- in the background ---- */
+
+static void answer(void *arg) {
+    kvfi_ask *ask = arg;
+    kvf_space *space = ask->space;
+    size_t run = kvfi_match(space, ask->found, ask->keys, sizeof(kvf_key), ask->num, kvfi_deadline(ASK_BUDGET_US));
+    pthread_mutex_lock(&space->ask_lock);
+    ask->run = run;
+    ask->state = KVFI_ASK_ANSWERED;
+    ask->answered_us = kvfi_sys->now_us();
+    pthread_cond_broadcast(&space->ask_done);
+    pthread_mutex_unlock(&space->ask_lock);
+}
+
+static void forget(kvfi_ask *ask) {
+    kvfi_free(ask->keys);
+    ask->keys = NULL;
+    ask->state = KVFI_ASK_FREE;
+}
+
+/* Under the lock. The last key names the whole prefix. */
+static kvfi_ask *find_ask(kvf_space *space, const kvf_key *keys, size_t num) {
+    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
+        kvfi_ask *ask = &space->asks[i];
+        if (ask->state == KVFI_ASK_ANSWERED && kvfi_sys->now_us() - ask->answered_us > ASK_FRESH_US) {
+            forget(ask);
+        }
+        if (ask->state != KVFI_ASK_FREE && ask->num == num && memcmp(ask->keys, keys, num * sizeof *keys) == 0) {
+            return ask;
+        }
+    }
+    return NULL;
+}
+
+/* Under the lock. */
+static kvfi_ask *free_ask(kvf_space *space) {
+    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
+        if (space->asks[i].state == KVFI_ASK_FREE) {
+            return &space->asks[i];
+        }
+    }
+    return NULL;
+}
+
+/* Under the lock: puts the question, if there is room for it; if not, it will be put the next time. */
+static void put_ask(kvf_space *space, const kvf_key *keys, size_t num) {
+    kvfi_ask *ask = free_ask(space);
+    kvf_key *copy = ask != NULL ? kvfi_alloc_zero(num, sizeof *keys + sizeof(kvf_found)) : NULL;
+    if (copy == NULL) {
+        return;
+    }
+    memcpy(copy, keys, num * sizeof *keys);
+    ask->keys = copy;
+    ask->found = (kvf_found *)(void *)(copy + num);
+    ask->num = num;
+    ask->state = KVFI_ASK_ASKED;
+    ask->job = (kvfi_job){.run = answer, .arg = ask};
+    if (!kvfi_pool_post(space->store->lookup_pool, &ask->job)) {
+        forget(ask);
+    }
+}
+
+static kvf_status take_answer(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num) {
+    kvf_status status = KVF_AGAIN;
+    pthread_mutex_lock(&space->ask_lock);
+    kvfi_ask *ask = find_ask(space, keys, num);
+    if (ask == NULL) {
+        put_ask(space, keys, num);
+    } else if (ask->state == KVFI_ASK_ANSWERED) {
+        *out_run = ask->run;
+        if (found != NULL) {
+            memcpy(found, ask->found, ask->run * sizeof *found);
+        }
+        forget(ask);
+        status = KVF_OK;
+    }
+    pthread_mutex_unlock(&space->ask_lock);
+    return status;
+}
+
+kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num, uint32_t budget_us) {
+    if (num > KVF_MAX_BLOCKS) {
+        return KVF_LIMIT;
+    }
+    *out_run = 0;
+    if (num == 0 || !kvfi_store_is_ours(space->store)) {
+        return KVF_OK;
+    }
+    if (budget_us == 0) {
+        return take_answer(space, out_run, found, keys, num);
+    }
+    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, kvfi_deadline(budget_us));
+    return KVF_OK;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The prefix service: match, load and save blocks of a space. Seals and checks records; the store below moves them.
+ */
+#ifndef KVFI_PREFIX_H
+#define KVFI_PREFIX_H
+
+#include "kvferry/block.h"
+#include "record/space.h"
+#include "store/store.h"
+
+#define KVFI_DEFAULT_BUDGET_MS 10000u
+#define KVFI_NUM_ASKS 16u
+
+/* A match that was asked for with no budget and is answered in the background. */
+typedef struct kvfi_ask {
+    kvfi_job           job;
+    struct kvf_space  *space;
+    enum { KVFI_ASK_FREE, KVFI_ASK_ASKED, KVFI_ASK_ANSWERED } state;
+    kvf_key           *keys;
+    kvf_found         *found;
+    size_t             num, run;
+    int64_t            answered_us;
+} kvfi_ask;
+
+struct kvf_space {
+    kvf_store       *store;
+    kvfi_identity    identity;
+    _Atomic int64_t  card_due_us; /* when the space card is to be stored again */
+    pthread_mutex_t  ask_lock;
+    pthread_cond_t   ask_done;
+    kvfi_ask         asks[KVFI_NUM_ASKS];
+};
+
+int64_t kvfi_budget_deadline(uint32_t budget_ms); /* 0 = the default */
+
+/* kvfi_space_card stores the fields of the space beside its blocks now and then, so that people can see whose they are. */
+void kvfi_space_card(kvf_space *);
+
+/* A batch of blocks as items of a feed; all of its memory is one allocation. */
+typedef struct kvfi_blocks {
+    kvf_space        *space;
+    kvf_block        *blocks;
+    size_t            num;
+    kvf_view         *view;
+    kvfi_feed         feed;
+    kvfi_put_outcome *outcomes;
+} kvfi_blocks;
+
+/* Blocks is KVF_LIMIT when a block has no memory, too many tokens or a slot outside of the view; KVF_NOMEM. */
+kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                            const atomic_bool *cancelled);
+void kvfi_blocks_cleanup(kvfi_blocks *);
+
+/* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and the queue share. */
+size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us, const atomic_bool *cancelled);
+size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                         const atomic_bool *cancelled);
+size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us);
+
+/* ---- views */
+size_t kvfi_view_num_runs(const kvf_view *); /* of one slot */
+size_t kvfi_view_slot_bytes(const kvf_view *);
+bool kvfi_view_has_slot(const kvf_view *, int64_t slot);
+void kvfi_view_runs(const kvf_view *, int64_t slot, struct iovec *out);
+/* Marks the slots of the blocks without iovecs as in use, or free again. */
+void kvfi_view_enter(kvf_view *, const kvf_block *blocks, size_t num);
+void kvfi_view_leave(kvf_view *, const kvf_block *blocks, size_t num);
+
+#endif

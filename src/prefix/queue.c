@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <sys/eventfd.h>
+
+#include "prefix/prefix.h"
+
+#define MAX_DEPTH 4096u
+
+typedef struct slot {
+    kvfi_job     job;
+    kvf_queue   *queue;
+    struct slot *next; /* in the free list, or in the list of the done ones */
+    kvf_batch    batch;
+    int64_t      deadline_us;
+    uint64_t     ticket; /* 0 = free */
+    size_t       num_ok;
+    atomic_bool  cancelled;
+} slot;
+
+struct kvf_queue {
+    kvf_store      *store;
+    int             fd;
+    pthread_mutex_t lock;
+    pthread_cond_t  idle;
+    uint64_t        last_ticket;
+    size_t          depth, num_running;
+    slot           *free_slots, *first_done, *last_done;
+    slot            slots[];
+};
+
+kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *store, uint32_t depth) {
+    if (depth == 0 || depth > MAX_DEPTH) {
+        return kvfi_fail(err, KVF_LIMIT, "a queue holds 1 to %u batches, not %u", MAX_DEPTH, depth);
+    }
+    kvf_queue *queue = kvfi_alloc_zero(1, sizeof *queue + depth * sizeof(slot));
+    if (queue == NULL) {
+        return kvfi_fail(err, KVF_NOMEM, "no memory for a queue of %u batches", depth);
+    }
+    queue->fd = kvfi_sys->eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (queue->fd < 0) {
+        kvfi_free(queue);
+        return kvfi_fail(err, KVF_IO, "no eventfd for the queue: too many open files");
+    }
+    queue->store = store;
+    queue->depth = depth;
+    pthread_mutex_init(&queue->lock, NULL);
+    kvfi_cond_init(&queue->idle);
+    for (size_t i = 0; i < depth; i++) {
+        queue->slots[i].queue = queue;
+        queue->slots[i].next = queue->free_slots;
+        queue->free_slots = &queue->slots[i];
+    }
+    *out = queue;
+    return KVF_OK;
+}
+
+int kvf_queue_fd(const kvf_queue *queue) {
+    return queue->fd;
+}
+
+/* ---- running ---- */
+
+static size_t run_batch(slot *s) {
+    const kvf_batch *b = &s->batch;
+    switch (b->op) {
+    case KVF_OP_LOAD:
+        return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled);
+    case KVF_OP_SAVE:
+        return kvfi_save_through(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled);
+    case KVF_OP_MATCH:
+        return kvfi_match(b->space, NULL, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
+    }
+    return 0;
+}
+
+/* Under the lock. A write to an eventfd fails only when its counter is full, and then it is readable all the same. */
+static void signal_done(kvf_queue *queue) {
+    uint64_t one = 1;
+    struct iovec iov = {&one, sizeof one};
+    for (int tries = 0; tries < 3 && kvfi_sys->writev(queue->fd, &iov, 1) < 0; tries++) {
+    }
+}
+
+static void run(void *arg) {
+    slot *s = arg;
+    kvf_queue *queue = s->queue;
+    size_t num_ok = run_batch(s);
+    pthread_mutex_lock(&queue->lock);
+    s->num_ok = num_ok;
+    s->next = NULL;
+    *(queue->last_done != NULL ? &queue->last_done->next : &queue->first_done) = s;
+    queue->last_done = s;
+    queue->num_running--;
+    signal_done(queue);
+    pthread_cond_broadcast(&queue->idle);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+/* ---- submit, reap, cancel ---- */
+
+static slot *take_slot(kvf_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    slot *s = queue->free_slots;
+    if (s != NULL) {
+        queue->free_slots = s->next;
+        queue->num_running++;
+        s->ticket = ++queue->last_ticket;
+        atomic_store(&s->cancelled, false);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return s;
+}
+
+static void give_slot(kvf_queue *queue, slot *s) {
+    pthread_mutex_lock(&queue->lock);
+    s->ticket = 0;
+    s->next = queue->free_slots;
+    queue->free_slots = s;
+    queue->num_running--;
+    pthread_mutex_unlock(&queue->lock);
+}
+
+static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
+    return op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_SAVE ? store->store_pool : store->lookup_pool;
+}
+
+kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
+    if (batch->struct_size < sizeof *batch || batch->num > KVF_MAX_BLOCKS || (unsigned)batch->op > KVF_OP_MATCH) {
+        return KVF_LIMIT;
+    }
+    if (!kvfi_store_is_ours(queue->store)) {
+        return KVF_CLOSED;
+    }
+    slot *s = take_slot(queue);
+    if (s == NULL) {
+        return KVF_AGAIN;
+    }
+    s->batch = *batch;
+    s->deadline_us = kvfi_budget_deadline(batch->budget_ms);
+    s->job = (kvfi_job){.run = run, .arg = s};
+    *out_ticket = s->ticket;
+    if (!kvfi_pool_post(pool_of(queue->store, batch->op), &s->job)) {
+        give_slot(queue, s);
+        return KVF_NOMEM;
+    }
+    return KVF_OK;
+}
+
+/* Under the lock. */
+static void clear_signal(kvf_queue *queue) {
+    uint64_t count;
+    struct iovec iov = {&count, sizeof count};
+    (void)kvfi_sys->readv(queue->fd, &iov, 1);
+}
+
+size_t kvf_reap(kvf_queue *queue, kvf_completion *out, size_t cap) {
+    size_t num = 0;
+    pthread_mutex_lock(&queue->lock);
+    while (num < cap && queue->first_done != NULL) {
+        slot *s = queue->first_done;
+        queue->first_done = s->next;
+        if (queue->first_done == NULL) {
+            queue->last_done = NULL;
+        }
+        out[num++] = (kvf_completion){.ticket = s->ticket, .user = s->batch.user, .op = s->batch.op, .num_ok = s->num_ok};
+        s->ticket = 0;
+        s->next = queue->free_slots;
+        queue->free_slots = s;
+    }
+    if (queue->first_done == NULL) {
+        clear_signal(queue);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return num;
+}
+
+void kvf_cancel(kvf_queue *queue, uint64_t ticket) {
+    pthread_mutex_lock(&queue->lock);
+    for (size_t i = 0; i < queue->depth; i++) {
+        if (ticket != 0 && queue->slots[i].ticket == ticket) {
+            atomic_store(&queue->slots[i].cancelled, true);
+        }
+    }
+    pthread_mutex_unlock(&queue->lock);
+}
+
+void kvf_queue_close(kvf_queue *queue) {
+    if (queue == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&queue->lock);
+    for (size_t i = 0; i < queue->depth; i++) {
+        atomic_store(&queue->slots[i].cancelled, true);
+    }
+    while (kvfi_store_is_ours(queue->store) && queue->num_running > 0) {
+        pthread_cond_wait(&queue->idle, &queue->lock);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    kvfi_sys->close(queue->fd);
+    pthread_cond_destroy(&queue->idle);
+    pthread_mutex_destroy(&queue->lock);
+    kvfi_free(queue);
+}

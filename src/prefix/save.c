@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prefix/prefix.h"
+
+static void prepare(kvfi_item *item) {
+    kvfi_record_seal(item->iov[0].iov_base, &item->addr, item->user, item->iov + 1, item->num_iov - 1, 0,
+                     kvfi_sys->wall_us() / 1000000);
+}
+
+int kvf_knows(kvf_space *space, const kvf_key *key) {
+    return kvfi_store_knows(space->store, key);
+}
+
+/* ---- staged ---- */
+
+kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes) {
+    if (!kvfi_store_is_ours(space->store)) {
+        return KVF_CLOSED;
+    }
+    if (payload_bytes > KVF_MAX_PAYLOAD_BYTES) {
+        return KVF_LIMIT;
+    }
+    kvfi_staged *staged = NULL;
+    KVFI_TRY(kvfi_backlog_reserve(&space->store->backlog, &staged, payload_bytes, KVFI_MAX_TOKENS));
+    *out = (kvf_reserved){.data = kvfi_staged_payload(staged), .len = payload_bytes, .opaque = staged};
+    return KVF_OK;
+}
+
+void kvf_abandon(kvf_space *space, kvf_reserved *reserved) {
+    if (reserved->opaque != NULL) {
+        kvfi_backlog_abandon(&space->store->backlog, reserved->opaque);
+        reserved->opaque = NULL;
+    }
+}
+
+void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block, size_t used_bytes) {
+    kvfi_staged *staged = reserved->opaque;
+    if (block->num_tokens > KVFI_MAX_TOKENS || used_bytes > reserved->len) {
+        kvf_abandon(space, reserved);
+        return;
+    }
+    reserved->opaque = NULL;
+    staged->addr.key = block->key;
+    memcpy(staged->addr.space, space->identity.digest, sizeof staged->addr.space);
+    staged->payload_bytes = used_bytes;
+    staged->first_token = block->first_token;
+    staged->num_tokens = block->num_tokens;
+    staged->tiers = kvfi_store_all_tiers(space->store);
+    if (block->num_tokens > 0) {
+        memcpy(kvfi_staged_head(staged) + KVFI_HEADER_BYTES, block->tokens, 4 * (size_t)block->num_tokens);
+    }
+    atomic_fetch_add(&space->store->stats.saves, 1);
+    kvfi_space_card(space);
+    kvfi_backlog_commit(&space->store->backlog, staged);
+}
+
+static void copy_in(uint8_t *to, const struct iovec *iov, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        memcpy(to, iov[i].iov_base, iov[i].iov_len);
+        to += iov[i].iov_len;
+    }
+}
+
+/* The payload of the block, piece by piece; runs has room for one slot of the view. */
+static kvf_status stage(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
+    const struct iovec *iov = block->iov;
+    size_t num = block->num_iov;
+    if (iov == NULL) {
+        kvfi_view_runs(view, block->slot, runs);
+        iov = runs;
+        num = kvfi_view_num_runs(view);
+    }
+    kvf_reserved reserved;
+    KVFI_TRY(kvf_reserve(space, &reserved, kvfi_iov_bytes(iov, num)));
+    copy_in(reserved.data, iov, num);
+    kvf_commit(space, &reserved, block, reserved.len);
+    return KVF_OK;
+}
+
+static kvf_status save_one(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
+    bool in_view = view != NULL && kvfi_view_has_slot(view, block->slot);
+    if (block->num_tokens > KVFI_MAX_TOKENS || (block->iov == NULL && !in_view)) {
+        return KVF_LIMIT;
+    }
+    if (kvfi_store_knows(space->store, &block->key)) {
+        atomic_fetch_add(&space->store->stats.saves, 1);
+        atomic_fetch_add(&space->store->stats.known, 1);
+        return KVF_OK;
+    }
+    return stage(space, block, view, runs);
+}
+
+size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view) {
+    struct iovec *runs = NULL;
+    size_t taken = 0;
+    bool shed = false;
+    if (view != NULL) {
+        runs = kvfi_alloc_zero(kvfi_view_num_runs(view), sizeof *runs);
+        shed = runs == NULL;
+    }
+    for (size_t i = 0; i < num; i++) {
+        blocks[i].status = shed ? KVF_AGAIN : save_one(space, &blocks[i], view, runs);
+        blocks[i].why = blocks[i].status == KVF_OK ? KVF_WHY_NONE : KVF_WHY_FULL;
+        if (blocks[i].status == KVF_OK) {
+            taken++;
+        } else {
+            /* A prefix with a hole is of no use behind it: shed the rest too. */
+            shed = true;
+            atomic_fetch_add(&space->store->stats.save_failures[KVF_WHY_FULL], 1);
+        }
+    }
+    kvfi_free(runs);
+    return taken;
+}
+
+/* ---- straight from the caller's memory ---- */
+
+/* Blocks that the store is known to have are not sent: the rest, in order. */
+static size_t select_unknown(kvf_space *space, kvf_block *blocks, size_t num, kvf_block *out, size_t *from) {
+    size_t unknown = 0;
+    for (size_t i = 0; i < num; i++) {
+        blocks[i].status = KVF_OK;
+        blocks[i].why = KVF_WHY_NONE;
+        if (kvfi_store_knows(space->store, &blocks[i].key)) {
+            atomic_fetch_add(&space->store->stats.known, 1);
+        } else {
+            from[unknown] = i;
+            out[unknown++] = blocks[i];
+        }
+    }
+    return unknown;
+}
+
+static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                         const atomic_bool *cancelled) {
+    kvfi_blocks batch;
+    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, cancelled);
+    size_t written = 0;
+    if (status != KVF_OK) {
+        for (size_t i = 0; i < num; i++) {
+            blocks[i].status = status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS;
+            blocks[i].why = KVF_WHY_NOMEM;
+        }
+        return 0;
+    }
+    batch.feed.prepare = prepare;
+    kvfi_store_put(space->store, &batch.feed, batch.outcomes);
+    for (size_t i = 0; i < num; i++) {
+        blocks[i].status = batch.feed.items[i].status;
+        blocks[i].why = batch.feed.items[i].why;
+        written += blocks[i].status == KVF_OK;
+    }
+    kvfi_blocks_cleanup(&batch);
+    return written;
+}
+
+size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                         const atomic_bool *cancelled) {
+    kvf_block *unknown = kvfi_alloc_zero(num > 0 ? num : 1, sizeof *unknown + sizeof(size_t));
+    if (unknown == NULL || !kvfi_store_is_ours(space->store)) {
+        for (size_t i = 0; i < num; i++) {
+            blocks[i].status = KVF_MISS;
+            blocks[i].why = unknown == NULL ? KVF_WHY_NOMEM : KVF_WHY_CLOSED;
+        }
+        kvfi_free(unknown);
+        return 0;
+    }
+    size_t *from = (size_t *)(void *)(unknown + num);
+    atomic_fetch_add(&space->store->stats.saves, num);
+    size_t num_unknown = select_unknown(space, blocks, num, unknown, from);
+    size_t written = num - num_unknown;
+    if (num_unknown > 0) {
+        kvfi_space_card(space);
+        written += put_blocks(space, unknown, num_unknown, view, deadline_us, cancelled);
+    }
+    for (size_t i = 0; i < num_unknown; i++) {
+        blocks[from[i]].status = unknown[i].status;
+        blocks[from[i]].why = unknown[i].why;
+    }
+    kvfi_free(unknown);
+    return written;
+}

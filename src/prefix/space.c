@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "prefix/prefix.h"
+
+#define CARD_AGAIN_US (20 * 60 * 1000000LL) /* well within the TTL of an hour */
+#define CARD_RETRY_US (1 * 1000000LL)
+
+static kvf_space_options options_of(const kvf_space_options *options) {
+    kvf_space_options own = {.struct_size = sizeof own};
+    if (options != NULL) {
+        memcpy(&own, options, options->struct_size < sizeof own ? options->struct_size : sizeof own);
+    }
+    return own;
+}
+
+kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, const kvf_field *fields, size_t num_fields,
+                          const kvf_space_options *options) {
+    kvf_space_options own = options_of(options);
+    kvf_space *space = kvfi_alloc_zero(1, sizeof *space);
+    if (space == NULL) {
+        return kvfi_fail(err, KVF_NOMEM, "no memory for a space");
+    }
+    kvf_status status = kvfi_identity_init(&space->identity, err, fields, num_fields, &own);
+    if (status != KVF_OK) {
+        kvfi_free(space);
+        return status;
+    }
+    space->store = store;
+    pthread_mutex_init(&space->ask_lock, NULL);
+    kvfi_cond_init(&space->ask_done);
+    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
+        space->asks[i].space = space;
+    }
+    *out = space;
+    return KVF_OK;
+}
+
+static void free_asks(kvf_space *space) {
+    pthread_mutex_lock(&space->ask_lock);
+    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
+        while (space->asks[i].state == KVFI_ASK_ASKED) {
+            pthread_cond_wait(&space->ask_done, &space->ask_lock);
+        }
+        kvfi_free(space->asks[i].keys);
+    }
+    pthread_mutex_unlock(&space->ask_lock);
+}
+
+void kvf_space_close(kvf_space *space) {
+    if (space == NULL) {
+        return;
+    }
+    if (kvfi_store_is_ours(space->store)) {
+        free_asks(space);
+    }
+    pthread_cond_destroy(&space->ask_done);
+    pthread_mutex_destroy(&space->ask_lock);
+    kvfi_identity_cleanup(&space->identity);
+    kvfi_free(space);
+}
+
+void kvf_space_digest(const kvf_space *space, uint8_t out[32]) {
+    memcpy(out, space->identity.digest, 32);
+}
+
+uint32_t kvf_space_block_tokens(const kvf_space *space) {
+    return space->identity.block_tokens;
+}
+
+size_t kvf_chain(const kvf_space *space, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens) {
+    return kvfi_chain(&space->identity, out, cap, tokens, num_tokens);
+}
+
+void kvf_key_of(const kvf_space *space, kvf_key *out, const void *engine_hash, size_t len) {
+    kvfi_key_of(&space->identity, out, engine_hash, len);
+}
+
+/* ---- the card: who the blocks belong to, for people ---- */
+
+static bool stage_card(kvf_space *space) {
+    const kvfi_identity *identity = &space->identity;
+    kvfi_staged *staged = NULL;
+    if (kvfi_backlog_reserve(&space->store->backlog, &staged, identity->text_len, 0) != KVF_OK) {
+        return false;
+    }
+    memcpy(staged->addr.space, identity->digest, sizeof staged->addr.space);
+    kvfi_card_key(&staged->addr.key, identity->digest);
+    staged->flags = KVFI_FLAG_CARD;
+    staged->tiers = kvfi_store_all_tiers(space->store);
+    memcpy(kvfi_staged_payload(staged), identity->text, identity->text_len);
+    kvfi_backlog_commit(&space->store->backlog, staged);
+    return true;
+}
+
+void kvfi_space_card(kvf_space *space) {
+    int64_t now = kvfi_sys->now_us();
+    int64_t due = atomic_load_explicit(&space->card_due_us, memory_order_relaxed);
+    if (now < due || !atomic_compare_exchange_strong(&space->card_due_us, &due, now + CARD_AGAIN_US)) {
+        return;
+    }
+    if (!stage_card(space)) {
+        atomic_store(&space->card_due_us, now + CARD_RETRY_US);
+    }
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Token ids to block keys: a chain of hashes, so that a key names the whole prefix up to the end of its block.
+ */
+#include "record/space.h"
+
+static const char chain_label[] = "kvf1 chain"; /* without its NUL */
+static const char key_label[] = "kvf1 key";
+
+static void add_tokens(kvfi_sha *sha, const uint32_t *tokens, size_t num) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    kvfi_sha_add(sha, tokens, 4 * num);
+#else
+    for (size_t i = 0; i < num; i++) {
+        uint8_t bytes[4];
+        kvfi_put32(bytes, tokens[i]);
+        kvfi_sha_add(sha, bytes, 4);
+    }
+#endif
+}
+
+size_t kvfi_chain(const kvfi_identity *identity, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens) {
+    size_t step = identity->block_tokens;
+    size_t num = num_tokens / step;
+    num = num < cap ? num : cap;
+    uint8_t link[32];
+    kvfi_sha sha;
+    kvfi_sha_init(&sha, &identity->secret);
+    kvfi_sha_add(&sha, chain_label, sizeof chain_label - 1);
+    kvfi_sha_add(&sha, identity->digest, 32);
+    kvfi_sha_end(&sha, link);
+    for (size_t i = 0; i < num; i++) {
+        kvfi_sha_init(&sha, &identity->secret);
+        kvfi_sha_add(&sha, link, 32);
+        add_tokens(&sha, tokens + i * step, step);
+        kvfi_sha_end(&sha, link);
+        memcpy(out[i].bytes, link, 32);
+    }
+    return num;
+}
+
+void kvfi_key_of(const kvfi_identity *identity, kvf_key *out, const void *engine_hash, size_t len) {
+    kvfi_sha sha;
+    kvfi_sha_init(&sha, &identity->secret);
+    kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
+    kvfi_sha_add(&sha, identity->digest, 32);
+    kvfi_sha_add(&sha, engine_hash, len);
+    kvfi_sha_end(&sha, out->bytes);
+}

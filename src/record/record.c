@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The record's header, and the checks that stand between bytes from a store and a hit. docs/record-format.md has the layout.
+ */
+#include "record/record.h"
+
+/* Offsets in the header. They are the format: never change one, only add a version. */
+enum {
+    AT_MAGIC = 0,
+    AT_HEADER_BYTES = 4,
+    AT_FLAGS = 6,
+    AT_CODEC = 8,
+    AT_SPACE = 12,
+    AT_KEY = 44,
+    AT_FIRST_TOKEN = 76,
+    AT_NUM_TOKENS = 80,
+    AT_PAYLOAD_BYTES = 84,
+    AT_RAW_BYTES = 92,
+    AT_CHECKSUM = 100,
+    AT_STORED = 116,
+    AT_CHECK = 124
+};
+_Static_assert(AT_CHECK + 4 == KVFI_HEADER_BYTES, "the header's own check ends it");
+
+static const uint8_t magic[4] = {'K', 'V', 'F', '1'};
+
+static void put16(uint8_t *p, uint16_t v) {
+    p[0] = (uint8_t)v;
+    p[1] = (uint8_t)(v >> 8);
+}
+
+static uint16_t get16(const uint8_t *p) {
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *header) {
+    memcpy(out + AT_MAGIC, magic, sizeof magic);
+    put16(out + AT_HEADER_BYTES, KVFI_HEADER_BYTES);
+    put16(out + AT_FLAGS, header->flags);
+    kvfi_put32(out + AT_CODEC, header->codec);
+    memcpy(out + AT_SPACE, header->addr.space, 32);
+    memcpy(out + AT_KEY, header->addr.key.bytes, 32);
+    kvfi_put32(out + AT_FIRST_TOKEN, header->first_token);
+    kvfi_put32(out + AT_NUM_TOKENS, header->num_tokens);
+    kvfi_put64(out + AT_PAYLOAD_BYTES, header->payload_bytes);
+    kvfi_put64(out + AT_RAW_BYTES, header->raw_bytes);
+    memcpy(out + AT_CHECKSUM, header->checksum, 16);
+    kvfi_put64(out + AT_STORED, (uint64_t)header->stored_s);
+    kvfi_put32(out + AT_CHECK, kvfi_xxh32(out, AT_CHECK));
+}
+
+/* The limits of version 1. A header with a valid check that breaks one was written by something that is not version 1. */
+static bool within_limits(const kvfi_header *header) {
+    return header->num_tokens <= KVFI_MAX_TOKENS && header->first_token <= UINT32_MAX - header->num_tokens &&
+           header->payload_bytes <= KVF_MAX_PAYLOAD_BYTES && header->raw_bytes == header->payload_bytes;
+}
+
+kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYTES]) {
+    if (memcmp(in + AT_MAGIC, magic, sizeof magic) != 0 || get16(in + AT_HEADER_BYTES) != KVFI_HEADER_BYTES) {
+        return KVF_WHY_VERSION;
+    }
+    if (kvfi_get32(in + AT_CHECK) != kvfi_xxh32(in, AT_CHECK)) {
+        return KVF_WHY_CHECKSUM;
+    }
+    kvfi_header header = {
+        .flags = get16(in + AT_FLAGS),
+        .codec = kvfi_get32(in + AT_CODEC),
+        .first_token = kvfi_get32(in + AT_FIRST_TOKEN),
+        .num_tokens = kvfi_get32(in + AT_NUM_TOKENS),
+        .payload_bytes = kvfi_get64(in + AT_PAYLOAD_BYTES),
+        .raw_bytes = kvfi_get64(in + AT_RAW_BYTES),
+        .stored_s = (int64_t)kvfi_get64(in + AT_STORED),
+    };
+    memcpy(header.addr.space, in + AT_SPACE, 32);
+    memcpy(header.addr.key.bytes, in + AT_KEY, 32);
+    memcpy(header.checksum, in + AT_CHECKSUM, 16);
+    if ((header.flags & ~KVFI_FLAG_CARD) != 0 || header.codec != 0 || !within_limits(&header)) {
+        return KVF_WHY_VERSION;
+    }
+    *out = header;
+    return KVF_WHY_NONE;
+}
+
+/* ---- tokens: 32 bits each, little-endian. Where memory is little-endian already, they are copied and compared as they are. */
+static void put_tokens(uint8_t *out, const uint32_t *tokens, uint32_t num) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (num > 0) {
+        memcpy(out, tokens, 4 * (size_t)num);
+    }
+#else
+    for (uint32_t i = 0; i < num; i++) {
+        kvfi_put32(out + 4 * (size_t)i, tokens[i]);
+    }
+#endif
+}
+
+static bool same_tokens(const uint8_t *stored, const uint32_t *tokens, uint32_t num) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return num == 0 || memcmp(stored, tokens, 4 * (size_t)num) == 0;
+#else
+    for (uint32_t i = 0; i < num; i++) {
+        if (kvfi_get32(stored + 4 * (size_t)i) != tokens[i]) {
+            return false;
+        }
+    }
+    return true;
+#endif
+}
+
+/* XXH3-128 of everything behind the header: the tokens, then the payload. */
+static void body_checksum(uint8_t out[16], const uint8_t *tokens, uint32_t num_tokens, const struct iovec *payload,
+                          size_t num_iov) {
+    if (num_tokens == 0) {
+        kvfi_xxh3_iov(out, payload, num_iov);
+    } else {
+        kvfi_xxh3_body(out, tokens, 4 * (size_t)num_tokens, payload, num_iov);
+    }
+}
+
+void kvfi_record_seal(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, const struct iovec *payload,
+                      size_t num_iov, uint16_t flags, int64_t stored_s) {
+    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
+    put_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens);
+    size_t payload_bytes = kvfi_iov_bytes(payload, num_iov);
+    kvfi_header header = {
+        .flags = flags,
+        .addr = *addr,
+        .first_token = block->first_token,
+        .num_tokens = num_tokens,
+        .payload_bytes = payload_bytes,
+        .raw_bytes = payload_bytes,
+        .stored_s = stored_s,
+    };
+    body_checksum(header.checksum, head + KVFI_HEADER_BYTES, num_tokens, payload, num_iov);
+    kvfi_header_encode(head, &header);
+}
+
+/* Does the header name the block that was asked for? The tokens behind it come next. */
+static kvf_reason header_matches(const kvfi_header *header, const kvfi_addr *addr, uint32_t num_tokens,
+                                 uint32_t first_token) {
+    if (memcmp(header->addr.space, addr->space, 32) != 0 || memcmp(header->addr.key.bytes, addr->key.bytes, 32) != 0) {
+        return KVF_WHY_OTHER_SPACE;
+    }
+    if (header->num_tokens != num_tokens || header->first_token != first_token) {
+        return KVF_WHY_OTHER_TOKENS;
+    }
+    return KVF_WHY_NONE;
+}
+
+kvf_reason kvfi_record_check(const uint8_t *head, const kvfi_addr *addr, const kvf_block *block,
+                             const struct iovec *payload, size_t num_iov) {
+    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
+    kvfi_header header;
+    kvf_reason why = kvfi_header_decode(&header, head);
+    if (why == KVF_WHY_NONE) {
+        why = header_matches(&header, addr, num_tokens, block->first_token);
+    }
+    if (why != KVF_WHY_NONE) {
+        return why;
+    }
+    if (!same_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens)) {
+        return KVF_WHY_OTHER_TOKENS;
+    }
+    if (kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
+        return KVF_WHY_TRUNCATED;
+    }
+    uint8_t checksum[16];
+    body_checksum(checksum, head + KVFI_HEADER_BYTES, num_tokens, payload, num_iov);
+    return memcmp(checksum, header.checksum, 16) == 0 ? KVF_WHY_NONE : KVF_WHY_CHECKSUM;
+}
+
+kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload,
+                             const void *value, size_t len) {
+    const uint8_t *bytes = value;
+    if (len < KVFI_HEADER_BYTES) {
+        /* The beginning tells a torn record from something that never was one. */
+        bool begins = len >= sizeof magic && memcmp(bytes, magic, sizeof magic) == 0;
+        return begins ? KVF_WHY_TRUNCATED : KVF_WHY_VERSION;
+    }
+    kvfi_header header;
+    kvf_reason why = kvfi_header_decode(&header, bytes);
+    if (why != KVF_WHY_NONE) {
+        return why;
+    }
+    /* No overflow: both are bounded by the header's limits. */
+    uint64_t body_bytes = 4 * (uint64_t)header.num_tokens + header.payload_bytes;
+    if (len - KVFI_HEADER_BYTES != body_bytes) {
+        return KVF_WHY_TRUNCATED;
+    }
+    struct iovec body = {(void *)(uintptr_t)(bytes + KVFI_HEADER_BYTES), (size_t)body_bytes};
+    uint8_t checksum[16];
+    kvfi_xxh3_iov(checksum, &body, 1);
+    if (memcmp(checksum, header.checksum, 16) != 0) {
+        return KVF_WHY_CHECKSUM;
+    }
+    *out = header;
+    *out_tokens = bytes + KVFI_HEADER_BYTES;
+    *out_payload = bytes + KVFI_HEAD_BYTES(header.num_tokens);
+    return KVF_WHY_NONE;
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvferry/admin.h"
+
+#include "store/store.h"
+
+#define DEFAULT_STEP_MS 5000u
+
+static kvf_status not_ours(kvf_error *err) {
+    return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
+}
+
+/* ---- walk ---- */
+
+typedef struct walk {
+    kvf_visit_fn visit;
+    void        *ctx;
+    uint32_t     tier;
+    bool         whole;
+    bool         stopped;
+} walk;
+
+/* What the header, or the whole value, says about a record; `damage` when it says nothing good. */
+static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
+    kvfi_header header;
+    const uint8_t *tokens = NULL, *payload = NULL;
+    if (whole) {
+        entry->damage = kvfi_record_parse(&header, &tokens, &payload, sight->head, sight->head_len);
+    } else if (sight->head_len < KVFI_HEADER_BYTES) {
+        entry->damage = KVF_WHY_TRUNCATED;
+    } else {
+        entry->damage = kvfi_header_decode(&header, sight->head);
+        if (entry->damage == KVF_WHY_NONE &&
+            sight->stored_bytes != KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes) {
+            entry->damage = KVF_WHY_TRUNCATED;
+        }
+    }
+    if (entry->damage != KVF_WHY_NONE) {
+        return;
+    }
+    bool misplaced = sight->addr != NULL && (memcmp(&sight->addr->key, &header.addr.key, sizeof(kvf_key)) != 0 ||
+                                             memcmp(sight->addr->space, header.addr.space, 8) != 0);
+    if (misplaced) {
+        entry->damage = KVF_WHY_OTHER_SPACE;
+        return;
+    }
+    entry->kind = (header.flags & KVFI_FLAG_CARD) != 0 ? KVF_ENTRY_SPACE_CARD : KVF_ENTRY_BLOCK;
+    memcpy(entry->space, header.addr.space, sizeof entry->space);
+    entry->key = header.addr.key;
+    entry->payload_bytes = header.payload_bytes;
+    entry->first_token = header.first_token;
+    entry->num_tokens = header.num_tokens;
+    entry->stored_s = header.stored_s;
+    entry->tokens = header.num_tokens > 0 ? (const uint32_t *)(const void *)tokens : NULL;
+    entry->payload = payload;
+}
+
+static int see(void *ctx, const kvfi_sight *sight) {
+    walk *w = ctx;
+    kvf_entry entry = {.kind = sight->kind,
+                       .tier = w->tier,
+                       .name = sight->name,
+                       .stored_bytes = sight->stored_bytes,
+                       .stored_s = sight->stored_s,
+                       .ttl_ms = sight->ttl_ms};
+    if (sight->addr != NULL) {
+        memcpy(entry.space, sight->addr->space, 8);
+        entry.key = sight->addr->key;
+    }
+    if (sight->kind == KVF_ENTRY_BLOCK || sight->kind == KVF_ENTRY_SPACE_CARD) {
+        read_record(&entry, sight, w->whole);
+    }
+    w->stopped = w->visit(w->ctx, &entry) != 0;
+    return w->stopped;
+}
+
+static kvf_walk_options options_of(const kvf_walk_options *options) {
+    kvf_walk_options own = {.struct_size = sizeof own};
+    if (options != NULL) {
+        memcpy(&own, options, options->struct_size < sizeof own ? options->struct_size : sizeof own);
+    }
+    if (own.budget_ms == 0) {
+        own.budget_ms = DEFAULT_STEP_MS;
+    }
+    return own;
+}
+
+kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
+    kvf_walk_options own = options_of(options);
+    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0};
+    if (!kvfi_store_is_ours(store)) {
+        return not_ours(err);
+    }
+    for (; w.tier < store->num_tiers && !w.stopped; w.tier++) {
+        kvfi_tier *tier = store->tiers[w.tier];
+        KVFI_TRY(tier->ops->walk(tier, err, own.space, w.whole, see, &w, own.budget_ms));
+    }
+    return KVF_OK;
+}
+
+/* ---- remove ---- */
+
+kvf_status kvf_clear(kvf_store *store, uint64_t *out_removed, kvf_error *err, const uint8_t *space) {
+    *out_removed = 0;
+    if (!kvfi_store_is_ours(store)) {
+        return not_ours(err);
+    }
+    kvfi_known_clear(&store->known);
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        uint64_t removed = 0;
+        kvf_status status = store->tiers[i]->ops->clear(store->tiers[i], &removed, err, space, DEFAULT_STEP_MS);
+        *out_removed += removed;
+        KVFI_TRY(status);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_remove(kvf_store *store, kvf_error *err, const uint8_t space[32], const kvf_key *key) {
+    kvfi_addr addr = {.key = *key};
+    kvf_status result = KVF_MISS;
+    memcpy(addr.space, space, sizeof addr.space);
+    if (!kvfi_store_is_ours(store)) {
+        return not_ours(err);
+    }
+    kvfi_known_forget(&store->known, key);
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        kvf_status status =
+            store->tiers[i]->ops->remove(store->tiers[i], err, &addr, kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000));
+        if (status == KVF_OK) {
+            result = KVF_OK;
+        } else if (status != KVF_MISS) {
+            return status;
+        }
+    }
+    return result;
+}
+
+/* ---- describe ---- */
+
+static kvf_reason check_card(kvfi_item *item) {
+    kvf_block block = {0};
+    return kvfi_record_check(item->iov[0].iov_base, &item->addr, &block, item->iov + 1, item->num_iov - 1);
+}
+
+static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, char *text, size_t len) {
+    uint8_t head[KVFI_HEADER_BYTES];
+    struct iovec iov[2] = {{head, sizeof head}, {text, len}};
+    kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 2, .bytes = sizeof head + len, .status = KVF_AGAIN};
+    kvfi_feed feed = {.items = &item,
+                      .num = 1,
+                      .limit = 1,
+                      .deadline_us = kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000),
+                      .check = check_card};
+    tier->ops->get(tier, &feed);
+    return item.status == KVF_OK;
+}
+
+static char *read_card(kvfi_tier *tier, const kvfi_addr *addr) {
+    kvfi_peek peek;
+    kvfi_header header;
+    uint64_t round_trips = 0;
+    tier->ops->peek(tier, addr, 1, &peek, &round_trips, kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000));
+    if (peek.why != KVF_WHY_NONE || kvfi_header_decode(&header, peek.header) != KVF_WHY_NONE ||
+        header.payload_bytes > (1u << 20) || header.num_tokens != 0) {
+        return NULL;
+    }
+    size_t len = (size_t)header.payload_bytes;
+    char *text = kvfi_alloc_zero(1, len + 1);
+    if (text != NULL && !get_card(tier, addr, text, len)) {
+        kvfi_free(text);
+        text = NULL;
+    }
+    return text;
+}
+
+kvf_status kvf_space_describe(kvf_store *store, char **out, kvf_error *err, const uint8_t space[32]) {
+    kvfi_addr addr;
+    memcpy(addr.space, space, sizeof addr.space);
+    kvfi_card_key(&addr.key, space);
+    if (!kvfi_store_is_ours(store)) {
+        return not_ours(err);
+    }
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        *out = read_card(store->tiers[i], &addr);
+        if (*out != NULL) {
+            return KVF_OK;
+        }
+    }
+    return kvfi_fail(err, KVF_MISS, "no card of this space is stored: its fields are not known");
+}
+
+void kvf_free(void *memory) {
+    kvfi_free(memory);
+}
+
+/* ---- doctor and info ---- */
+
+typedef struct examination {
+    kvf_finding_fn found;
+    void          *ctx;
+    uint32_t       tier;
+} examination;
+
+static void with_tier(void *ctx, const kvf_finding *finding) {
+    const examination *exam = ctx;
+    kvf_finding own = *finding;
+    own.tier = exam->tier;
+    exam->found(exam->ctx, &own);
+}
+
+kvf_status kvf_doctor(kvf_store *store, kvf_error *err, kvf_finding_fn found, void *ctx) {
+    examination exam = {.found = found, .ctx = ctx};
+    if (!kvfi_store_is_ours(store)) {
+        return not_ours(err);
+    }
+    for (; exam.tier < store->num_tiers; exam.tier++) {
+        store->tiers[exam.tier]->ops->doctor(store->tiers[exam.tier], with_tier, &exam);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_tier_info_get(kvf_store *store, kvf_tier_info *out, uint32_t tier) {
+    if (tier >= store->num_tiers || !kvfi_store_is_ours(store)) {
+        return KVF_LIMIT;
+    }
+    kvf_tier_info info = {.struct_size = out->struct_size, .num_records = -1, .used_bytes = -1, .max_bytes = -1};
+    memcpy(info.url, store->tiers[tier]->url->text, sizeof info.url);
+    store->tiers[tier]->ops->info(store->tiers[tier], &info);
+    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    return KVF_OK;
+}

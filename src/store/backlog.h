@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Write-behind: values that wait to be written, in memory of a bounded size. What does not fit is shed at once, so that the
+ * engine never waits for a store. Buffers are kept and used again, since fresh memory is dear (a page fault for every 4 KiB).
+ *
+ * A value is staged in one piece: room for the head, then the payload on a page boundary:
+ *
+ *   data                      head (its end is fixed)   payload
+ *   |........ head_room ........................|.......................|
+ */
+#ifndef KVFI_BACKLOG_H
+#define KVFI_BACKLOG_H
+
+#include "store/pool.h"
+#include "store/tier.h"
+
+#define KVFI_MAX_WRITERS 16u
+
+struct kvf_store;
+
+typedef struct kvfi_staged {
+    struct kvfi_staged *next;
+    uint8_t            *data;
+    size_t              capacity;
+    size_t              head_room;     /* KVFI_HEAD_BYTES of the longest head, rounded up to a page */
+    size_t              payload_bytes; /* capacity - head_room at first; what is used of it once queued */
+    kvfi_addr           addr;
+    uint32_t            first_token, num_tokens;
+    uint16_t            flags;  /* KVFI_FLAG_... */
+    uint8_t             tiers;  /* bit t: to be written to tier t */
+    bool                sealed; /* head and payload are a whole record already (a promotion) */
+} kvfi_staged;
+
+typedef struct kvfi_writer {
+    kvfi_job             job;
+    struct kvfi_backlog *backlog;
+    kvfi_feed           *active; /* what it is at, so that close can cut it short */
+    bool                 busy;
+} kvfi_writer;
+
+typedef struct kvfi_backlog {
+    struct kvf_store *store;
+    pthread_mutex_t   lock;
+    pthread_cond_t    idle;                  /* a value was written, or a writer ended */
+    kvfi_staged      *first, *last;          /* to be written, in order */
+    kvfi_staged      *free_list;             /* buffers without a value */
+    size_t            bound, held, free_bytes; /* bytes: allowed, of all buffers, of those in free_list */
+    size_t            num_pending;           /* values queued or being written */
+    size_t            pending_bytes, peak_bytes;
+    unsigned          max_writers, num_writers;
+    bool              closing;
+    kvfi_writer       writers[KVFI_MAX_WRITERS];
+} kvfi_backlog;
+
+bool kvfi_backlog_init(kvfi_backlog *, struct kvf_store *, size_t bound, unsigned max_writers);
+/* Cuts short what is being written, drops what is queued, waits for the writers (their items have deadlines). */
+void kvfi_backlog_cleanup(kvfi_backlog *);
+
+/* A buffer for a payload of that size, or KVF_AGAIN (no room within the bound), KVF_NOMEM, KVF_CLOSED. */
+kvf_status kvfi_backlog_reserve(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens);
+void kvfi_backlog_abandon(kvfi_backlog *, kvfi_staged *);
+/* Queues it. Takes the buffer over in any case. */
+void kvfi_backlog_commit(kvfi_backlog *, kvfi_staged *);
+/* Waits until nothing is pending; false when the deadline came first. */
+bool kvfi_backlog_flush(kvfi_backlog *, int64_t deadline_us);
+
+static inline uint8_t *kvfi_staged_payload(const kvfi_staged *staged) {
+    return staged->data + staged->head_room;
+}
+static inline uint8_t *kvfi_staged_head(const kvfi_staged *staged) {
+    return staged->data + staged->head_room - KVFI_HEAD_BYTES(staged->num_tokens);
+}
+
+#endif

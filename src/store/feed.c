@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/tier.h"
+
+kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
+    if (kvfi_sys->now_us() >= feed->deadline_us ||
+        (feed->cancelled != NULL && atomic_load_explicit(feed->cancelled, memory_order_relaxed))) {
+        return NULL;
+    }
+    /* `next` may run past the end by as many as there are threads; that costs nothing. */
+    size_t index = atomic_fetch_add_explicit(&feed->next, 1, memory_order_relaxed);
+    if (index >= feed->num || index >= atomic_load_explicit(&feed->limit, memory_order_relaxed)) {
+        return NULL;
+    }
+    kvfi_item *item = &feed->items[index];
+    if (feed->prepare != NULL) {
+        feed->prepare(item);
+    }
+    return item;
+}
+
+static void lower_limit(kvfi_feed *feed, size_t index) {
+    size_t limit = atomic_load_explicit(&feed->limit, memory_order_relaxed);
+    while (index < limit &&
+           !atomic_compare_exchange_weak_explicit(&feed->limit, &limit, index, memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+void kvfi_feed_done(kvfi_feed *feed, kvfi_item *item, kvf_status status, kvf_reason why) {
+    if (status == KVF_OK && feed->check != NULL) {
+        why = feed->check(item);
+        status = why == KVF_WHY_NONE ? KVF_OK : KVF_MISS;
+    }
+    item->status = status;
+    item->why = why;
+    if (status != KVF_OK && feed->prefix) {
+        lower_limit(feed, (size_t)(item - feed->items));
+    }
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What this process knows to be in the store: so that it is not exported, hashed and sent again. A bounded hint, never the truth: a
+ * forgotten key is stored once more, a key that was evicted meanwhile is found out by the next match and forgotten.
+ */
+#ifndef KVFI_KNOWN_H
+#define KVFI_KNOWN_H
+
+#include <pthread.h>
+
+#include "record/record.h"
+
+#define KVFI_KNOWN_WAYS 4u
+#define KVFI_KNOWN_SETS 8192u /* 32,768 keys, 512 KiB */
+#define KVFI_KNOWN_FOR_S 600  /* then ask again: the TTL may have run out */
+
+typedef struct kvfi_known_entry {
+    uint64_t tag; /* of a SHA-256, so two keys that share one are not to be met */
+    uint32_t at_s;
+    uint8_t  tiers; /* bit t: tier t has it */
+} kvfi_known_entry;
+
+typedef struct kvfi_known {
+    pthread_mutex_t   lock;
+    kvfi_known_entry *entries; /* allocated at open; KVFI_KNOWN_SETS * KVFI_KNOWN_WAYS */
+} kvfi_known;
+
+bool kvfi_known_init(kvfi_known *);
+void kvfi_known_cleanup(kvfi_known *);
+void kvfi_known_add(kvfi_known *, const kvf_key *, uint8_t tiers);
+void kvfi_known_forget(kvfi_known *, const kvf_key *);
+void kvfi_known_clear(kvfi_known *);
+/* The tiers that were seen to have it, as bits; 0 = not known. */
+uint8_t kvfi_known_tiers(kvfi_known *, const kvf_key *);
+
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/store.h"
+
+#include "kvferry/store.h"
+
+#define LOOKUP_THREADS 2u
+#define DEFAULT_DRAIN_MS 5000u
+#define DEFAULT_BACKLOG_BYTES ((size_t)256 << 20)
+
+/* ---- open and close ---- */
+
+typedef kvf_status (*open_fn)(kvfi_tier **, kvf_error *, kvfi_url *);
+
+static const struct {
+    const char *scheme;
+    open_fn     open;
+} KINDS[] = {
+    {"mem", kvfi_mem_open},
+    {"file", kvfi_file_open},
+    {"redis", kvfi_redis_open},
+    {"redis+unix", kvfi_redis_open},
+};
+
+static open_fn kind_of(const char *scheme) {
+    for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++) {
+        if (strcmp(KINDS[i].scheme, scheme) == 0) {
+            return KINDS[i].open;
+        }
+    }
+    return NULL;
+}
+
+static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
+    kvfi_url *url = NULL;
+    KVFI_TRY(kvfi_url_parse(&url, err, text));
+    open_fn open = kind_of(url->scheme);
+    if (open == NULL) {
+        kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis: or redis+unix:",
+                                      url->scheme);
+        kvfi_url_free(url);
+        return status;
+    }
+    return open(out, err, url);
+}
+
+static kvf_status open_tiers(kvf_store *store, kvf_error *err, const char *const *urls, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        KVFI_TRY(open_tier(&store->tiers[i], err, urls[i]));
+        store->num_tiers++;
+    }
+    return KVF_OK;
+}
+
+static uint32_t sum_threads(const kvf_store *store, bool put) {
+    uint32_t sum = 0;
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        sum += put ? store->tiers[i]->put_threads : store->tiers[i]->get_threads;
+    }
+    return sum;
+}
+
+static uint32_t or_default(uint32_t value, uint32_t fallback) {
+    return value != 0 ? value : fallback;
+}
+
+/* Options of an older caller are shorter: what it does not know is zero. */
+static kvf_options options_of(const kvf_options *options) {
+    kvf_options own = {.struct_size = sizeof own};
+    if (options != NULL) {
+        size_t size = options->struct_size < sizeof own ? options->struct_size : sizeof own;
+        memcpy(&own, options, size);
+    }
+    return own;
+}
+
+static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *options) {
+    uint32_t writers = or_default(options->store_threads, sum_threads(store, true));
+    store->drain_ms = or_default(options->drain_ms, DEFAULT_DRAIN_MS);
+    store->lookup_pool = kvfi_pool_new(LOOKUP_THREADS);
+    store->load_pool = kvfi_pool_new(or_default(options->load_threads, sum_threads(store, false)));
+    store->store_pool = kvfi_pool_new(writers);
+    size_t bound = options->backlog_bytes != 0 ? options->backlog_bytes : DEFAULT_BACKLOG_BYTES;
+    if (store->lookup_pool == NULL || store->load_pool == NULL || store->store_pool == NULL || !kvfi_known_init(&store->known) ||
+        !kvfi_backlog_init(&store->backlog, store, bound, writers)) {
+        return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls, const kvf_options *options) {
+    if (num_urls == 0 || num_urls > KVFI_MAX_TIERS) {
+        return kvfi_fail(err, KVF_CONFIG, "a store has 1 to %u tiers, not %zu", KVFI_MAX_TIERS, num_urls);
+    }
+    kvf_options own = options_of(options);
+    kvf_store *store = kvfi_alloc_zero(1, sizeof *store);
+    if (store == NULL) {
+        return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
+    }
+    store->pid = getpid();
+    kvf_status status = open_tiers(store, err, urls, num_urls);
+    if (status == KVF_OK) {
+        status = start(store, err, &own);
+    }
+    if (status != KVF_OK) {
+        kvf_store_close(store);
+        return status;
+    }
+    *out = store;
+    return KVF_OK;
+}
+
+bool kvfi_store_is_ours(const kvf_store *store) {
+    return store->pid == getpid();
+}
+
+void kvf_store_close(kvf_store *store) {
+    if (store == NULL) {
+        return;
+    }
+    if (!kvfi_store_is_ours(store)) {
+        return; /* the parent's threads are not here: there is nothing that could be waited for */
+    }
+    if (store->backlog.store != NULL) {
+        (void)kvfi_backlog_flush(&store->backlog, kvfi_deadline((int64_t)store->drain_ms * 1000));
+        kvfi_backlog_cleanup(&store->backlog);
+    }
+    kvfi_pool_free(store->lookup_pool);
+    kvfi_pool_free(store->load_pool);
+    kvfi_pool_free(store->store_pool);
+    kvfi_known_cleanup(&store->known);
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        store->tiers[i]->ops->close(store->tiers[i]);
+    }
+    kvfi_free(store);
+}
+
+kvf_status kvf_store_flush(kvf_store *store, uint32_t budget_ms) {
+    if (!kvfi_store_is_ours(store)) {
+        return KVF_CLOSED;
+    }
+    return kvfi_backlog_flush(&store->backlog, kvfi_deadline((int64_t)budget_ms * 1000)) ? KVF_OK : KVF_AGAIN;
+}
+
+/* ---- what is known ---- */
+
+bool kvfi_store_knows(kvf_store *store, const kvf_key *key) {
+    uint8_t tiers = kvfi_known_tiers(&store->known, key);
+    bool lasting = false;
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        if (!store->tiers[i]->volatile_) {
+            lasting = true;
+            if ((tiers >> i & 1) != 0) {
+                return true;
+            }
+        }
+    }
+    return !lasting && tiers != 0;
+}
+
+/* ---- one feed over the threads of one tier ---- */
+
+typedef struct run {
+    kvfi_tier *tier;
+    kvfi_feed *feed;
+    void (*op)(kvfi_tier *, kvfi_feed *);
+} run;
+
+static void run_op(void *arg) {
+    run *r = arg;
+    r->op(r->tier, r->feed);
+}
+
+static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put) {
+    run r = {.tier = tier, .feed = feed, .op = put ? tier->ops->put : tier->ops->get};
+    feed->next = 0;
+    feed->limit = feed->num;
+    size_t threads = put ? tier->put_threads : tier->get_threads;
+    if (threads > feed->num) {
+        threads = feed->num;
+    }
+    kvfi_pool_share(pool, run_op, &r, threads > 0 ? (unsigned)threads - 1 : 0);
+}
+
+/* ---- get ---- */
+
+
+void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
+    uint8_t faster = (uint8_t)((1u << from) - 1);
+    size_t head = item->iov[0].iov_len;
+    kvfi_staged *staged = NULL;
+    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head, KVFI_MAX_TOKENS) != KVF_OK) {
+        return;
+    }
+    staged->addr = item->addr;
+    staged->tiers = faster;
+    staged->sealed = true;
+    staged->num_tokens = (uint32_t)((head - KVFI_HEADER_BYTES) / 4);
+    memcpy(kvfi_staged_head(staged), item->iov[0].iov_base, head);
+    uint8_t *to = kvfi_staged_payload(staged);
+    for (size_t i = 1; i < item->num_iov; i++) {
+        memcpy(to, item->iov[i].iov_base, item->iov[i].iov_len);
+        to += item->iov[i].iov_len;
+    }
+    kvfi_backlog_commit(&store->backlog, staged);
+}
+
+static void note_got(kvf_store *store, const kvfi_item *item, size_t tier) {
+    if (item->status == KVF_OK) {
+        kvfi_known_add(&store->known, &item->addr.key, (uint8_t)(1u << tier));
+        if (tier > 0) {
+            kvfi_store_promote(store, item, tier);
+        }
+    }
+}
+
+/* The only tier, or the first when every item may be there: no copies of items. */
+static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
+    run_feed(store->load_pool, store->tiers[tier], feed, false);
+    for (size_t i = 0; i < feed->num; i++) {
+        note_got(store, &feed->items[i], tier);
+    }
+}
+
+/* The items that are still missing and that this tier may have, as a feed of their own. */
+static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
+    kvfi_item *subset = kvfi_alloc_zero(all->num, sizeof *subset + sizeof(size_t));
+    if (subset == NULL) {
+        return;
+    }
+    size_t *from = (size_t *)(void *)(subset + all->num);
+    bool last = tier + 1 == store->num_tiers;
+    size_t num = 0;
+    for (size_t i = 0; i < all->num; i++) {
+        uint8_t tiers = kvfi_known_tiers(&store->known, &all->items[i].addr.key);
+        bool elsewhere = tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0; /* only slower tiers are known to have it */
+        if (all->items[i].status != KVF_OK && (last || !elsewhere)) {
+            from[num] = i;
+            subset[num++] = all->items[i];
+        }
+    }
+    kvfi_feed feed = *all;
+    feed.items = subset;
+    feed.num = num;
+    feed.prefix = all->prefix && last;
+    if (num > 0) {
+        run_feed(store->load_pool, store->tiers[tier], &feed, false);
+    }
+    for (size_t i = 0; i < num; i++) {
+        all->items[from[i]].status = subset[i].status;
+        all->items[from[i]].why = subset[i].why;
+        note_got(store, &subset[i], tier);
+    }
+    kvfi_free(subset);
+}
+
+void kvfi_store_get(kvf_store *store, kvfi_feed *feed) {
+    if (store->num_tiers == 1) {
+        get_all(store, 0, feed);
+        return;
+    }
+    for (size_t tier = 0; tier < store->num_tiers; tier++) {
+        get_missing(store, tier, feed);
+    }
+}
+
+/* ---- put ---- */
+
+void kvfi_put_note(kvfi_put_outcome *outcome, const kvfi_item *item, size_t tier) {
+    if (item->status == KVF_OK) {
+        outcome->tiers |= (uint8_t)(1u << tier);
+    } else if (outcome->status == KVF_OK) {
+        outcome->status = KVF_MISS;
+        outcome->why = item->status == KVF_AGAIN ? KVF_WHY_BUDGET : item->why;
+    }
+}
+
+void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_put_outcome *outcome, uint8_t wanted) {
+    kvfi_counters *stats = &store->stats;
+    bool promotion = wanted != kvfi_store_all_tiers(store);
+    if (outcome->tiers != 0) {
+        kvfi_known_add(&store->known, &item->addr.key, outcome->tiers);
+    }
+    if (promotion) {
+        atomic_fetch_add(&stats->promoted, outcome->status == KVF_OK);
+        return;
+    }
+    if (outcome->status == KVF_OK) {
+        atomic_fetch_add(&stats->saved, 1);
+        atomic_fetch_add(&stats->saved_bytes, item->bytes);
+    } else {
+        atomic_fetch_add(&stats->save_failures[outcome->why], 1);
+    }
+}
+
+void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcomes) {
+    for (size_t tier = 0; tier < store->num_tiers; tier++) {
+        for (size_t i = 0; i < feed->num; i++) {
+            feed->items[i].status = KVF_AGAIN;
+        }
+        run_feed(store->store_pool, store->tiers[tier], feed, true);
+        for (size_t i = 0; i < feed->num; i++) {
+            kvfi_put_note(&outcomes[i], &feed->items[i], tier);
+        }
+    }
+    for (size_t i = 0; i < feed->num; i++) {
+        feed->items[i].status = outcomes[i].status;
+        feed->items[i].why = outcomes[i].why;
+        kvfi_store_count_put(store, &feed->items[i], &outcomes[i], kvfi_store_all_tiers(store));
+    }
+}
+
+/* ---- stats ---- */
+
+void kvf_store_stats(kvf_store *store, kvf_stats *out) {
+    kvfi_counters *c = &store->stats;
+    kvf_stats stats = {
+        .struct_size = out->struct_size,
+        .num_tiers = (uint32_t)store->num_tiers,
+        .lookups = c->lookups,
+        .lookup_hits = c->lookup_hits,
+        .lookup_round_trips = c->lookup_round_trips,
+        .loads = c->loads,
+        .load_hits = c->load_hits,
+        .loaded_bytes = c->loaded_bytes,
+        .saves = c->saves,
+        .saved = c->saved,
+        .known = c->known,
+        .saved_bytes = c->saved_bytes,
+        .promoted = c->promoted,
+    };
+    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
+        stats.misses[i] = c->misses[i];
+        stats.save_failures[i] = c->save_failures[i];
+    }
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        stats.connects += store->tiers[i]->connects;
+        stats.disconnects += store->tiers[i]->disconnects;
+    }
+    pthread_mutex_lock(&store->backlog.lock);
+    stats.backlog_bytes = store->backlog.pending_bytes;
+    stats.backlog_peak_bytes = store->backlog.peak_bytes;
+    pthread_mutex_unlock(&store->backlog.lock);
+    memcpy(out, &stats, out->struct_size < sizeof stats ? out->struct_size : sizeof stats);
+}
