@@ -64,6 +64,8 @@ void kvfi_sha_add(kvfi_sha *, const void *, size_t len);
 void kvfi_sha_end(kvfi_sha *, uint8_t out[32]);
 
 void kvfi_xxh3_iov(uint8_t out[16], const struct iovec *, size_t num); /* XXH3-128, canonical (big-endian) bytes */
+/* The same over `head` followed by the iovecs. */
+void kvfi_xxh3_body(uint8_t out[16], const void *head, size_t head_len, const struct iovec *, size_t num);
 uint32_t kvfi_xxh32(const void *, size_t len);
 
 /* ---- iovecs */

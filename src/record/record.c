@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The record's header, and the checks that stand between bytes from a store and a hit. docs/record-format.md has the layout.
+ * The record's header, and the checks that stand between bytes from a store and a hit. docs/record-format.md has the
+ * layout.
  */
 #include "record/record.h"
 
@@ -49,7 +50,8 @@ void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *heade
     kvfi_put32(out + AT_CHECK, kvfi_xxh32(out, AT_CHECK));
 }
 
-/* The limits of version 1. A header with a valid check that breaks one was written by something that is not version 1. */
+/* The limits of version 1. A header with a valid check that breaks one was written by something that is not version 1.
+ */
 static bool within_limits(const kvfi_header *header) {
     return header->num_tokens <= KVFI_MAX_TOKENS && header->first_token <= UINT32_MAX - header->num_tokens &&
            header->payload_bytes <= KVF_MAX_PAYLOAD_BYTES && header->raw_bytes == header->payload_bytes;
@@ -81,11 +83,12 @@ kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYT
     return KVF_WHY_NONE;
 }
 
-/* ---- tokens: 32 bits each, little-endian. Where memory is little-endian already, they are copied and compared as they are. */
+/* ---- tokens: 32 bits each, little-endian. Where memory is little-endian already, they are copied and compared as they
+ * are. */
 static void put_tokens(uint8_t *out, const uint32_t *tokens, uint32_t num) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (num > 0) {
-        memcpy(out, tokens, 4 * (size_t)num);
+        memmove(out, tokens, 4 * (size_t)num); /* they may be in place already */
     }
 #else
     for (uint32_t i = 0; i < num; i++) {

@@ -26,8 +26,7 @@ static kvf_status check_name(kvf_error *err, const char *name, size_t len) {
     }
     for (size_t i = 0; i < len; i++) {
         if (!name_char(name[i])) {
-            return kvfi_fail(err, KVF_LIMIT,
-                             "field \"%.*s\" of a space: its name may hold only a-z 0-9 . _ -",
+            return kvfi_fail(err, KVF_LIMIT, "field \"%.*s\" of a space: its name may hold only a-z 0-9 . _ -",
                              (int)len, name);
         }
     }
@@ -43,8 +42,8 @@ static kvf_status check_value(kvf_error *err, const char *name, const char *valu
     for (size_t i = 0; i < len; i++) {
         if ((unsigned char)value[i] < 0x20 || value[i] == 0x7f) {
             return kvfi_fail(err, KVF_LIMIT,
-                             "field \"%s\" of a space has a control character at byte %zu; its value must be text", name,
-                             i);
+                             "field \"%s\" of a space has a control character at byte %zu; its value must be text",
+                             name, i);
         }
     }
     return KVF_OK;

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- errors ---- */
+
+void kvfcli_say(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("kvferry: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+int kvfcli_usage(const kvfcli_common *common, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("kvferry: ", stderr);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "; see kvferry %s --help\n", common->verb);
+    va_end(args);
+    return KVFCLI_USAGE;
+}
+
+int kvfcli_exit_of(kvf_status status) {
+    switch (status) {
+    case KVF_OK:
+        return KVFCLI_FINE;
+    case KVF_MISS:
+        return KVFCLI_FOUND;
+    case KVF_CONFIG:
+        return KVFCLI_CONFIG;
+    case KVF_LIMIT:
+    case KVF_REFUSED:
+        return KVFCLI_INPUT;
+    case KVF_AGAIN:
+    case KVF_IO:
+    case KVF_NOMEM:
+    case KVF_CLOSED:
+        return KVFCLI_IO;
+    }
+    return KVFCLI_IO;
+}
+
+int kvfcli_fail(const kvf_error *what) {
+    kvfcli_say("%s", what->what[0] != '\0' ? what->what : kvf_status_name(what->status));
+    return kvfcli_exit_of(what->status);
+}
+
+int kvfcli_finish(int code) {
+    bool lost = ferror(stdout) != 0;
+    lost = fflush(stdout) != 0 || lost;
+    if (lost && code != KVFCLI_INTERRUPTED) {
+        kvfcli_say("the output could not be written: %s", strerror(errno));
+        return KVFCLI_IO;
+    }
+    return code;
+}
+
+/* ---- options ---- */
+
+static const char *const log_names[] = {"error", "warning", "info", "debug"};
+
+static void log_to_stderr(void *ctx, kvf_log_level level, const char *message) {
+    (void)ctx;
+    fprintf(stderr, "kvferry: %s: %s\n", log_names[level], message);
+}
+
+static int add_url(kvfcli_common *common, const char *url) {
+    if (common->num_urls == KVFCLI_MAX_STORES) {
+        return kvfcli_usage(common, "more than %u stores", KVFCLI_MAX_STORES);
+    }
+    common->urls[common->num_urls++] = url;
+    return KVFCLI_FINE;
+}
+
+/* $KVFERRY_STORE: one URL, or several with blanks between them. */
+static int add_environment(kvfcli_common *common, const char *text) {
+    char *rest = NULL;
+    common->from_environment = strdup(text);
+    if (common->from_environment == NULL) {
+        kvfcli_say("no memory");
+        return KVFCLI_IO;
+    }
+    for (char *url = strtok_r(common->from_environment, " \t\n", &rest); url != NULL; url = strtok_r(NULL, " \t\n", &rest)) {
+        int code = add_url(common, url);
+        if (code != KVFCLI_FINE) {
+            return code;
+        }
+    }
+    return KVFCLI_FINE;
+}
+
+/* A path as it stands in a URL: what would end the path there, or begin an escape, is escaped. */
+static void put_path(FILE *out, const char *path) {
+    for (const char *p = path; *p != '\0'; p++) {
+        if (strchr("%?# \t\n", *p) != NULL) {
+            fprintf(out, "%%%02X", (unsigned)(unsigned char)*p);
+        } else {
+            fputc(*p, out);
+        }
+    }
+}
+
+static int add_default(kvfcli_common *common) {
+    const char *cache = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    size_t len = 0;
+    bool have_cache = cache != NULL && cache[0] == '/';
+    if (!have_cache && (home == NULL || home[0] != '/')) {
+        return kvfcli_usage(common, "neither --store nor KVFERRY_STORE, XDG_CACHE_HOME or HOME is set");
+    }
+    FILE *out = open_memstream(&common->from_environment, &len);
+    if (out == NULL) {
+        kvfcli_say("no memory");
+        return KVFCLI_IO;
+    }
+    fputs("file:", out);
+    put_path(out, have_cache ? cache : home);
+    fputs(have_cache ? "/kvferry/store" : "/.cache/kvferry/store", out);
+    if (fclose(out) != 0) {
+        kvfcli_say("no memory");
+        return KVFCLI_IO;
+    }
+    return add_url(common, common->from_environment);
+}
+
+static int complete_urls(kvfcli_common *common) {
+    const char *environment = getenv("KVFERRY_STORE");
+    if (common->num_urls == 0 && environment != NULL) {
+        int code = add_environment(common, environment);
+        if (code != KVFCLI_FINE) {
+            return code;
+        }
+    }
+    if (common->num_urls == 0) {
+        free(common->from_environment);
+        common->from_environment = NULL;
+        return add_default(common);
+    }
+    return KVFCLI_FINE;
+}
+
+static int wrong_option(const kvfcli_common *common, int opt, char **argv) {
+    const char *what = opt == ':' ? "needs a value" : "is not an option, or takes no value, or is not clear";
+    if (optopt != 0 && optopt < KVFCLI_OPT_JSON && argv[optind - 1][1] != '-') {
+        return kvfcli_usage(common, "-%c %s", optopt, what);
+    }
+    return kvfcli_usage(common, "%s %s", argv[optind - 1], what);
+}
+
+int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct option *options, const char *short_options,
+                 kvfcli_take_fn take, void *ctx) {
+    char letters[64];
+    int opt;
+    common->verb = argv[0];
+    snprintf(letters, sizeof letters, ":s:vh%s", short_options);
+    optind = 1;
+    opterr = 0;
+    while ((opt = getopt_long(argc, argv, letters, options, NULL)) != -1) {
+        int code = KVFCLI_FINE;
+        switch (opt) {
+        case 's':
+            code = add_url(common, optarg);
+            break;
+        case KVFCLI_OPT_JSON:
+            common->json = true;
+            break;
+        case 'v':
+            kvf_set_log(log_to_stderr, NULL, KVF_LOG_DEBUG);
+            break;
+        case 'h':
+            fputs(common->help, stdout);
+            return kvfcli_finish(KVFCLI_FINE);
+        case ':':
+        case '?':
+            return wrong_option(common, opt, argv);
+        default:
+            code = take(ctx, opt, optarg);
+        }
+        if (code != KVFCLI_FINE) {
+            return code;
+        }
+    }
+    int code = complete_urls(common);
+    return code == KVFCLI_FINE ? -1 : code;
+}
+
+void kvfcli_common_cleanup(kvfcli_common *common) {
+    free(common->from_environment);
+    common->from_environment = NULL;
+}
+
+/* ---- stores ---- */
+
+int kvfcli_open(kvf_store **out, const kvfcli_common *common, const kvf_options *options) {
+    kvf_error err = {.status = KVF_OK};
+    if (kvf_store_open(out, &err, common->urls, common->num_urls, options) != KVF_OK) {
+        return kvfcli_fail(&err);
+    }
+    return KVFCLI_FINE;
+}
+
+void kvfcli_tier_url(kvf_store *store, uint32_t tier, char out[256]) {
+    kvf_tier_info info = {.struct_size = sizeof info};
+    if (kvf_tier_info_get(store, &info, tier) != KVF_OK) {
+        info.url[0] = '\0';
+    }
+    memcpy(out, info.url, sizeof info.url);
+}
+
+/* The first finding of the doctor that explains why a tier can't be used. */
+typedef struct diagnosis {
+    uint32_t tier;
+    bool     found;
+    char     text[512];
+} diagnosis;
+
+static void diagnose(void *ctx, const kvf_finding *finding) {
+    diagnosis *d = ctx;
+    if (d->found || finding->tier != d->tier || finding->severity != KVF_FATAL) {
+        return;
+    }
+    d->found = true;
+    const char *mend = finding->mend != NULL ? finding->mend : "";
+    snprintf(d->text, sizeof d->text, "%s%s%s", finding->what, mend[0] != '\0' ? "; " : "", mend);
+}
+
+static int check_reachable(kvf_store *store, uint32_t tier) {
+    kvf_tier_info info = {.struct_size = sizeof info};
+    diagnosis d = {.tier = tier};
+    if (kvf_tier_info_get(store, &info, tier) != KVF_OK || info.reachable) {
+        return KVFCLI_FINE;
+    }
+    if (kvf_doctor(store, NULL, diagnose, &d) == KVF_OK && d.found) {
+        kvfcli_say("%s: %s", info.url, d.text);
+    } else {
+        kvfcli_say("%s: no answer; `kvferry doctor` tells more", info.url);
+    }
+    return KVFCLI_CONFIG;
+}
+
+int kvfcli_open_reachable(kvf_store **out, const kvfcli_common *common) {
+    int code = kvfcli_open(out, common, NULL);
+    for (uint32_t i = 0; i < common->num_urls && code == KVFCLI_FINE; i++) {
+        code = check_reachable(*out, i);
+        if (code != KVFCLI_FINE) {
+            kvf_store_close(*out);
+            *out = NULL;
+        }
+    }
+    return code;
+}
+
+/* ---- Ctrl-C ---- */
+
+static volatile sig_atomic_t interrupts;
+
+static void on_interrupt(int signal_number) {
+    (void)signal_number;
+    if (interrupts++ > 0) {
+        _exit(KVFCLI_INTERRUPTED);
+    }
+}
+
+void kvfcli_catch_interrupt(void) {
+    struct sigaction action = {.sa_handler = on_interrupt};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+bool kvfcli_interrupted(void) {
+    return interrupts > 0;
+}
+
+/* ---- verbs that work on a store ---- */
+
+static int parse_and_work(const kvfcli_verb *verb, kvfcli_common *common, void *ctx, int argc, char **argv) {
+    kvf_store *store = NULL;
+    int code = kvfcli_parse(common, argc, argv, verb->options, verb->letters, verb->take, ctx);
+    if (code >= 0) {
+        return code;
+    }
+    code = verb->check(ctx, common, argc - optind, argv + optind);
+    if (code != KVFCLI_FINE) {
+        return code;
+    }
+    code = verb->unreachable_too ? kvfcli_open(&store, common, NULL) : kvfcli_open_reachable(&store, common);
+    if (code == KVFCLI_FINE) {
+        code = verb->work(ctx, store, common);
+    }
+    kvf_store_close(store);
+    return code;
+}
+
+int kvfcli_verb_main(const kvfcli_verb *verb, void *ctx, int argc, char **argv) {
+    kvfcli_common common = {.help = verb->help};
+    kvfcli_catch_interrupt();
+    int code = parse_and_work(verb, &common, ctx, argc, argv);
+    kvfcli_common_cleanup(&common);
+    return code;
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry doctor: what is wrong with a store or its server, and what mends it.
+ */
+#include "cli.h"
+
+static const char help[] =
+    "usage: kvferry doctor [options]\n"
+    "\n"
+    "Examines every tier of a store: can it be reached, may it be written to, will its settings lose or slow down what is\n"
+    "kept there. Says for each finding what mends it, often with a command to type.\n"
+    "\n"
+    "Options:\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0 when all is fine or only notes were made; 1 when there is a warning or worse; 3 when the URL itself\n"
+    "is wrong.\n";
+
+static const char *const severity_names[] = {"fine", "note", "warning", "fatal"};
+
+typedef struct visit {
+    kvf_store   *store;
+    json_t      *findings; /* NULL = print for people */
+    kvf_severity worst;
+    uint32_t     last_tier;
+    bool         any;
+} visit;
+
+static void print_finding(visit *v, const kvf_finding *finding) {
+    if (!v->any || finding->tier != v->last_tier) {
+        char url[256];
+        kvfcli_tier_url(v->store, finding->tier, url);
+        printf("%s\n", url);
+    }
+    printf("  %-8s %s\n", severity_names[finding->severity], finding->what);
+    if (finding->mend != NULL && finding->mend[0] != '\0') {
+        printf("  %-8s mend: %s\n", "", finding->mend);
+    }
+}
+
+static void found(void *ctx, const kvf_finding *finding) {
+    visit *v = ctx;
+    if (v->findings == NULL) {
+        print_finding(v, finding);
+    } else {
+        json_array_append_new(v->findings, json_pack("{s:i, s:s, s:s, s:s, s:s?}", "tier", (int)finding->tier, "severity",
+                                                     severity_names[finding->severity], "code", finding->code, "what",
+                                                     finding->what, "mend", finding->mend));
+    }
+    v->worst = finding->severity > v->worst ? finding->severity : v->worst;
+    v->last_tier = finding->tier;
+    v->any = true;
+}
+
+static json_t *urls_json(kvf_store *store, size_t num_tiers) {
+    json_t *urls = json_array();
+    for (uint32_t tier = 0; tier < num_tiers; tier++) {
+        char url[256];
+        kvfcli_tier_url(store, tier, url);
+        json_array_append_new(urls, json_string(url));
+    }
+    return urls;
+}
+
+static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
+    (void)ctx;
+    kvf_error err = {.status = KVF_OK};
+    visit v = {.store = store, .findings = common->json ? json_array() : NULL, .worst = KVF_FINE};
+    kvf_status status = kvf_doctor(store, &err, found, &v);
+    if (status != KVF_OK) {
+        json_decref(v.findings);
+        err.status = status;
+        return kvfcli_fail(&err);
+    }
+    int code = v.worst >= KVF_WARNING ? KVFCLI_FOUND : KVFCLI_FINE;
+    if (common->json) {
+        return kvfcli_print_json(
+            json_pack("{s:o, s:s, s:o}", "tiers", urls_json(store, common->num_urls), "worst", severity_names[v.worst],
+                      "findings", v.findings),
+            code);
+    }
+    printf("%s\n", v.worst == KVF_FINE ? "all fine" : v.worst == KVF_NOTE ? "fine, with notes" : "something to mend");
+    return code;
+}
+
+static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
+    (void)ctx;
+    return argc > 0 ? kvfcli_usage(common, "doctor takes no argument, such as \"%s\"", argv[0]) : KVFCLI_FINE;
+}
+
+int kvfcli_doctor(int argc, char **argv) {
+    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {0}};
+    static const kvfcli_verb verb = {
+        .help = help, .options = options, .letters = "", .unreachable_too = true, .check = check, .work = work};
+    return kvfcli_verb_main(&verb, NULL, argc, argv);
+}

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry get: the payload of one record, verified, to a file or stdout.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "address.h"
+
+static const char help[] =
+    "usage: kvferry get KEY [--space SPACE] [-o FILE] [options]\n"
+    "       kvferry get --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [-o FILE] [options]\n"
+    "\n"
+    "Writes the payload of one record to FILE or stdout, after it was read whole and verified; nothing is written otherwise.\n"
+    "KEY is what kvferry ls SPACE prints; the first digits are enough. With fields and tokens the block is looked up and loaded\n"
+    "as an engine does it.\n"
+    "\n"
+    "Options:\n"
+    "  -o, --output FILE        where the payload goes\n"
+    "      --space SPACE        KEY is a block of this space\n" KVFCLI_ADDRESS_HELP KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0; 1 when it is not there or damaged; 5 when FILE can't be written.\n";
+
+enum { OPT_SPACE = KVFCLI_OPT_AFTER };
+
+typedef struct request {
+    kvfcli_address address;
+    const char    *key, *space; /* or by their first digits */
+    const char    *output;
+} request;
+
+/* ---- where it goes ---- */
+
+static int write_to(const char *name, FILE *out, const void *payload, size_t len) {
+    if (fwrite(payload, 1, len, out) != len || fflush(out) != 0) {
+        kvfcli_say("%s: %s", name, strerror(errno));
+        return KVFCLI_IO;
+    }
+    return KVFCLI_FINE;
+}
+
+static int write_payload(const request *r, const void *payload, size_t len) {
+    if (r->output == NULL || strcmp(r->output, "-") == 0) {
+        return write_to("stdout", stdout, payload, len);
+    }
+    FILE *out = fopen(r->output, "wb");
+    if (out == NULL) {
+        kvfcli_say("%s: %s", r->output, strerror(errno));
+        return KVFCLI_IO;
+    }
+    int code = write_to(r->output, out, payload, len);
+    if (fclose(out) != 0 && code == KVFCLI_FINE) {
+        kvfcli_say("%s: %s", r->output, strerror(errno));
+        code = KVFCLI_IO;
+    }
+    return code;
+}
+
+static int finish(const request *r, const kvfcli_common *common, const uint8_t space[32], const kvf_key *key,
+                  const void *payload, size_t len) {
+    int code = write_payload(r, payload, len);
+    if (code != KVFCLI_FINE || !common->json) {
+        return code;
+    }
+    return kvfcli_print_json(json_pack("{s:o, s:o, s:I, s:s}", "space", kvfcli_json_hex(space), "block",
+                                       kvfcli_json_hex(key->bytes), "payload_bytes", (json_int_t)len, "output",
+                                       r->output),
+                             KVFCLI_FINE);
+}
+
+/* ---- by the first digits of its key ---- */
+
+typedef struct reading {
+    const request       *request;
+    const kvfcli_common *common;
+    kvf_reason           damage;
+    bool                 found, done;
+    int                  code;
+} reading;
+
+static int take_copy(void *ctx, const kvf_entry *entry) {
+    reading *g = ctx;
+    g->found = true;
+    g->damage = entry->damage;
+    if (entry->damage != KVF_WHY_NONE) {
+        return 0; /* another tier may have a whole one */
+    }
+    g->code = finish(g->request, g->common, entry->space, &entry->key, entry->payload, (size_t)entry->payload_bytes);
+    g->done = true;
+    return 1;
+}
+
+static int get_by_digits(const request *r, kvf_store *store, const kvfcli_common *common) {
+    kvfcli_record record;
+    reading g = {.request = r, .common = common};
+    int code = kvfcli_find_record(store, &record, r->space, r->key);
+    if (code == KVFCLI_FINE) {
+        code = kvfcli_read_record(store, &record, take_copy, &g);
+    }
+    if (code != KVFCLI_FINE || g.done) {
+        return g.done ? g.code : code;
+    }
+    kvfcli_say("the block is damaged: %s", g.found ? kvf_reason_name(g.damage) : "it went away");
+    return KVFCLI_FOUND;
+}
+
+/* ---- by its fields and tokens ---- */
+
+static int miss(kvf_reason why) {
+    kvfcli_say("not there: %s", kvf_reason_name(why));
+    return KVFCLI_FOUND;
+}
+
+static int load(request *r, const kvfcli_common *common, uint64_t len) {
+    uint8_t space[32];
+    void *payload = malloc(len > 0 ? (size_t)len : 1);
+    struct iovec iov = {payload, (size_t)len};
+    kvf_block *block = &r->address.block;
+    if (payload == NULL) {
+        kvfcli_say("no memory for a payload of %llu bytes", (unsigned long long)len);
+        return KVFCLI_IO;
+    }
+    block->iov = &iov;
+    block->num_iov = 1;
+    kvf_space_digest(r->address.space, space);
+    int code = kvf_load(r->address.space, block, 1, NULL, 0) == 1
+                   ? finish(r, common, space, &block->key, payload, (size_t)len)
+                   : miss(block->why);
+    free(payload);
+    return code;
+}
+
+static int get_by_address(request *r, kvf_store *store, const kvfcli_common *common) {
+    size_t run = 0;
+    kvf_found found;
+    int code = kvfcli_address_open(&r->address, store);
+    if (code != KVFCLI_FINE) {
+        return code;
+    }
+    kvf_status status = kvf_match(r->address.space, &run, &found, &r->address.block.key, 1, 10000000);
+    if (status != KVF_OK) {
+        kvfcli_say("not looked up: %s", kvf_status_name(status));
+        return kvfcli_exit_of(status);
+    }
+    return run == 1 ? load(r, common, found.payload_bytes) : miss(KVF_WHY_ABSENT);
+}
+
+/* ---- */
+
+static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
+    request *r = ctx;
+    int code = r->key != NULL ? get_by_digits(r, store, common) : get_by_address(r, store, common);
+    kvfcli_address_cleanup(&r->address);
+    return code;
+}
+
+static int check_digits(const request *r, const kvfcli_common *common) {
+    if (!kvfcli_is_hex(r->key) || (r->space != NULL && !kvfcli_is_hex(r->space))) {
+        return kvfcli_usage(common, "KEY and SPACE are the first hex digits of a key and a space");
+    }
+    return KVFCLI_FINE;
+}
+
+static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
+    request *r = ctx;
+    r->key = argc > 0 ? argv[0] : NULL;
+    if (argc > 1 || (r->key != NULL) == kvfcli_address_given(&r->address)) {
+        return kvfcli_usage(common, "name the block by its KEY, or by --field and --tokens");
+    }
+    bool to_stdout = r->output == NULL || strcmp(r->output, "-") == 0;
+    if (to_stdout && common->json) {
+        return kvfcli_usage(common, "--json needs -o FILE for the payload");
+    }
+    if (r->output == NULL && isatty(STDOUT_FILENO)) {
+        return kvfcli_usage(common, "the payload is binary and stdout is a terminal: give -o FILE");
+    }
+    return r->key != NULL ? check_digits(r, common) : kvfcli_address_check(&r->address, common);
+}
+
+static int take(void *ctx, int opt, const char *value) {
+    request *r = ctx;
+    switch (opt) {
+    case 'o':
+        r->output = value;
+        return KVFCLI_FINE;
+    case OPT_SPACE:
+        r->space = value;
+        return KVFCLI_FINE;
+    default:
+        return kvfcli_address_take(&r->address, opt, value);
+    }
+}
+
+int kvfcli_get(int argc, char **argv) {
+    static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
+                                            KVFCLI_ADDRESS_OPTIONS,
+                                            {"output", required_argument, NULL, 'o'},
+                                            {"space", required_argument, NULL, OPT_SPACE},
+                                            {0}};
+    static const kvfcli_verb verb = {
+        .help = help, .options = options, .letters = "o:", .take = take, .check = check, .work = work};
+    request r = {.address = {.index = UINT64_MAX}};
+    int code = kvfcli_verb_main(&verb, &r, argc, argv);
+    kvfcli_address_cleanup(&r.address);
+    return code;
+}

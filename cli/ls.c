@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry ls: what is in a store. One walk over headers collects everything; printing comes afterwards.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "usage: kvferry ls [SPACE] [options]\n"
+    "\n"
+    "Lists the spaces of a store (which model, how many blocks, how large, how old) and its sessions. With SPACE (the\n"
+    "first digits of one are enough) lists the blocks of that space.\n"
+    "\n"
+    "Options:\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0; 1 when no space begins with SPACE.\n";
+
+/* All blocks of one space in one tier. */
+typedef struct space_sum {
+    uint32_t tier;
+    uint8_t  digest[32];
+    uint64_t num_blocks, num_tokens, bytes;
+    int64_t  oldest_s, newest_s; /* 0 = unknown */
+} space_sum;
+
+/* A block, or a session (which has a name and no key). */
+typedef struct row {
+    uint32_t   tier;
+    char      *name;
+    kvf_key    key;
+    uint64_t   bytes;
+    uint32_t   first_token, num_tokens;
+    int64_t    stored_s, ttl_ms;
+    kvf_reason damage;
+} row;
+
+typedef struct row_list {
+    row   *rows;
+    size_t num, cap;
+} row_list;
+
+#define MAX_TIERS KVFCLI_MAX_STORES
+
+typedef struct listing {
+    space_sum     *spaces;
+    size_t         num_spaces, cap_spaces;
+    row_list       sessions, blocks;
+    const uint8_t *only; /* list the blocks of this space; NULL = spaces and sessions */
+    uint64_t       num_foreign[MAX_TIERS], num_damaged[MAX_TIERS];
+    bool           no_memory;
+} listing;
+
+static bool grow(void **array, size_t *cap, size_t num, size_t size) {
+    if (num < *cap) {
+        return true;
+    }
+    size_t larger = *cap == 0 ? 64 : *cap * 2;
+    void *moved = reallocarray(*array, larger, size);
+    if (moved == NULL) {
+        return false;
+    }
+    *array = moved;
+    *cap = larger;
+    return true;
+}
+
+static space_sum *sum_of(listing *l, uint32_t tier, const uint8_t digest[32]) {
+    /* Entries of one space come in a run, so the last one is nearly always it. */
+    for (size_t i = l->num_spaces; i-- > 0;) {
+        if (l->spaces[i].tier == tier && memcmp(l->spaces[i].digest, digest, 32) == 0) {
+            return &l->spaces[i];
+        }
+    }
+    if (!grow((void **)&l->spaces, &l->cap_spaces, l->num_spaces, sizeof *l->spaces)) {
+        return NULL;
+    }
+    space_sum *sum = &l->spaces[l->num_spaces++];
+    *sum = (space_sum){.tier = tier};
+    memcpy(sum->digest, digest, 32);
+    return sum;
+}
+
+static bool add_block(listing *l, const kvf_entry *entry) {
+    space_sum *sum = sum_of(l, entry->tier, entry->space);
+    if (sum == NULL) {
+        return false;
+    }
+    if (entry->kind == KVF_ENTRY_SPACE_CARD) {
+        return true;
+    }
+    sum->num_blocks++;
+    sum->num_tokens += entry->num_tokens;
+    sum->bytes += entry->stored_bytes;
+    if (entry->stored_s != 0 && (sum->oldest_s == 0 || entry->stored_s < sum->oldest_s)) {
+        sum->oldest_s = entry->stored_s;
+    }
+    if (entry->stored_s > sum->newest_s) {
+        sum->newest_s = entry->stored_s;
+    }
+    return true;
+}
+
+static bool add_row(row_list *list, const kvf_entry *entry) {
+    if (!grow((void **)&list->rows, &list->cap, list->num, sizeof *list->rows)) {
+        return false;
+    }
+    row *r = &list->rows[list->num];
+    *r = (row){.tier = entry->tier,
+               .name = strdup(entry->name),
+               .key = entry->key,
+               .bytes = entry->stored_bytes,
+               .first_token = entry->first_token,
+               .num_tokens = entry->num_tokens,
+               .stored_s = entry->stored_s,
+               .ttl_ms = entry->ttl_ms,
+               .damage = entry->damage};
+    if (r->name == NULL) {
+        return false;
+    }
+    list->num++;
+    return true;
+}
+
+static bool is_wanted_block(const listing *l, const kvf_entry *entry) {
+    if (l->only == NULL || entry->kind != KVF_ENTRY_BLOCK) {
+        return false;
+    }
+    /* Of a damaged record only what its name says is known: the first 8 bytes of the space. */
+    return memcmp(entry->space, l->only, entry->damage == KVF_WHY_NONE ? 32 : 8) == 0;
+}
+
+static int collect(void *ctx, const kvf_entry *entry) {
+    listing *l = ctx;
+    bool ok = true;
+    if (is_wanted_block(l, entry)) {
+        ok = add_row(&l->blocks, entry);
+    }
+    if (entry->kind == KVF_ENTRY_FOREIGN) {
+        l->num_foreign[entry->tier]++;
+    } else if (entry->damage != KVF_WHY_NONE) {
+        l->num_damaged[entry->tier]++;
+    } else if (entry->kind == KVF_ENTRY_SESSION) {
+        ok = add_row(&l->sessions, entry) && ok;
+    } else {
+        ok = add_block(l, entry) && ok;
+    }
+    l->no_memory = !ok;
+    return ok ? 0 : 1;
+}
+
+static void free_rows(row_list *list) {
+    for (size_t i = 0; i < list->num; i++) {
+        free(list->rows[i].name);
+    }
+    free(list->rows);
+}
+
+static void free_listing(listing *l) {
+    free(l->spaces);
+    free_rows(&l->sessions);
+    free_rows(&l->blocks);
+}
+
+static int in_prompt_order(const void *a, const void *b) {
+    const row *x = a, *y = b;
+    if (x->tier != y->tier) {
+        return x->tier < y->tier ? -1 : 1;
+    }
+    if (x->first_token != y->first_token) {
+        return x->first_token < y->first_token ? -1 : 1;
+    }
+    return memcmp(x->key.bytes, y->key.bytes, 32);
+}
+
+/* ---- for people ---- */
+
+static void print_fields(const char *description) {
+    if (description == NULL) {
+        printf("    (its fields are not known: no process that described it has stored here since)\n");
+        return;
+    }
+    for (const char *line = description; *line != '\0';) {
+        size_t len = strcspn(line, "\n");
+        printf("    %.*s\n", (int)len, line);
+        line += len + (line[len] == '\n');
+    }
+}
+
+static char *describe(kvf_store *store, const uint8_t space[32]) {
+    char *text = NULL;
+    return kvf_space_describe(store, &text, NULL, space) == KVF_OK ? text : NULL;
+}
+
+static void print_space(kvf_store *store, const space_sum *sum) {
+    char hex[KVFCLI_HEX32], size[KVFCLI_TEXT], newest[KVFCLI_TEXT], oldest[KVFCLI_TEXT];
+    kvfcli_hex(hex, sum->digest);
+    printf("  %-16.16s %8llu %10llu %11s %9s %9s\n", hex, (unsigned long long)sum->num_blocks,
+           (unsigned long long)sum->num_tokens, kvfcli_size(size, sum->bytes), kvfcli_age(newest, sum->newest_s),
+           kvfcli_age(oldest, sum->oldest_s));
+    char *fields = describe(store, sum->digest);
+    print_fields(fields);
+    kvf_free(fields);
+}
+
+static void print_spaces(kvf_store *store, const listing *l, uint32_t tier) {
+    bool any = false;
+    for (size_t i = 0; i < l->num_spaces; i++) {
+        if (l->spaces[i].tier == tier) {
+            if (!any) {
+                printf("  %-16s %8s %10s %11s %9s %9s\n", "SPACE", "BLOCKS", "TOKENS", "SIZE", "NEWEST", "OLDEST");
+            }
+            any = true;
+            print_space(store, &l->spaces[i]);
+        }
+    }
+    if (!any) {
+        printf("  no blocks\n");
+    }
+}
+
+static void print_sessions(const listing *l, uint32_t tier) {
+    bool any = false;
+    for (size_t i = 0; i < l->sessions.num; i++) {
+        const row *r = &l->sessions.rows[i];
+        char size[KVFCLI_TEXT], age[KVFCLI_TEXT], ttl[KVFCLI_TEXT];
+        if (r->tier == tier) {
+            if (!any) {
+                printf("  %-40s %11s %9s %9s\n", "SESSION", "SIZE", "AGE", "EXPIRES");
+            }
+            any = true;
+            printf("  %-40s %11s %9s %9s\n", r->name, kvfcli_size(size, r->bytes), kvfcli_age(age, r->stored_s),
+                   kvfcli_span(ttl, r->ttl_ms));
+        }
+    }
+}
+
+static void print_blocks(const listing *l, uint32_t tier) {
+    bool any = false;
+    for (size_t i = 0; i < l->blocks.num; i++) {
+        const row *r = &l->blocks.rows[i];
+        char hex[KVFCLI_HEX32], size[KVFCLI_TEXT], age[KVFCLI_TEXT], ttl[KVFCLI_TEXT], range[KVFCLI_TEXT] = "?";
+        if (r->tier != tier) {
+            continue;
+        }
+        if (!any) {
+            printf("  %-16s %17s %11s %9s %9s\n", "KEY", "TOKENS", "SIZE", "AGE", "EXPIRES");
+        }
+        any = true;
+        kvfcli_hex(hex, r->key.bytes);
+        if (r->num_tokens > 0) {
+            snprintf(range, sizeof range, "%u - %u", r->first_token, r->first_token + r->num_tokens - 1);
+        }
+        printf("  %-16.16s %17s %11s %9s %9s%s%s\n", hex, range, kvfcli_size(size, r->bytes),
+               kvfcli_age(age, r->stored_s), kvfcli_span(ttl, r->ttl_ms), r->damage != KVF_WHY_NONE ? "  damaged: " : "",
+               r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : "");
+    }
+}
+
+static void print_rest(const listing *l, uint32_t tier) {
+    if (l->num_damaged[tier] > 0) {
+        printf("  %llu damaged (kvferry verify lists them)\n", (unsigned long long)l->num_damaged[tier]);
+    }
+    if (l->num_foreign[tier] > 0) {
+        printf("  %llu not of kvferry\n", (unsigned long long)l->num_foreign[tier]);
+    }
+}
+
+static void print_listing(kvf_store *store, const listing *l, uint32_t num_tiers) {
+    for (uint32_t tier = 0; tier < num_tiers; tier++) {
+        char url[256];
+        kvfcli_tier_url(store, tier, url);
+        printf("%s\n", url);
+        if (l->only != NULL) {
+            print_blocks(l, tier);
+            continue;
+        }
+        print_spaces(store, l, tier);
+        print_sessions(l, tier);
+        print_rest(l, tier);
+    }
+}
+
+/* ---- for programs ---- */
+
+static json_t *space_json(kvf_store *store, const space_sum *sum) {
+    char *fields = describe(store, sum->digest);
+    json_t *json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest), "fields",
+                             kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
+                             (json_int_t)sum->num_tokens, "stored_bytes", (json_int_t)sum->bytes, "oldest_s",
+                             (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s);
+    kvf_free(fields);
+    return json;
+}
+
+static json_t *block_json(const row *r) {
+    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:I, s:s?}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
+                     (int)r->first_token, "num_tokens", (int)r->num_tokens, "stored_bytes", (json_int_t)r->bytes,
+                     "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms, "damage",
+                     r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL);
+}
+
+static json_t *session_json(const row *r) {
+    return json_pack("{s:s, s:I, s:I, s:I}", "session", r->name, "stored_bytes", (json_int_t)r->bytes, "stored_s",
+                     (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms);
+}
+
+static json_t *rows_json(const row_list *list, uint32_t tier, json_t *(*to_json)(const row *)) {
+    json_t *array = json_array();
+    for (size_t i = 0; i < list->num; i++) {
+        if (list->rows[i].tier == tier) {
+            json_array_append_new(array, to_json(&list->rows[i]));
+        }
+    }
+    return array;
+}
+
+static json_t *tier_json(kvf_store *store, const listing *l, uint32_t tier) {
+    char url[256];
+    json_t *spaces = json_array();
+    kvfcli_tier_url(store, tier, url);
+    for (size_t i = 0; i < l->num_spaces; i++) {
+        if (l->spaces[i].tier == tier) {
+            json_array_append_new(spaces, space_json(store, &l->spaces[i]));
+        }
+    }
+    json_t *json = json_pack("{s:s, s:o, s:o, s:I, s:I}", "url", url, "spaces", spaces, "sessions",
+                             rows_json(&l->sessions, tier, session_json), "num_damaged",
+                             (json_int_t)l->num_damaged[tier], "num_foreign", (json_int_t)l->num_foreign[tier]);
+    if (l->only != NULL) {
+        json_object_set_new(json, "blocks", rows_json(&l->blocks, tier, block_json));
+    }
+    return json;
+}
+
+static json_t *listing_json(kvf_store *store, const listing *l, uint32_t num_tiers) {
+    json_t *tiers = json_array();
+    for (uint32_t tier = 0; tier < num_tiers; tier++) {
+        json_array_append_new(tiers, tier_json(store, l, tier));
+    }
+    return json_pack("{s:o}", "tiers", tiers);
+}
+
+/* ---- */
+
+static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
+    const char *const *prefix = ctx;
+    uint8_t space[32];
+    listing l = {.only = NULL};
+    kvf_walk_options options = {.struct_size = sizeof options};
+    if (*prefix != NULL) {
+        int code = kvfcli_find_space(store, space, *prefix);
+        if (code != KVFCLI_FINE) {
+            return code;
+        }
+        l.only = space;
+        options.space = space;
+    }
+    int code = kvfcli_walk(store, collect, &l, &options);
+    if (code == KVFCLI_FINE && l.no_memory) {
+        kvfcli_say("no memory for the list of what is stored");
+        code = KVFCLI_IO;
+    }
+    if (l.blocks.num > 0) {
+        qsort(l.blocks.rows, l.blocks.num, sizeof *l.blocks.rows, in_prompt_order);
+    }
+    if (code == KVFCLI_FINE && common->json) {
+        code = kvfcli_print_json(listing_json(store, &l, (uint32_t)common->num_urls), code);
+    } else if (code == KVFCLI_FINE) {
+        print_listing(store, &l, (uint32_t)common->num_urls);
+    }
+    free_listing(&l);
+    return code;
+}
+
+static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
+    const char **prefix = ctx;
+    if (argc > 1) {
+        return kvfcli_usage(common, "one SPACE at most");
+    }
+    if (argc == 1 && !kvfcli_is_hex(argv[0])) {
+        return kvfcli_usage(common, "\"%s\" is not the beginning of a space: hex digits are", argv[0]);
+    }
+    *prefix = argc == 1 ? argv[0] : NULL;
+    return KVFCLI_FINE;
+}
+
+int kvfcli_ls(int argc, char **argv) {
+    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {0}};
+    static const kvfcli_verb verb = {.help = help, .options = options, .letters = "", .check = check, .work = work};
+    const char *prefix = NULL;
+    return kvfcli_verb_main(&verb, &prefix, argc, argv);
+}

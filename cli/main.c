@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli.h"
+
+#include <signal.h>
+#include <string.h>
+
+typedef struct verb {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} verb;
+
+#ifndef KVF_HAVE_LLAMA
+int kvfcli_run(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    kvfcli_say("this kvferry was built without llama.cpp, so it has no `run`; `make build` builds one that has");
+    return KVFCLI_CONFIG;
+}
+#endif
+
+static const verb verbs[] = {
+    {"run", kvfcli_run, "answer a prompt with a GGUF model; what is stored of it is not computed again"},
+    {"ls", kvfcli_ls, "list spaces, blocks and sessions"},
+    {"inspect", kvfcli_inspect, "show one space, block or session"},
+    {"get", kvfcli_get, "read one record, verified"},
+    {"put", kvfcli_put, "write one record"},
+    {"verify", kvfcli_verify, "check every record of a store, byte by byte"},
+    {"clear", kvfcli_clear, "remove a space, a session or all"},
+    {"doctor", kvfcli_doctor, "what is wrong with a store, and how to mend it"},
+    {"stat", kvfcli_stat, "how much a store holds"},
+};
+#define NUM_VERBS (sizeof verbs / sizeof *verbs)
+
+static const char introduction[] =
+    "kvferry: prefill once, anywhere. Keeps the KV cache of prompts in a store, so that a prefix is computed once.\n"
+    "\n"
+    "Quick start:\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and stores it\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the first token comes at once\n"
+    "  kvferry ls                                                           # what is stored\n"
+    "  export KVFERRY_STORE=redis://localhost                               # the same for all machines\n"
+    "  kvferry doctor                                                       # is that server set up well?\n"
+    "\n"
+    "Verbs:\n";
+
+static const char conclusion[] =
+    "\n"
+    "kvferry VERB --help explains each. A store is named by a URL: file:/folder, redis://host:port/db,\n"
+    "redis+unix:///path/of.sock, mem: ; without --store URL or $KVFERRY_STORE it is file:~/.cache/kvferry/store.\n"
+    "Exit codes: 0 fine, 1 damaged or not found, 2 usage, 3 store, 4 model or input, 5 I/O, 130 interrupted.\n";
+
+static void print_help(FILE *out) {
+    fputs(introduction, out);
+    for (size_t i = 0; i < NUM_VERBS; i++) {
+        fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
+    }
+    fputs(conclusion, out);
+}
+
+static const verb *find_verb(const char *name) {
+    for (size_t i = 0; i < NUM_VERBS; i++) {
+        if (strcmp(verbs[i].name, name) == 0) {
+            return &verbs[i];
+        }
+    }
+    return NULL;
+}
+
+static int run_verb(int argc, char **argv) {
+    const verb *v = find_verb(argv[0]);
+    if (v == NULL) {
+        kvfcli_say("there is no verb \"%s\"; see kvferry --help", argv[0]);
+        return KVFCLI_USAGE;
+    }
+    return kvfcli_finish(v->run(argc, argv));
+}
+
+static int help(int argc, char **argv) {
+    if (argc < 2) {
+        print_help(stdout);
+        return kvfcli_finish(KVFCLI_FINE);
+    }
+    char *help_argv[] = {argv[1], "--help", NULL};
+    return run_verb(2, help_argv);
+}
+
+int main(int argc, char **argv) {
+    /* A reader that goes away (`kvferry ls | head`) ends as a write error, which is noticed; sockets don't raise it at all. */
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        print_help(stderr);
+        return KVFCLI_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        return help(argc - 1, argv + 1);
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("kvferry %s\n", kvf_version());
+        return kvfcli_finish(KVFCLI_FINE);
+    }
+    return run_verb(argc - 1, argv + 1);
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry stat: how much each tier holds, as far as it can tell without looking at every record.
+ */
+#include "cli.h"
+
+static const char help[] =
+    "usage: kvferry stat [options]\n"
+    "\n"
+    "Says of every tier of a store whether it answers, how many records and bytes it holds and what its bound is, as far as\n"
+    "it can tell without a walk (kvferry ls counts exactly). A server's numbers are about all that is in it.\n"
+    "\n"
+    "Options:\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0; 1 when a tier does not answer.\n";
+
+static const char *number(char out[KVFCLI_TEXT], int64_t n) {
+    if (n < 0) {
+        return "?";
+    }
+    snprintf(out, KVFCLI_TEXT, "%lld", (long long)n);
+    return out;
+}
+
+static const char *size_or_unknown(char out[KVFCLI_TEXT], int64_t bytes) {
+    return bytes < 0 ? "?" : kvfcli_size(out, (uint64_t)bytes);
+}
+
+static void print_tier(const kvf_tier_info *info) {
+    char records[KVFCLI_TEXT], used[KVFCLI_TEXT], max[KVFCLI_TEXT];
+    printf("%s\n", info->url);
+    if (!info->reachable) {
+        printf("  does not answer (kvferry doctor tells why)\n");
+        return;
+    }
+    printf("  records  %s\n  used     %s\n  bound    %s\n", number(records, info->num_records),
+           size_or_unknown(used, info->used_bytes), info->max_bytes == 0 ? "none" : size_or_unknown(max, info->max_bytes));
+}
+
+static json_t *number_json(int64_t n) {
+    return n < 0 ? json_null() : json_integer((json_int_t)n);
+}
+
+static json_t *tier_json(const kvf_tier_info *info) {
+    return json_pack("{s:s, s:b, s:o, s:o, s:o}", "url", info->url, "reachable", info->reachable, "num_records",
+                     number_json(info->num_records), "used_bytes", number_json(info->used_bytes), "max_bytes",
+                     number_json(info->max_bytes));
+}
+
+static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
+    (void)ctx;
+    int code = KVFCLI_FINE;
+    json_t *tiers = json_array();
+    for (uint32_t tier = 0; tier < common->num_urls; tier++) {
+        kvf_tier_info info = {.struct_size = sizeof info};
+        kvf_status status = kvf_tier_info_get(store, &info, tier);
+        if (status != KVF_OK) {
+            kvfcli_say("tier %u: %s", tier, kvf_status_name(status));
+            json_decref(tiers);
+            return kvfcli_exit_of(status);
+        }
+        code = info.reachable ? code : KVFCLI_FOUND;
+        if (common->json) {
+            json_array_append_new(tiers, tier_json(&info));
+        } else {
+            print_tier(&info);
+        }
+    }
+    if (common->json) {
+        return kvfcli_print_json(json_pack("{s:o}", "tiers", tiers), code);
+    }
+    json_decref(tiers);
+    return code;
+}
+
+static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
+    (void)ctx;
+    return argc > 0 ? kvfcli_usage(common, "stat takes no argument, such as \"%s\"", argv[0]) : KVFCLI_FINE;
+}
+
+int kvfcli_stat(int argc, char **argv) {
+    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {0}};
+    static const kvfcli_verb verb = {
+        .help = help, .options = options, .letters = "", .unreachable_too = true, .check = check, .work = work};
+    return kvfcli_verb_main(&verb, NULL, argc, argv);
+}

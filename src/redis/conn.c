@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All reading and writing of sockets is in kvfi_conn_send and kvfi_conn_recv: TLS goes there.
+ */
+#include "redis/conn.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *disconnects) {
+    conn->fd = -1;
+    conn->stall_ms = stall_ms;
+    conn->disconnects = disconnects;
+    conn->said[0] = '\0';
+}
+
+void kvfi_conn_close(kvfi_conn *conn) {
+    if (conn->fd >= 0) {
+        (void)kvfi_sys->close(conn->fd);
+        conn->fd = -1;
+    }
+}
+
+/* Closed because of an error or a deadline, which is counted. */
+static kvf_reason fail(kvfi_conn *conn, kvf_reason why) {
+    if (conn->fd >= 0) {
+        atomic_fetch_add_explicit(conn->disconnects, 1, memory_order_relaxed);
+    }
+    kvfi_conn_close(conn);
+    return why;
+}
+
+kvf_reason kvfi_conn_broken(kvfi_conn *conn, const char *what) {
+    snprintf(conn->said, sizeof conn->said, "%s", what);
+    kvfi_log(KVF_LOG_WARN, "redis: %s; the connection is closed", what);
+    return fail(conn, KVF_WHY_UNREACHABLE);
+}
+
+static kvf_reason fail_errno(kvfi_conn *conn) {
+    snprintf(conn->said, sizeof conn->said, "the connection broke (errno %d)", errno);
+    return fail(conn, KVF_WHY_UNREACHABLE);
+}
+
+void kvfi_conn_note_error(kvfi_conn *conn, const kvfi_reply *reply) {
+    size_t len = reply->len < sizeof conn->said - 1 ? reply->len : sizeof conn->said - 1;
+    memcpy(conn->said, reply->text, len);
+    conn->said[len] = '\0';
+}
+
+/* ---- writing ---- */
+
+kvfi_cmd *kvfi_conn_room(kvfi_conn *conn, size_t bytes) {
+    kvfi_cmd *out = &conn->out;
+    if (conn->sent > 0 && out->cap - out->len < bytes) {
+        memmove(out->data, out->data + conn->sent, out->len - conn->sent);
+        out->len -= conn->sent;
+        conn->mark -= conn->mark < conn->sent ? conn->mark : conn->sent;
+        conn->sent = 0;
+    }
+    return out->cap - out->len < bytes ? NULL : out;
+}
+
+void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
+    conn->body = body;
+    conn->mark = conn->out.len;
+}
+
+/* What is to be sent, in order: commands, the body, commands behind it. */
+static size_t gather(kvfi_conn *conn) {
+    struct iovec *iov = conn->iov;
+    size_t num = 0, cap = KVFI_CONN_IOV;
+    size_t stop = kvfi_conn_body_sent(conn) ? conn->out.len : conn->mark;
+    if (stop > conn->sent) {
+        iov[num++] = (struct iovec){conn->out.data + conn->sent, stop - conn->sent};
+    }
+    size_t left = conn->body.bytes, skip = conn->body.skip;
+    for (const struct iovec *from = conn->body.iov; left > 0 && num < cap; from++) {
+        size_t len = from->iov_len - skip < left ? from->iov_len - skip : left;
+        if (len > 0) {
+            iov[num++] = (struct iovec){(char *)from->iov_base + skip, len};
+        }
+        left -= len;
+        skip = 0;
+    }
+    if (left == 0 && stop < conn->out.len && num < cap) {
+        iov[num++] = (struct iovec){conn->out.data + stop, conn->out.len - stop};
+    }
+    return num;
+}
+
+/* `num` bytes have been sent. */
+static void sent(kvfi_conn *conn, size_t num) {
+    size_t before = kvfi_conn_body_sent(conn) ? num : conn->mark - conn->sent;
+    if (before > num) {
+        before = num;
+    }
+    conn->sent += before;
+    num -= before;
+    kvfi_place *body = &conn->body;
+    while (num > 0 && body->bytes > 0) {
+        size_t len = body->iov->iov_len - body->skip;
+        if (len > body->bytes) {
+            len = body->bytes;
+        }
+        if (len > num) {
+            body->skip += num;
+            body->bytes -= num;
+            return;
+        }
+        num -= len;
+        body->bytes -= len;
+        body->skip = 0;
+        body->iov++;
+    }
+    conn->sent += num;
+}
+
+kvf_reason kvfi_conn_send(kvfi_conn *conn) {
+    while (!kvfi_conn_all_sent(conn)) {
+        size_t num = gather(conn);
+        ssize_t n = kvfi_sys->writev(conn->fd, conn->iov, (int)num);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            return KVF_WHY_NONE;
+        }
+        if (n <= 0) {
+            return fail_errno(conn);
+        }
+        sent(conn, (size_t)n);
+    }
+    conn->sent = 0;
+    conn->mark = 0;
+    conn->out.len = 0;
+    return KVF_WHY_NONE;
+}
+
+/* ---- reading ---- */
+
+kvf_reason kvfi_conn_recv(kvfi_conn *conn, bool *got) {
+    *got = false;
+    size_t num = kvfi_resp_want(&conn->in, conn->iov, KVFI_CONN_IOV);
+    ssize_t n;
+    do {
+        n = kvfi_sys->readv(conn->fd, conn->iov, (int)num);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        return KVF_WHY_NONE;
+    }
+    if (n < 0) {
+        return fail_errno(conn);
+    }
+    if (n == 0) {
+        snprintf(conn->said, sizeof conn->said, "the server closed the connection");
+        return fail(conn, KVF_WHY_UNREACHABLE);
+    }
+    kvfi_resp_got(&conn->in, (size_t)n);
+    *got = true;
+    return KVF_WHY_NONE;
+}
+
+kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
+    struct pollfd p = {.fd = conn->fd, .events = kvfi_conn_all_sent(conn) ? POLLIN : POLLIN | POLLOUT};
+    int64_t now = kvfi_sys->now_us();
+    int64_t stall_us = now + (int64_t)conn->stall_ms * 1000;
+    int64_t until_us = deadline_us < stall_us ? deadline_us : stall_us;
+    for (;;) {
+        int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(until_us));
+        if (n > 0) {
+            return KVF_WHY_NONE;
+        }
+        if (n < 0 && errno != EINTR && errno != EAGAIN) {
+            return fail_errno(conn);
+        }
+        if (kvfi_sys->now_us() >= until_us) {
+            break;
+        }
+    }
+    if (until_us == deadline_us) {
+        snprintf(conn->said, sizeof conn->said, "the deadline passed");
+        return fail(conn, KVF_WHY_BUDGET);
+    }
+    snprintf(conn->said, sizeof conn->said, "the server did not move for %u ms", conn->stall_ms);
+    conn->stalled = true;
+    return fail(conn, KVF_WHY_UNREACHABLE);
+}
+
+kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_us) {
+    for (;;) {
+        kvfi_resp_event event = kvfi_resp_next(&conn->in, reply);
+        if (event == KVFI_RESP_REPLY) {
+            if (reply->kind == KVFI_RESP_ERROR) {
+                kvfi_conn_note_error(conn, reply);
+            }
+            return KVF_WHY_NONE;
+        }
+        if (event == KVFI_RESP_BAD) {
+            return kvfi_conn_broken(conn, "the server said what is not RESP");
+        }
+        bool got = false;
+        kvf_reason why = kvfi_conn_send(conn);
+        if (why == KVF_WHY_NONE) {
+            why = kvfi_conn_recv(conn, &got);
+        }
+        if (why == KVF_WHY_NONE && !got) {
+            why = kvfi_conn_wait(conn, deadline_us);
+        }
+        if (why != KVF_WHY_NONE) {
+            return why;
+        }
+    }
+}
+
+kvf_reason kvfi_conn_skip_owed(kvfi_conn *conn, int64_t deadline_us) {
+    while (conn->owed > 0) {
+        kvfi_reply reply;
+        kvf_reason why = kvfi_conn_next(conn, &reply, deadline_us);
+        if (why != KVF_WHY_NONE) {
+            return why;
+        }
+        conn->owed -= reply.last;
+    }
+    return KVF_WHY_NONE;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One connection: bytes out and in, under deadlines. It knows RESP, and no command.
+ *
+ * Commands are written into a buffer (kvfi_conn_room), with at most one body at a time that leaves straight from the caller's
+ * memory (kvfi_conn_body). Answers come through the decoder `in`. The three calls that move bytes (send, recv, wait) are the whole
+ * I/O: an exchange is a loop over them, so it can read while its writes are blocked, and several could be driven by one poll.
+ *
+ * Whatever fails closes the connection, and the call says why. A closed connection touches no memory of the caller any more.
+ */
+#ifndef KVFI_REDIS_CONN_H
+#define KVFI_REDIS_CONN_H
+
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "resp/decode.h"
+#include "resp/encode.h"
+
+#define KVFI_CONN_SCRATCH 32768u /* more than any INFO */
+#define KVFI_CONN_OUT 16384u
+#define KVFI_CONN_IOV 1024u /* IOV_MAX of Linux */
+
+typedef struct kvfi_conn {
+    int         fd; /* -1: closed */
+    uint32_t    stall_ms;
+    kvfi_resp   in;
+    kvfi_cmd    out;       /* commands; out.data[sent, out.len) is still to be sent */
+    size_t      sent;
+    kvfi_place  body;      /* what is left of the body; it stands in front of out.data[mark] */
+    size_t      mark;
+    uint64_t    owed;      /* answers that nobody will ask for: they come before those of the next command */
+    bool        stalled;   /* it was closed because nothing moved */
+    char        said[160]; /* the last error of the server, for messages */
+    _Atomic uint64_t *disconnects;
+    struct iovec iov[KVFI_CONN_IOV];
+    char        scratch[KVFI_CONN_SCRATCH];
+    char        out_buffer[KVFI_CONN_OUT];
+} kvfi_conn;
+
+/* A server's address: a path of a unix socket, or host and port. */
+typedef struct kvfi_endpoint {
+    const char *path; /* NULL: host and port */
+    char        host[256];
+    uint16_t    port;
+} kvfi_endpoint;
+
+void kvfi_conn_init(kvfi_conn *, uint32_t stall_ms, _Atomic uint64_t *disconnects); /* closed */
+kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, int64_t deadline_us);
+void kvfi_conn_close(kvfi_conn *);
+
+static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
+    return conn->fd >= 0;
+}
+
+/* ---- writing */
+/* Where to write commands of up to `bytes` bytes; NULL while there is no room for them: send first. */
+kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
+/* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
+void kvfi_conn_body(kvfi_conn *, kvfi_place body);
+static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
+    return conn->body.bytes == 0;
+}
+static inline bool kvfi_conn_all_sent(const kvfi_conn *conn) {
+    return conn->sent == conn->out.len && kvfi_conn_body_sent(conn);
+}
+
+/* ---- moving bytes. KVF_WHY_NONE, or the connection is closed. */
+kvf_reason kvfi_conn_send(kvfi_conn *);            /* as much as goes without waiting */
+kvf_reason kvfi_conn_recv(kvfi_conn *, bool *got); /* the same; *got: something came. Only after kvfi_resp_next said MORE. */
+/* Waits until there is something to read or, if something is to be sent, room for it. Nothing within stall_ms: KVF_WHY_UNREACHABLE;
+ * the deadline: KVF_WHY_BUDGET. */
+kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
+
+/* ---- for exchanges that take one answer after the other */
+/* Sends what is to be sent and waits for the next reply. */
+kvf_reason kvfi_conn_next(kvfi_conn *, kvfi_reply *, int64_t deadline_us);
+/* Reads and forgets the rest of an answer, and what is owed. */
+kvf_reason kvfi_conn_skip_owed(kvfi_conn *, int64_t deadline_us);
+/* The server broke the protocol, or answered what can't be: close. Returns KVF_WHY_UNREACHABLE. */
+kvf_reason kvfi_conn_broken(kvfi_conn *, const char *what);
+/* Keeps the text of an error reply for messages. */
+void kvfi_conn_note_error(kvfi_conn *, const kvfi_reply *);
+
+#endif

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Names of keys: <prefix>:<16 hex of the space>:{<64 hex of the key>}, and the same with :1, :2 ... for the further parts of a value
+ * that one key does not hold. The braces put all parts of a value, and nothing else, on one slot of a Cluster.
+ */
+#ifndef KVFI_REDIS_KEY_H
+#define KVFI_REDIS_KEY_H
+
+#include "record/record.h"
+#include "redis/conf.h"
+
+#define KVFI_KEY_BYTES (KVFI_REDIS_MAX_PREFIX + 1 + 16 + 1 + 66 + 12) /* with a part's number and a NUL */
+
+typedef struct kvfi_name {
+    char   text[KVFI_KEY_BYTES];
+    size_t len;
+} kvfi_name;
+
+void kvfi_name_of(kvfi_name *out, const char *prefix, const kvfi_addr *addr, uint64_t part);
+/* false for what is not such a name. Of the space only the first 8 bytes are known; the rest is zero. */
+bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, const char *name, size_t len);
+
+/* How many keys hold a value of so many bytes, and how many bytes of it number `part` holds. */
+static inline uint64_t kvfi_num_parts(uint64_t bytes, uint64_t part_bytes) {
+    return bytes <= part_bytes ? 1 : (bytes + part_bytes - 1) / part_bytes;
+}
+static inline uint64_t kvfi_part_len(uint64_t bytes, uint64_t part_bytes, uint64_t part) {
+    uint64_t at = part * part_bytes;
+    return bytes - at < part_bytes ? bytes - at : part_bytes;
+}
+
+#endif

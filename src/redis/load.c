@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loading: GETs pipelined on one connection, each body straight into its place.
+ *
+ * How many to ask for at once is counted in bytes. A server like Redis 7 executes all commands that it has read before it sends the first
+ * answer, so asking for too much makes it hold, and fall out of its cache with, everything at once; asking for too little leaves it
+ * idle while we read the end of an answer and check it. So the next value is asked for when what is still to come fits into the
+ * window, and in any case when only the tail of it is.
+ */
+#include "redis/redis.h"
+
+#define RING 256u
+#define TAIL_BYTES (256u << 10)
+
+/* One command that has been sent, or is about to be, and its answer. */
+typedef struct request {
+    kvfi_item *item;  /* NULL: a PEXPIRE, whose answer interests nobody */
+    kvfi_place place;
+    bool       last;  /* of its item */
+} request;
+
+typedef struct loader {
+    kvfi_redis *tier;
+    kvfi_conn  *conn;
+    kvfi_feed  *feed;
+    request     ring[RING];
+    unsigned    head, num;
+    uint64_t    asked;     /* bytes of the places in the ring */
+    size_t      usual;     /* the length of the last value asked for: a guess at the next */
+    kvfi_item  *item;      /* being asked for, when it has several parts */
+    uint64_t    part;      /* its next part */
+    kvfi_place  rest;      /* from there on */
+    kvf_reason  why;       /* of the item at the head of the ring, so far */
+    bool        dry;       /* the feed gives no more */
+    bool        named;     /* the decoder knows the place of the reply that comes next */
+} loader;
+
+static request *at(loader *l, unsigned index) {
+    return &l->ring[(l->head + index) % RING];
+}
+
+/* ---- asking ---- */
+
+static void push(loader *l, const request *r) {
+    *at(l, l->num++) = *r;
+    l->asked += r->item != NULL ? r->place.bytes : 0;
+}
+
+static void skip(kvfi_place *place, size_t bytes) {
+    place->bytes -= bytes;
+    place->skip += bytes;
+    while (place->bytes > 0 && place->skip >= place->iov->iov_len) {
+        place->skip -= place->iov->iov_len;
+        place->iov++;
+    }
+}
+
+/* Asks for the next part of the item at hand. */
+static void ask_part(loader *l, kvfi_cmd *out) {
+    kvfi_name name;
+    kvfi_item *item = l->item;
+    size_t len = (size_t)kvfi_part_len(item->bytes, l->tier->conf.part, l->part);
+    kvfi_name_of(&name, l->tier->conf.prefix, &item->addr, l->part);
+    kvfi_cmd_array(out, 2);
+    kvfi_cmd_text(out, "GET");
+    kvfi_cmd_bulk(out, name.text, name.len);
+    request r = {.item = item, .place = l->rest, .last = len == l->rest.bytes};
+    r.place.bytes = len;
+    push(l, &r);
+    skip(&l->rest, len);
+    l->part++;
+    l->usual = len;
+    if (r.last) {
+        l->item = NULL;
+    }
+}
+
+/* Bytes that have been asked for and not been read. */
+static uint64_t unread(loader *l) {
+    uint64_t left = kvfi_resp_left(&l->conn->in);
+    return left > 0 && l->num > 0 ? l->asked - at(l, 0)->place.bytes + left : l->asked;
+}
+
+static bool may_ask(loader *l) {
+    uint64_t outstanding = unread(l);
+    return l->num < RING && (outstanding <= TAIL_BYTES || outstanding + l->usual <= l->tier->conf.window);
+}
+
+static void ask(loader *l) {
+    while (may_ask(l)) {
+        kvfi_cmd *out = kvfi_conn_room(l->conn, KVFI_COMMAND_BYTES);
+        if (out == NULL) {
+            return;
+        }
+        if (l->item == NULL && !l->dry) {
+            l->item = kvfi_feed_next(l->feed);
+            l->dry = l->item == NULL;
+            if (!l->dry) {
+                l->rest = (kvfi_place){.iov = l->item->iov, .bytes = l->item->bytes};
+                l->part = 0;
+            }
+        }
+        if (l->item == NULL) {
+            return;
+        }
+        ask_part(l, out);
+    }
+}
+
+/* ---- keeping what is used: a hit on a record that has used up a quarter of its time gets it anew ---- */
+
+static bool is_aging(const kvfi_redis *tier, const kvfi_item *item) {
+    kvfi_header header;
+    if (tier->conf.ttl_s == 0 || item->iov[0].iov_len < KVFI_HEADER_BYTES ||
+        kvfi_header_decode(&header, item->iov[0].iov_base) != KVF_WHY_NONE) {
+        return false;
+    }
+    return kvfi_sys->wall_us() / 1000000 - header.stored_s > tier->conf.ttl_s / 4;
+}
+
+static void refresh(loader *l, const kvfi_item *item) {
+    if (!is_aging(l->tier, item)) {
+        return;
+    }
+    uint64_t parts = kvfi_num_parts(item->bytes, l->tier->conf.part);
+    for (uint64_t part = 0; part < parts && l->num < RING; part++) {
+        kvfi_name name;
+        kvfi_cmd *out = kvfi_conn_room(l->conn, KVFI_COMMAND_BYTES);
+        if (out == NULL) {
+            return; /* next time, then */
+        }
+        kvfi_name_of(&name, l->tier->conf.prefix, &item->addr, part);
+        kvfi_cmd_array(out, 3);
+        kvfi_cmd_text(out, "PEXPIRE");
+        kvfi_cmd_bulk(out, name.text, name.len);
+        kvfi_cmd_number(out, kvfi_redis_ttl_ms(l->tier, &item->addr));
+        push(l, &(request){0});
+    }
+}
+
+/* ---- answers ---- */
+
+/* The item at the head is over. Its memory is not touched any more. */
+static void finish(loader *l, kvfi_item *item) {
+    kvf_reason why = l->why;
+    l->why = KVF_WHY_NONE;
+    kvfi_feed_done(l->feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
+    if (item->status == KVF_OK) {
+        refresh(l, item);
+    }
+}
+
+/* A part is missing or wrong: the others need not be asked for. Returns true when none of them is on its way. */
+static bool stop_asking(loader *l, const kvfi_item *item) {
+    if (l->item != item) {
+        return false;
+    }
+    l->item = NULL;
+    for (unsigned i = l->num; i > 0; i--) {
+        if (at(l, i - 1)->item == item) {
+            at(l, i - 1)->last = true;
+            return false;
+        }
+    }
+    return true;
+}
+
+static kvf_reason judge(const kvfi_reply *reply, size_t bytes) {
+    switch (reply->kind) {
+    case KVFI_RESP_BULK:
+        return (uint64_t)reply->num == bytes ? KVF_WHY_NONE : KVF_WHY_TRUNCATED;
+    case KVFI_RESP_NIL:
+        return KVF_WHY_ABSENT;
+    case KVFI_RESP_OVERSIZE:
+        return KVF_WHY_TRUNCATED;
+    case KVFI_RESP_ERROR:
+        return kvfi_reply_reason(reply);
+    default:
+        return KVF_NUM_REASONS; /* no answer to a GET */
+    }
+}
+
+/* What is too long by a little is read and thrown away; what is much too long is not worth that. */
+static bool is_worth_draining(const loader *l, const kvfi_reply *reply) {
+    return reply->kind != KVFI_RESP_OVERSIZE || (uint64_t)reply->num <= 4 * l->tier->conf.part;
+}
+
+static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
+    request r = *at(l, 0);
+    if (!reply->last) {
+        return kvfi_conn_broken(l->conn, "the server answered a GET with an array");
+    }
+    l->named = false;
+    if (r.item == NULL) {
+        l->head++;
+        l->num--;
+        return KVF_WHY_NONE;
+    }
+    kvf_reason why = judge(reply, r.place.bytes);
+    if (why == KVF_NUM_REASONS) {
+        return kvfi_conn_broken(l->conn, "the server answered a GET with what is no string");
+    }
+    l->head++;
+    l->num--;
+    l->asked -= r.place.bytes;
+    bool over = r.last;
+    if (why != KVF_WHY_NONE && l->why == KVF_WHY_NONE) {
+        l->why = why;
+        over = stop_asking(l, r.item) || over;
+    }
+    if (over) {
+        /* The next value is asked for before this one is checked: the server works meanwhile. */
+        ask(l);
+        kvf_reason sent = kvfi_conn_send(l->conn);
+        finish(l, r.item);
+        if (sent != KVF_WHY_NONE) {
+            return sent;
+        }
+    }
+    return is_worth_draining(l, reply) ? KVF_WHY_NONE : kvfi_conn_broken(l->conn, "a stored value is far too long");
+}
+
+/* ---- the exchange ---- */
+
+/* One step: an answer, or some bytes, or a wait. */
+static kvf_reason step(loader *l) {
+    kvfi_reply reply;
+    if (!l->named && at(l, 0)->item != NULL) {
+        kvfi_resp_into(&l->conn->in, at(l, 0)->place);
+        l->named = true;
+    }
+    kvfi_resp_event event = kvfi_resp_next(&l->conn->in, &reply);
+    if (event == KVFI_RESP_REPLY) {
+        return take_answer(l, &reply);
+    }
+    if (event == KVFI_RESP_BAD) {
+        return kvfi_conn_broken(l->conn, "the server said what is not RESP");
+    }
+    bool got = false;
+    kvf_reason why = kvfi_conn_send(l->conn);
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_conn_recv(l->conn, &got);
+    }
+    if (why == KVF_WHY_NONE && !got) {
+        why = kvfi_conn_wait(l->conn, l->feed->deadline_us);
+    }
+    return why;
+}
+
+/* How many of the requests in the ring are loads. */
+static bool has_loads(loader *l) {
+    for (unsigned i = 0; i < l->num; i++) {
+        if (at(l, i)->item != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The connection is gone: so are all items that were on their way. */
+static void abandon(loader *l, kvf_reason why) {
+    const kvfi_item *before = NULL;
+    for (unsigned i = 0; i < l->num; i++) {
+        kvfi_item *item = at(l, i)->item;
+        if (item != NULL && item != before) {
+            kvfi_feed_done(l->feed, item, KVF_MISS, i == 0 && l->why != KVF_WHY_NONE ? l->why : why);
+            before = item;
+        }
+    }
+    if (l->item != NULL && l->item != before) {
+        kvfi_feed_done(l->feed, l->item, KVF_MISS, why);
+    }
+}
+
+/* Loads until the feed is dry or the connection fails. */
+static void run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+    loader l;
+    l.tier = tier;
+    l.conn = conn;
+    l.feed = feed;
+    l.head = l.num = 0;
+    l.asked = l.usual = 0;
+    l.item = NULL;
+    l.why = KVF_WHY_NONE;
+    l.dry = l.named = false;
+    for (;;) {
+        ask(&l);
+        if (!has_loads(&l)) {
+            break;
+        }
+        kvf_reason why = step(&l);
+        if (why != KVF_WHY_NONE) {
+            abandon(&l, why);
+            return;
+        }
+    }
+    /* Refreshes are sent, and not waited for: their answers are owed to the next who uses the connection. */
+    conn->owed += l.num;
+    if (kvfi_conn_send(conn) == KVF_WHY_NONE && !kvfi_conn_all_sent(conn)) {
+        kvfi_conn_close(conn);
+    }
+}
+
+void kvfi_redis_give_up(kvfi_feed *feed, kvf_reason why) {
+    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
+        kvfi_feed_done(feed, item, KVF_MISS, why);
+    }
+}
+
+static bool is_over(const kvfi_feed *feed) {
+    size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
+    return next >= feed->num || next >= atomic_load_explicit(&feed->limit, memory_order_relaxed) ||
+           kvfi_sys->now_us() >= feed->deadline_us;
+}
+
+void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    /* A connection that breaks costs the items that were on it; the others get a new one. */
+    while (!is_over(feed)) {
+        kvfi_conn *conn = NULL;
+        kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, KVFI_LANE_LOAD, feed, feed->deadline_us);
+        if (why != KVF_WHY_NONE) {
+            kvfi_redis_give_up(feed, why);
+            return;
+        }
+        run(tier, conn, feed);
+        kvfi_node_give(&tier->node, KVFI_LANE_LOAD, conn);
+    }
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "redis/node.h"
+
+#include "store/pool.h"
+
+#define MIN_BACKOFF_MS 50u
+#define MAX_BACKOFF_MS 1000u
+#define RECHECK_US 2000 /* how often someone who waits for a connection looks whether there is work left for it */
+
+kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
+    /* A key of another type was not written by us: it is no record. */
+    return kvfi_reply_says(reply, "WRONGTYPE") ? KVF_WHY_VERSION : KVF_WHY_SERVER;
+}
+
+/* ---- the breaker; all under the lock ---- */
+
+/* May we try to connect? After a failure one may, once the backoff is over; the others wait for what becomes of that. */
+static bool may_try(kvfi_node *node) {
+    int64_t now = kvfi_sys->now_us();
+    if (node->breaker.until_us > now) {
+        return false;
+    }
+    if (node->breaker.backoff_ms > 0) {
+        node->breaker.until_us = now + (int64_t)node->conf->connect_ms * 1000;
+    }
+    return true;
+}
+
+static void note_success(kvfi_node *node) {
+    node->breaker = (kvfi_breaker){0};
+}
+
+static void note_failure(kvfi_node *node) {
+    uint32_t backoff_ms = node->breaker.backoff_ms * 2;
+    uint16_t chance = 0;
+    backoff_ms = backoff_ms < MIN_BACKOFF_MS ? MIN_BACKOFF_MS : backoff_ms;
+    backoff_ms = backoff_ms > MAX_BACKOFF_MS ? MAX_BACKOFF_MS : backoff_ms;
+    /* Up to a quarter less, so that many processes do not knock at the same moment. Without chance it still works. */
+    (void)kvfi_sys->random(&chance, sizeof chance);
+    uint32_t jittered_ms = backoff_ms - backoff_ms / 4 * chance / UINT16_MAX;
+    node->breaker = (kvfi_breaker){.until_us = kvfi_sys->now_us() + (int64_t)jittered_ms * 1000, .backoff_ms = backoff_ms};
+}
+
+static void locked(kvfi_node *node, void (*note)(kvfi_node *)) {
+    pthread_mutex_lock(&node->lock);
+    note(node);
+    pthread_mutex_unlock(&node->lock);
+}
+
+/* ---- the introduction: AUTH, SELECT, CLIENT SETNAME in one round trip ---- */
+
+typedef enum step { STEP_AUTH, STEP_SELECT, STEP_NAME, STEP_PING } step;
+
+static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, step steps[4], size_t *num) {
+    size_t n = 0;
+    kvfi_cmd *out = kvfi_conn_room(conn, KVFI_CONN_OUT);
+    if (conf->password != NULL) {
+        kvfi_cmd_array(out, conf->user != NULL ? 3 : 2);
+        kvfi_cmd_text(out, "AUTH");
+        if (conf->user != NULL) {
+            kvfi_cmd_text(out, conf->user);
+        }
+        kvfi_cmd_text(out, conf->password);
+        steps[n++] = STEP_AUTH;
+    }
+    if (conf->db > 0) {
+        kvfi_cmd_array(out, 2);
+        kvfi_cmd_text(out, "SELECT");
+        kvfi_cmd_number(out, conf->db);
+        steps[n++] = STEP_SELECT;
+    }
+    if (conf->name[0] != '\0') {
+        kvfi_cmd_array(out, 3);
+        kvfi_cmd_text(out, "CLIENT");
+        kvfi_cmd_text(out, "SETNAME");
+        kvfi_cmd_text(out, conf->name);
+        steps[n++] = STEP_NAME;
+    } else {
+        kvfi_cmd_array(out, 1); /* something must be answered, to know that a Redis is there */
+        kvfi_cmd_text(out, "PING");
+        steps[n++] = STEP_PING;
+    }
+    *num = n;
+    return out->full ? kvfi_fail(err, KVF_CONFIG, "%s: user or password are too long", conf->text) : KVF_OK;
+}
+
+/* The sentence for what the operator must change; KVF_MISS for what passes by itself. */
+static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const kvfi_redis_conf *conf, const kvfi_reply *reply,
+                                  step at) {
+    if (kvfi_reply_says(reply, "NOAUTH") && conf->password == NULL) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: the server asks for a password: write redis://user:password@...", conf->text);
+    }
+    if (kvfi_reply_says(reply, "NOPERM")) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: the user lacks a permission: %s: %s", conf->text, conn->said,
+                         at == STEP_NAME     ? "add +client|setname to its ACL, or name= to the URL"
+                         : at == STEP_SELECT ? "add +select to its ACL, or use database 0"
+                                             : "add +ping to its ACL");
+    }
+    if (at == STEP_AUTH && !kvfi_reply_says(reply, "LOADING")) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: user or password refused: %s", conf->text, conn->said);
+    }
+    if (at == STEP_SELECT && (kvfi_reply_says(reply, "ERR") || kvfi_reply_says(reply, "NOAUTH"))) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: the server has no database %u: %s: use a lower number, or raise `databases` there",
+                         conf->text, conf->db, conn->said);
+    }
+    if (kvfi_reply_says(reply, "DENIED")) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: the server is in protected mode and lets only its own host in: set a password "
+                                          "there, or bind it to the right interface", conf->text);
+    }
+    return kvfi_fail(err, KVF_MISS, "%s: the server refuses: %s", conf->text, conn->said);
+}
+
+static kvf_status not_redis(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf) {
+    (void)kvfi_conn_broken(conn, "this is not a Redis server");
+    return kvfi_fail(err, KVF_CONFIG, "%s: this is not a Redis server: its answer is not RESP; check host and port", conf->text);
+}
+
+/* Reads the answers to the introduction. KVF_OK, KVF_CONFIG, or KVF_MISS with the reason. */
+static kvf_status read_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, const step *steps, size_t num,
+                                    kvf_reason *why, int64_t deadline_us) {
+    for (size_t i = 0; i < num; i++) {
+        kvfi_reply reply;
+        *why = kvfi_conn_next(conn, &reply, deadline_us);
+        if (*why != KVF_WHY_NONE) {
+            bool nonsense = strstr(conn->said, "not RESP") != NULL;
+            return nonsense ? not_redis(conn, err, conf)
+                            : kvfi_fail(err, KVF_MISS, "%s: no connection: %s", conf->text, conn->said);
+        }
+        if (reply.kind == KVFI_RESP_ERROR) {
+            *why = KVF_WHY_SERVER;
+            /* A server that still loads its data knows us already. */
+            if (steps[i] == STEP_PING && kvfi_reply_says(&reply, "LOADING")) {
+                continue;
+            }
+            return explain_refusal(err, conn, conf, &reply, steps[i]);
+        }
+        if (reply.kind != KVFI_RESP_STATUS) {
+            *why = KVF_WHY_SERVER;
+            return not_redis(conn, err, conf);
+        }
+    }
+    *why = KVF_WHY_NONE;
+    return KVF_OK;
+}
+
+static kvf_status introduce(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, kvf_reason *why, int64_t deadline_us) {
+    step steps[4];
+    size_t num = 0;
+    *why = KVF_WHY_SERVER;
+    KVFI_TRY(put_introduction(conn, err, conf, steps, &num));
+    return read_introduction(conn, err, conf, steps, num, why, deadline_us);
+}
+
+/* Connects and introduces itself. Counts for the breaker. */
+static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    int64_t own_deadline_us = kvfi_deadline((int64_t)node->conf->connect_ms * 1000);
+    if (own_deadline_us > deadline_us) {
+        own_deadline_us = deadline_us;
+    }
+    kvf_reason why = kvfi_conn_open(conn, &node->server, own_deadline_us);
+    if (why != KVF_WHY_NONE) {
+        (void)kvfi_fail(err, KVF_MISS, "%s: no connection: %s", node->conf->text, conn->said);
+    } else {
+        atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
+        if (introduce(conn, err, node->conf, &why, own_deadline_us) != KVF_OK) {
+            (void)kvfi_conn_broken(conn, conn->said);
+        }
+    }
+    if (why == KVF_WHY_BUDGET && own_deadline_us < deadline_us) {
+        why = KVF_WHY_UNREACHABLE; /* not the caller's deadline but ours */
+    }
+    locked(node, why == KVF_WHY_NONE ? note_success : note_failure);
+    return why;
+}
+
+/* ---- lanes ---- */
+
+static unsigned lane_max(const kvfi_node *node) {
+    return node->conf->conns;
+}
+
+static bool is_dry(const kvfi_feed *feed) {
+    if (feed == NULL) {
+        return false;
+    }
+    size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
+    return next >= feed->num || next >= atomic_load_explicit(&feed->limit, memory_order_relaxed);
+}
+
+/* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up while it waits. */
+static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed, int64_t deadline_us) {
+    while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
+        int64_t now = kvfi_sys->now_us();
+        if (now >= deadline_us || is_dry(feed)) {
+            return KVF_WHY_BUDGET;
+        }
+        int64_t until_us = feed != NULL && deadline_us - now > RECHECK_US ? now + RECHECK_US : deadline_us;
+        (void)kvfi_cond_wait(&node->freed, &node->lock, until_us);
+    }
+    *out = lane->num_idle > 0 ? lane->idle[--lane->num_idle] : NULL;
+    lane->num_taken++;
+    return KVF_WHY_NONE;
+}
+
+static void give_slot(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
+    pthread_mutex_lock(&node->lock);
+    kvfi_lane *lane = &node->lanes[kind];
+    lane->num_taken--;
+    if (conn != NULL) {
+        lane->idle[lane->num_idle++] = conn;
+    }
+    pthread_cond_broadcast(&node->freed);
+    pthread_mutex_unlock(&node->lock);
+}
+
+/* Is a connection that lay idle still good? The server may have closed it; it may still owe answers. Anything else that it says unasked is
+ * the beginning of a misunderstanding. */
+static bool is_fit(kvfi_conn *conn, int64_t deadline_us) {
+    if (!kvfi_conn_is_open(conn)) {
+        return false;
+    }
+    bool got = false;
+    if (conn->owed > 0) {
+        if (kvfi_conn_skip_owed(conn, deadline_us) != KVF_WHY_NONE) {
+            return false;
+        }
+    } else if (kvfi_conn_recv(conn, &got) != KVF_WHY_NONE) {
+        return false;
+    }
+    if (got || !kvfi_resp_idle(&conn->in)) {
+        (void)kvfi_conn_broken(conn, "the server spoke without being asked");
+        return false;
+    }
+    return true;
+}
+
+static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    if (is_fit(conn, deadline_us)) {
+        return KVF_WHY_NONE;
+    }
+    pthread_mutex_lock(&node->lock);
+    bool may = may_try(node);
+    pthread_mutex_unlock(&node->lock);
+    if (!may) {
+        (void)kvfi_fail(err, KVF_MISS, "%s: not tried: the server was not reachable a moment ago", node->conf->text);
+        return KVF_WHY_BREAKER;
+    }
+    return connect_to(node, conn, err, deadline_us);
+}
+
+static kvfi_conn *new_conn(const kvfi_node *node) {
+    kvfi_conn *conn = kvfi_alloc(sizeof *conn);
+    if (conn != NULL) {
+        kvfi_conn_init(conn, node->conf->stall_ms, node->disconnects);
+    }
+    return conn;
+}
+
+kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi_lane_kind kind, const kvfi_feed *feed,
+                          int64_t deadline_us) {
+    kvfi_conn *conn = NULL;
+    *out = NULL;
+    pthread_mutex_lock(&node->lock);
+    kvf_reason why = take_slot(node, &node->lanes[kind], &conn, feed, deadline_us);
+    pthread_mutex_unlock(&node->lock);
+    if (why != KVF_WHY_NONE) {
+        (void)kvfi_fail(err, KVF_MISS, "%s: all connections were in use until the deadline", node->conf->text);
+        return why;
+    }
+    if (conn == NULL) {
+        conn = new_conn(node);
+    }
+    if (conn == NULL) {
+        (void)kvfi_fail(err, KVF_NOMEM, "no memory for a connection");
+        why = KVF_WHY_NOMEM;
+    } else {
+        why = make_fit(node, conn, err, deadline_us);
+    }
+    if (why != KVF_WHY_NONE) {
+        give_slot(node, kind, conn);
+        return why;
+    }
+    *out = conn;
+    return KVF_WHY_NONE;
+}
+
+void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
+    if (!kvfi_conn_is_open(conn) && conn->stalled) {
+        /* A server that hangs still accepts connections; each would cost the no-progress deadline again. */
+        locked(node, note_failure);
+    }
+    give_slot(node, kind, conn);
+}
+
+void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, _Atomic uint64_t *connects, _Atomic uint64_t *disconnects) {
+    *node = (kvfi_node){.conf = conf, .server = conf->server, .connects = connects, .disconnects = disconnects};
+    pthread_mutex_init(&node->lock, NULL);
+    kvfi_cond_init(&node->freed);
+}
+
+void kvfi_node_cleanup(kvfi_node *node) {
+    for (unsigned kind = 0; kind < KVFI_NUM_LANES; kind++) {
+        kvfi_lane *lane = &node->lanes[kind];
+        while (lane->num_idle > 0) {
+            kvfi_conn *conn = lane->idle[--lane->num_idle];
+            kvfi_conn_close(conn);
+            kvfi_free(conn);
+        }
+    }
+    pthread_cond_destroy(&node->freed);
+    pthread_mutex_destroy(&node->lock);
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One server: its address, how to introduce oneself, its connections in lanes, and a breaker for when it is away.
+ *
+ * The lanes never mix: a lookup does not wait behind a load, nor a load behind a store, and no connection carries big values both
+ * ways at once. A topology of several servers is several nodes.
+ */
+#ifndef KVFI_REDIS_NODE_H
+#define KVFI_REDIS_NODE_H
+
+#include <pthread.h>
+
+#include "redis/conf.h"
+#include "store/tier.h"
+
+typedef enum kvfi_lane_kind { KVFI_LANE_LOOKUP, KVFI_LANE_LOAD, KVFI_LANE_STORE, KVFI_NUM_LANES } kvfi_lane_kind;
+
+typedef struct kvfi_lane {
+    kvfi_conn *idle[KVFI_REDIS_MAX_CONNS]; /* the last used is on top; a closed one may be among them, for its memory */
+    unsigned   num_idle;
+    unsigned   num_taken;
+} kvfi_lane;
+
+/* The breaker: after a failure nobody tries until `until_us`, then one does. */
+typedef struct kvfi_breaker {
+    int64_t  until_us;   /* 0: closed */
+    uint32_t backoff_ms; /* of the last failure; 0 after a success */
+} kvfi_breaker;
+
+typedef struct kvfi_node {
+    const kvfi_redis_conf *conf;
+    kvfi_endpoint          server;
+    pthread_mutex_t        lock;  /* of all that follows; never held over I/O */
+    pthread_cond_t         freed; /* a connection was given back */
+    kvfi_lane              lanes[KVFI_NUM_LANES];
+    kvfi_breaker           breaker;
+    _Atomic uint64_t      *connects, *disconnects;
+} kvfi_node;
+
+void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
+void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
+
+/* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for one until the
+ * deadline. With a feed it stops waiting when that is dry. When it fails, *out is NULL; `err` (or NULL) gets a sentence and, when the operator
+ * must change something, KVF_CONFIG. */
+kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed, int64_t deadline_us);
+/* Takes it back, open or closed. */
+void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
+
+/* What an error reply means for an item. */
+kvf_reason kvfi_reply_reason(const kvfi_reply *);
+static inline bool kvfi_reply_says(const kvfi_reply *reply, const char *word) {
+    size_t len = strlen(word);
+    return reply->len >= len && memcmp(reply->text, word, len) == 0;
+}
+
+#endif

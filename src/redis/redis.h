@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The Redis tier: what its parts share. One file for each thing that it does: load.c (get), save.c (put), peek.c, admin.c (walk, clear,
+ * remove, info), session.c, doctor.c.
+ */
+#ifndef KVFI_REDIS_H
+#define KVFI_REDIS_H
+
+#include "redis/key.h"
+#include "redis/node.h"
+
+#define KVFI_COMMAND_BYTES 512u /* any command without its body: the longest key, and all the rest */
+
+typedef struct kvfi_redis {
+    kvfi_tier        base;
+    kvfi_redis_conf  conf;
+    kvfi_node        node;
+    _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
+} kvfi_redis;
+
+static inline kvfi_redis *kvfi_redis_of(kvfi_tier *tier) {
+    return (kvfi_redis *)(void *)tier; /* `base` is the first member */
+}
+
+void kvfi_redis_get(kvfi_tier *, kvfi_feed *);
+void kvfi_redis_put(kvfi_tier *, kvfi_feed *);
+void kvfi_redis_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
+
+kvf_status kvfi_redis_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
+kvf_status kvfi_redis_walk(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx, uint32_t step_ms);
+kvf_status kvfi_redis_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
+
+kvf_status kvfi_redis_session_put(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s,
+                                  int64_t deadline_us);
+kvf_status kvfi_redis_session_sizes(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
+kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
+kvf_status kvfi_redis_session_remove(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
+uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
+
+void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
+void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
+
+/* Gives all that is left in the feed back as missed: there is no connection to try it on. */
+void kvfi_redis_give_up(kvfi_feed *, kvf_reason why);
+/* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not expire together. */
+uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
+
+/* ---- for calls that send one command after the other (admin, sessions, doctor) */
+typedef struct kvfi_talk {
+    kvfi_redis    *tier;
+    kvfi_conn     *conn; /* NULL: the talk has not begun, or is over */
+    kvfi_lane_kind lane;
+    kvf_error     *err;
+    int64_t        deadline_us;
+} kvfi_talk;
+
+/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. */
+kvf_status kvfi_talk_begin(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_lane_kind, int64_t deadline_us);
+void kvfi_talk_end(kvfi_talk *);
+/* Queues one command of plain texts; NULL ends the list. */
+kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
+/* The next reply. KVF_OK also for error replies: the caller decides what they mean. KVF_IO: the connection is gone. */
+kvf_status kvfi_talk_hear(kvfi_talk *, kvfi_reply *);
+/* KVF_IO with the server's own words, or the sentence when `reply` is no error. */
+kvf_status kvfi_talk_refused(kvfi_talk *, const kvfi_reply *, const char *doing);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A push decoder for RESP2, the protocol of Redis and Valkey. Pure: no I/O, no allocation, and no copy of anything big.
+ *
+ * The caller names the place of a body before its reply arrives. The decoder asks for bytes (kvfi_resp_want fills iovecs for
+ * readv: the place itself, and a small scratch for the lines around it), is told how many came (kvfi_resp_got), and hands
+ * out what they make (kvfi_resp_next). So a value goes from the socket straight into the caller's memory:
+ *
+ *     kvfi_resp_into(&resp, place);                            once for each reply that has a place
+ *     while (kvfi_resp_next(&resp, &reply) == KVFI_RESP_MORE) {
+ *         size_t num = kvfi_resp_want(&resp, iov, 16);
+ *         kvfi_resp_got(&resp, (size_t)readv(fd, iov, (int)num));
+ *     }
+ *
+ * An array is announced, and its elements follow as replies of their own, however deep they nest; `last` marks the one that completes
+ * the answer to a command. So nothing is ever built up, and a hostile server can make this decoder do one of two things: hand out
+ * short replies, or say KVFI_RESP_BAD, after which the connection is of no more use.
+ */
+#ifndef KVFI_RESP_DECODE_H
+#define KVFI_RESP_DECODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#define KVFI_RESP_MIN_SCRATCH 128u
+#define KVFI_RESP_MAX_LINE 1024u            /* of a status, an error, a number; also bounded by the scratch */
+#define KVFI_RESP_MAX_ELEMENTS (1u << 20)   /* announced and still to come, in one answer */
+
+typedef enum kvfi_resp_kind {
+    KVFI_RESP_STATUS,  /* +OK: `text` */
+    KVFI_RESP_ERROR,   /* -ERR ...: `text`, without the dash */
+    KVFI_RESP_INT,     /* :7: `num` */
+    KVFI_RESP_BULK,    /* `num` bytes, in their place, or, if none was named, as `text` in the scratch */
+    KVFI_RESP_NIL,     /* $-1 or *-1 */
+    KVFI_RESP_ARRAY,   /* `num` replies follow as its elements */
+    KVFI_RESP_OVERSIZE /* a bulk of `num` bytes that its place, or the scratch, can't hold, reported before its body is read. Close the
+                          connection, or go on: the body is then thrown away, and comes to nobody's notice. */
+} kvfi_resp_kind;
+
+typedef struct kvfi_reply {
+    kvfi_resp_kind kind;
+    bool           last; /* it completes the answer to a command */
+    int64_t        num;
+    const char    *text; /* not terminated; lies in the scratch, valid until the next call */
+    size_t         len;
+} kvfi_reply;
+
+/* Where a body goes: `bytes` bytes, from byte `skip` of iov[0] on. The iovecs hold at least that many, and stay as they are. */
+typedef struct kvfi_place {
+    const struct iovec *iov;
+    size_t              skip;
+    size_t              bytes;
+} kvfi_place;
+
+typedef enum kvfi_resp_event { KVFI_RESP_MORE, KVFI_RESP_REPLY, KVFI_RESP_BAD } kvfi_resp_event;
+
+typedef struct kvfi_resp {
+    char      *scratch; /* the caller's */
+    size_t     cap;
+    size_t     begin, end;  /* scratch[begin, end) has come and is not used yet */
+    size_t     seen;        /* so much of that is known to hold no end of a line */
+    kvfi_place place;       /* of the next bulk, then what is left of it */
+    bool       has_place;
+    uint8_t    state;
+    uint8_t    to;          /* where the body at hand goes */
+    uint64_t   body;        /* its length */
+    uint64_t   left;        /* so much of it is still to come */
+    uint64_t   elements;    /* replies that still belong to the answer at hand; 0 between answers */
+    size_t     header;      /* the length of the last "$<n>\r\n": a good guess for the next */
+} kvfi_resp;
+
+/* `scratch` holds at least KVFI_RESP_MIN_SCRATCH bytes and lives as long as the decoder. The longest bulk without a place, with its CRLF,
+ * is what fits into it. */
+void kvfi_resp_init(kvfi_resp *, char *scratch, size_t cap);
+
+/* Names the place of the next reply, should that be a bulk; call it between replies. Whatever comes, it holds for this one reply. */
+void kvfi_resp_into(kvfi_resp *, kvfi_place);
+
+/* The next reply, if it is complete. KVFI_RESP_BAD is final. */
+kvfi_resp_event kvfi_resp_next(kvfi_resp *, kvfi_reply *);
+
+/* After KVFI_RESP_MORE: where to read to. At least one iovec of at least one byte; `cap` is at least 2. */
+size_t kvfi_resp_want(kvfi_resp *, struct iovec *out, size_t cap);
+/* So many bytes were read into the iovecs of the last kvfi_resp_want, in their order. */
+void kvfi_resp_got(kvfi_resp *, size_t num);
+
+/* How much of the body at hand is still to come. */
+static inline uint64_t kvfi_resp_left(const kvfi_resp *resp) {
+    return resp->left;
+}
+/* No reply has begun, and no byte is left over. */
+bool kvfi_resp_idle(const kvfi_resp *);
+
+#endif

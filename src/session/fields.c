@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sessions as fields: the HASH that any Redis client can read and write.
+ */
+#include <stdio.h>
+
+#include "session/session.h"
+
+#define DEFAULT_MAX_PART ((uint64_t)512 << 20) /* Redis' own default for proto-max-bulk-len */
+#define PART_STEP        64u                   /* parts end between elements, whatever the dtype */
+
+static size_t num_parts(uint64_t bytes, uint64_t part_bytes) {
+    if (part_bytes == 0 || bytes <= part_bytes) {
+        return 1;
+    }
+    return (size_t)((bytes + part_bytes - 1) / part_bytes);
+}
+
+/* Names the parts of one array ("keys", "keys.1", ...) and lays them over its memory. */
+static void fill_parts(kvfi_part *parts, size_t num, const char *name, const uint8_t *data, uint64_t bytes,
+                       uint64_t part_bytes) {
+    for (size_t i = 0; i < num; i++) {
+        if (i == 0) {
+            snprintf(parts[i].name, sizeof parts[i].name, "%s", name);
+        } else {
+            snprintf(parts[i].name, sizeof parts[i].name, "%s.%zu", name, i);
+        }
+        size_t len = (size_t)(i + 1 == num ? bytes : part_bytes);
+        parts[i].data = (struct iovec){(void *)(uintptr_t)data, len};
+        parts[i].found = false;
+        data = data == NULL ? NULL : data + len;
+        bytes -= len;
+    }
+}
+
+/* All parts of both arrays, keys first. */
+typedef struct parts {
+    kvfi_part *part;
+    size_t num_keys, num;
+} parts;
+
+static kvf_status parts_init(parts *out, kvf_error *err, uint64_t keys_bytes, uint64_t values_bytes,
+                             uint64_t part_bytes, size_t extra) {
+    out->num_keys = num_parts(keys_bytes, part_bytes);
+    out->num = out->num_keys + num_parts(values_bytes, part_bytes);
+    out->part = kvfi_alloc_zero(out->num + extra, sizeof *out->part);
+    return out->part != NULL ? KVF_OK : kvfi_fail(err, KVF_NOMEM, "no memory for the fields of a session");
+}
+
+static void parts_fill(parts *p, const uint8_t *keys, uint64_t keys_bytes, const uint8_t *values, uint64_t values_bytes,
+                       uint64_t part_bytes) {
+    fill_parts(p->part, p->num_keys, "keys", keys, keys_bytes, part_bytes);
+    fill_parts(p->part + p->num_keys, p->num - p->num_keys, "values", values, values_bytes, part_bytes);
+}
+
+/* ---- save */
+static kvf_status choose_part_bytes(const kvfi_session_call *call, kvfi_session_meta *meta) {
+    uint64_t max = call->tier->ops->session_max_part(call->tier, call->deadline_us);
+    uint64_t longest = meta->keys.bytes > meta->values.bytes ? meta->keys.bytes : meta->values.bytes;
+    max = max == 0 ? DEFAULT_MAX_PART : max;
+    meta->part_bytes = 0;
+    if (longest <= max) {
+        return KVF_OK;
+    }
+    meta->part_bytes = max >= PART_STEP ? max / PART_STEP * PART_STEP : max;
+    if (longest / meta->part_bytes >= KVFI_MAX_PARTS) {
+        return kvfi_fail(call->err, KVF_LIMIT,
+                         "an array of %llu bytes would need more than %u fields of the server's %llu",
+                         (unsigned long long)longest, KVFI_MAX_PARTS, (unsigned long long)max);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvfi_session_save_fields(const kvfi_session_call *call, kvfi_session_meta *meta, const void *keys,
+                                    const void *values, uint32_t ttl_s) {
+    parts all = {0};
+    uint8_t *text = NULL;
+    size_t text_len = 0;
+    KVFI_TRY(choose_part_bytes(call, meta));
+    KVFI_TRY(parts_init(&all, call->err, meta->keys.bytes, meta->values.bytes, meta->part_bytes, 1));
+    parts_fill(&all, keys, meta->keys.bytes, values, meta->values.bytes, meta->part_bytes);
+    kvf_status status = kvfi_session_meta_encode(&text, &text_len, call->err, meta, 0, 1);
+    if (status != KVF_OK) {
+        goto out;
+    }
+    kvfi_part *last = &all.part[all.num];
+    snprintf(last->name, sizeof last->name, "meta");
+    last->data = (struct iovec){text, text_len};
+    status =
+        call->tier->ops->session_put(call->tier, call->err, call->id, all.part, all.num + 1, ttl_s, call->deadline_us);
+out:
+    kvfi_free(text);
+    kvfi_free(all.part);
+    return status;
+}
+
+/* ---- load */
+static kvf_status sizes(const kvfi_session_call *call, kvfi_part *part, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        part[i].found = false;
+    }
+    return call->tier->ops->session_sizes(call->tier, call->err, call->id, part, num, call->deadline_us);
+}
+
+static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        part[i].found = false;
+    }
+    return call->tier->ops->session_get(call->tier, call->err, call->id, part, num, call->deadline_us);
+}
+
+/* What does not fit may be half of a session that is being replaced right now: *again asks for another look. */
+static kvf_status changed(const kvfi_session_call *call, bool *again, const char *what) {
+    *again = true;
+    return kvfi_fail(call->err, KVF_MISS, "%s: it is damaged, or was replaced at the same time, twice", what);
+}
+
+/* Lengths that a call found, against those that were asked for. */
+static bool lengths_fit(const kvfi_part *now, const parts *wanted) {
+    for (size_t i = 0; i < wanted->num; i++) {
+        if (!now[i].found || now[i].data.iov_len != wanted->part[i].data.iov_len) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *out, size_t len, bool *again) {
+    if (len > KVFI_MAX_META_BYTES) {
+        return kvfi_fail(call->err, KVF_MISS, "the meta of the session is longer than 1 MiB");
+    }
+    uint8_t *text = kvfi_alloc(len);
+    if (text == NULL) {
+        return kvfi_fail(call->err, KVF_NOMEM, "no memory for the meta of a session");
+    }
+    kvfi_part part = {.name = "meta", .data = {text, len}};
+    kvf_status status = get(call, &part, 1);
+    if (status == KVF_LIMIT || (status == KVF_OK && (!part.found || part.data.iov_len != len))) {
+        status = changed(call, again, "the meta of the session changed its length");
+    } else if (status == KVF_OK) {
+        status = kvfi_session_meta_decode(out, call->err, text, len);
+    }
+    kvfi_free(text);
+    return status;
+}
+
+/* Are the fields of a spread session as long as `wanted` says? Asked before memory is taken, so that a meta that lies
+ * costs none. */
+static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted, bool *again) {
+    kvfi_part *now = kvfi_alloc_zero(wanted->num, sizeof *now);
+    if (now == NULL) {
+        return kvfi_fail(call->err, KVF_NOMEM, "no memory for the fields of a session");
+    }
+    for (size_t i = 0; i < wanted->num; i++) {
+        memcpy(now[i].name, wanted->part[i].name, sizeof now[i].name);
+    }
+    kvf_status status = sizes(call, now, wanted->num);
+    if (status == KVF_OK && !lengths_fit(now, wanted)) {
+        status = changed(call, again, "the fields of the session are not as long as its meta says");
+    }
+    kvfi_free(now);
+    return status;
+}
+
+static bool sum_fits(const kvfi_array *array, const uint8_t *data) {
+    uint8_t sum[16];
+    struct iovec iov = {(void *)(uintptr_t)data, (size_t)array->bytes};
+    kvfi_xxh3_iov(sum, &iov, 1);
+    return memcmp(sum, array->xxh3, 16) == 0;
+}
+
+/* What is known before the arrays are read. */
+typedef struct plan {
+    bool has_meta;
+    kvfi_session_meta meta;
+    uint64_t keys_bytes, values_bytes;
+} load_plan;
+
+static kvf_status read_arrays(const kvfi_session_call *call, kvfi_loaded *loaded, const load_plan *plan, parts *all,
+                              const uint8_t *keys, const uint8_t *values, bool *again) {
+    parts_fill(all, keys, plan->keys_bytes, values, plan->values_bytes, plan->meta.part_bytes);
+    kvfi_part *now = kvfi_alloc(all->num * sizeof *now);
+    if (now == NULL) {
+        return kvfi_fail(call->err, KVF_NOMEM, "no memory for the fields of a session");
+    }
+    memcpy(now, all->part, all->num * sizeof *now);
+    kvf_status status = get(call, now, all->num);
+    if (status == KVF_LIMIT || (status == KVF_OK && !lengths_fit(now, all))) {
+        status = changed(call, again, "the fields of the session changed their lengths");
+    } else if (status == KVF_OK && plan->has_meta &&
+               (!sum_fits(&plan->meta.keys, keys) || !sum_fits(&plan->meta.values, values))) {
+        status = changed(call, again, "the checksum of the session differs");
+    }
+    kvfi_free(now);
+    if (status == KVF_OK) {
+        kvfi_loaded_describe(loaded, plan->has_meta ? &plan->meta : NULL, keys, plan->keys_bytes, values,
+                             plan->values_bytes);
+    }
+    return status;
+}
+
+static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, bool *again) {
+    enum { PAGE = 4096 };
+    parts all = {0};
+    kvfi_loaded *loaded = NULL;
+    KVFI_TRY(parts_init(&all, call->err, plan->keys_bytes, plan->values_bytes, plan->meta.part_bytes, 0));
+    kvf_status status = KVF_OK;
+    if (all.num > 2) {
+        parts_fill(&all, NULL, plan->keys_bytes, NULL, plan->values_bytes, plan->meta.part_bytes);
+        status = check_sizes(call, &all, again);
+    }
+    if (status != KVF_OK) {
+        goto out;
+    }
+    size_t values_at = (size_t)((plan->keys_bytes + PAGE - 1) / PAGE * PAGE);
+    loaded = kvfi_loaded_new(values_at + (size_t)plan->values_bytes);
+    if (loaded == NULL) {
+        status = kvfi_fail(call->err, KVF_NOMEM, "no memory for a session of %llu bytes",
+                           (unsigned long long)(plan->keys_bytes + plan->values_bytes));
+        goto out;
+    }
+    status = read_arrays(call, loaded, plan, &all, loaded->mem, loaded->mem + values_at, again);
+out:
+    if (status == KVF_OK) {
+        *out = loaded;
+    } else {
+        kvfi_loaded_free(loaded);
+    }
+    kvfi_free(all.part);
+    return status;
+}
+
+/* The meta, and whether an array that is one field has the length that meta says; a spread one is looked at more
+ * closely later. */
+static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, const kvfi_part found[3], bool *again) {
+    KVFI_TRY(read_meta(call, &plan->meta, found[0].data.iov_len, again));
+    uint64_t part_bytes = plan->meta.part_bytes;
+    plan->keys_bytes = plan->meta.keys.bytes;
+    plan->values_bytes = plan->meta.values.bytes;
+    if ((num_parts(plan->keys_bytes, part_bytes) == 1 && plan->keys_bytes != found[1].data.iov_len) ||
+        (num_parts(plan->values_bytes, part_bytes) == 1 && plan->values_bytes != found[2].data.iov_len)) {
+        return changed(call, again, "the fields of the session are not as long as its meta says");
+    }
+    return KVF_OK;
+}
+
+static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bool *again) {
+    kvfi_part found[3] = {{.name = "meta"}, {.name = "keys"}, {.name = "values"}};
+    load_plan plan = {0};
+    *again = false;
+    KVFI_TRY(sizes(call, found, 3));
+    if (!found[0].found && !found[1].found && !found[2].found) {
+        return kvfi_fail(call->err, KVF_MISS, "no such session");
+    }
+    if (!found[1].found || !found[2].found) {
+        return kvfi_fail(call->err, KVF_MISS, "the session has no field \"%s\"", found[1].found ? "values" : "keys");
+    }
+    plan.has_meta = found[0].found;
+    plan.keys_bytes = found[1].data.iov_len;
+    plan.values_bytes = found[2].data.iov_len;
+    if (plan.has_meta) {
+        KVFI_TRY(plan_by_meta(call, &plan, found, again));
+    } else if (plan.keys_bytes > KVFI_MAX_ARRAY_BYTES || plan.values_bytes > KVFI_MAX_ARRAY_BYTES) {
+        return kvfi_fail(call->err, KVF_MISS, "a field of the session is longer than 1T");
+    }
+    return load_planned(call, out, &plan, again);
+}
+
+kvf_status kvfi_session_load_fields(const kvfi_session_call *call, kvfi_loaded **out) {
+    bool again = false;
+    kvf_status status = load_once(call, out, &again);
+    if (status == KVF_MISS && again) {
+        status = load_once(call, out, &again);
+    }
+    return status;
+}

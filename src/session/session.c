@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The session API: checks arguments, chooses the tier, and hands over to the shape that the tier keeps sessions in.
+ */
+#include "session/session.h"
+
+#include "store/store.h"
+
+#define DEFAULT_TTL_S     3600u
+#define DEFAULT_BUDGET_MS 30000u
+#define MAP_FROM          ((size_t)1 << 20) /* below, a mapping costs more than it saves */
+
+static int64_t deadline_of(uint32_t budget_ms) {
+    return kvfi_deadline((int64_t)(budget_ms == 0 ? DEFAULT_BUDGET_MS : budget_ms) * 1000);
+}
+
+static bool has_fields(const kvfi_tier *tier) {
+    return tier->ops->session_put != NULL;
+}
+
+/* ---- sessions in memory */
+kvfi_loaded *kvfi_loaded_new(size_t mem_bytes) {
+    kvfi_loaded *loaded = kvfi_alloc_zero(1, sizeof *loaded);
+    if (loaded == NULL) {
+        return NULL;
+    }
+    loaded->mapped = mem_bytes >= MAP_FROM;
+    loaded->mem_bytes = mem_bytes;
+    loaded->mem = loaded->mapped ? kvfi_sys->map(mem_bytes, -1, 0) : kvfi_alloc(mem_bytes);
+    if (loaded->mem == NULL) {
+        kvfi_free(loaded);
+        return NULL;
+    }
+    loaded->pub.opaque = loaded;
+    return loaded;
+}
+
+void kvfi_loaded_free(kvfi_loaded *loaded) {
+    if (loaded == NULL) {
+        return;
+    }
+    if (loaded->mapped) {
+        kvfi_sys->unmap(loaded->mem, loaded->mem_bytes);
+    } else {
+        kvfi_free(loaded->mem);
+    }
+    kvfi_free(loaded);
+}
+
+static void describe_array(kvf_tensor *out, const kvfi_array *array, const uint8_t *data, uint64_t bytes) {
+    out->data = data;
+    out->len = (size_t)bytes;
+    if (array != NULL) {
+        memcpy(out->dtype, array->dtype, sizeof out->dtype);
+        out->num_dims = array->num_dims;
+        memcpy(out->dims, array->dims, sizeof out->dims);
+    }
+}
+
+void kvfi_loaded_describe(kvfi_loaded *loaded, const kvfi_session_meta *meta, const uint8_t *keys, uint64_t keys_bytes,
+                          const uint8_t *values, uint64_t values_bytes) {
+    kvf_session *pub = &loaded->pub;
+    describe_array(&pub->k, meta == NULL ? NULL : &meta->keys, keys, keys_bytes);
+    describe_array(&pub->v, meta == NULL ? NULL : &meta->values, values, values_bytes);
+    if (meta != NULL) {
+        pub->has_meta = 1;
+        pub->num_tokens = meta->num_tokens;
+        memcpy(pub->layout, meta->layout, sizeof pub->layout);
+        memcpy(pub->space, meta->space, sizeof pub->space);
+    }
+}
+
+void kvf_session_free(kvf_session *session) {
+    if (session != NULL) {
+        kvfi_loaded_free(session->opaque);
+    }
+}
+
+/* ---- arguments */
+static kvf_status check_call(const kvf_store *store, kvf_error *err, const char *id) {
+    size_t len = strnlen(id, KVF_MAX_ID_BYTES + 1);
+    if (len == 0 || len > KVF_MAX_ID_BYTES) {
+        return kvfi_fail(err, KVF_LIMIT, "the id of a session must have 1 to %u bytes", KVF_MAX_ID_BYTES);
+    }
+    if (!kvfi_store_is_ours(store)) {
+        return kvfi_fail(err, KVF_CLOSED, "the store belongs to the process before the fork: open one in this process");
+    }
+    return KVF_OK;
+}
+
+static kvf_status take_tensor(kvfi_array *out, kvf_error *err, const kvf_tensor *tensor, const char *name) {
+    out->bytes = tensor->len;
+    out->num_dims = tensor->num_dims;
+    memcpy(out->dtype, tensor->dtype, sizeof out->dtype);
+    memcpy(out->dims, tensor->dims, sizeof out->dims);
+    return kvfi_array_check(out, err, name);
+}
+
+static void take_sum(kvfi_array *out, const kvf_tensor *tensor) {
+    struct iovec iov = {(void *)(uintptr_t)tensor->data, tensor->len};
+    kvfi_xxh3_iov(out->xxh3, &iov, 1);
+}
+
+static kvf_status take_layout(kvfi_session_meta *meta, kvf_error *err, const char *layout) {
+    if (layout == NULL) {
+        return KVF_OK;
+    }
+    size_t len = strnlen(layout, sizeof meta->layout);
+    for (size_t i = 0; i < len; i++) {
+        if (layout[i] < 0x20 || layout[i] > 0x7e) {
+            return kvfi_fail(err, KVF_LIMIT, "the layout of a session must be printable ASCII");
+        }
+    }
+    if (len == sizeof meta->layout) {
+        return kvfi_fail(err, KVF_LIMIT, "the layout of a session has more than 64 bytes");
+    }
+    memcpy(meta->layout, layout, len + 1);
+    return KVF_OK;
+}
+
+static kvf_status take_arguments(kvfi_session_meta *meta, kvf_error *err, const kvf_tensor *k, const kvf_tensor *v,
+                                 const kvf_session_options *options) {
+    KVFI_TRY(take_tensor(&meta->keys, err, k, "k"));
+    KVFI_TRY(take_tensor(&meta->values, err, v, "v"));
+    KVFI_TRY(take_layout(meta, err, options->layout));
+    meta->num_tokens = options->num_tokens;
+    meta->stored_s = kvfi_sys->wall_us() / 1000000;
+    if (options->space != NULL) {
+        meta->has_space = true;
+        memcpy(meta->space, options->space, 32);
+    }
+    take_sum(&meta->keys, k);
+    take_sum(&meta->values, v);
+    return KVF_OK;
+}
+
+/* ---- the calls */
+/* The first tier that outlives the process, or else the first. */
+static kvfi_tier *tier_for_save(const kvf_store *store) {
+    for (size_t i = 0; i < kvfi_store_num_tiers(store); i++) {
+        if (!kvfi_store_tier(store, i)->volatile_) {
+            return kvfi_store_tier(store, i);
+        }
+    }
+    return kvfi_store_tier(store, 0);
+}
+
+kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, const kvf_tensor *k, const kvf_tensor *v,
+                            const kvf_session_options *options) {
+    kvf_session_options own = {0};
+    kvfi_session_meta meta = {0};
+    if (options != NULL) {
+        memcpy(&own, options, options->struct_size < sizeof own ? options->struct_size : sizeof own);
+    }
+    KVFI_TRY(check_call(store, err, id));
+    KVFI_TRY(take_arguments(&meta, err, k, v, &own));
+    kvfi_session_call call = {
+        .tier = tier_for_save(store),
+        .err = err,
+        .id = id,
+        .deadline_us = deadline_of(own.budget_ms),
+    };
+    uint32_t ttl_s = own.ttl_s == 0 ? DEFAULT_TTL_S : own.ttl_s;
+    if (has_fields(call.tier)) {
+        return kvfi_session_save_fields(&call, &meta, k->data, v->data, ttl_s);
+    }
+    return kvfi_session_save_value(&call, &meta, k->data, v->data, ttl_s);
+}
+
+static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {
+    return has_fields(call->tier) ? kvfi_session_load_fields(call, out) : kvfi_session_load_value(call, out);
+}
+
+/* The first tier that has it wins. When none has, a failure says more than a miss: the session may be where we could
+ * not look. */
+kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err, const char *id, uint32_t budget_ms) {
+    KVFI_TRY(check_call(store, err, id));
+    int64_t deadline_us = deadline_of(budget_ms);
+    kvf_error worst = {.status = KVF_OK};
+    for (size_t i = 0; i < kvfi_store_num_tiers(store); i++) {
+        kvf_error mine = {.status = KVF_MISS, .what = "no such session"};
+        kvfi_session_call call = {kvfi_store_tier(store, i), &mine, id, deadline_us};
+        kvfi_loaded *loaded = NULL;
+        kvf_status status = load_from(&call, &loaded);
+        if (status == KVF_OK) {
+            *out = &loaded->pub;
+            return KVF_OK;
+        }
+        mine.status = status;
+        if (worst.status == KVF_OK || (worst.status == KVF_MISS && status != KVF_MISS)) {
+            worst = mine;
+        }
+    }
+    return kvfi_fail(err, worst.status, "%s", worst.what);
+}
+
+kvf_status kvf_session_remove(kvf_store *store, kvf_error *err, const char *id) {
+    KVFI_TRY(check_call(store, err, id));
+    kvf_status result = KVF_MISS;
+    for (size_t i = 0; i < kvfi_store_num_tiers(store); i++) {
+        kvf_error mine = {.status = KVF_OK};
+        kvfi_session_call call = {kvfi_store_tier(store, i), &mine, id, deadline_of(0)};
+        kvf_status status = has_fields(call.tier)
+                                ? call.tier->ops->session_remove(call.tier, &mine, id, call.deadline_us)
+                                : kvfi_session_remove_value(&call);
+        if (status != KVF_OK && status != KVF_MISS) {
+            /* It goes on: what can be removed is removed, and the failure is reported. */
+            result = kvfi_fail(err, status, "%s", mine.what);
+        } else if (status == KVF_OK && result == KVF_MISS) {
+            result = KVF_OK;
+        }
+    }
+    return result == KVF_MISS ? kvfi_fail(err, KVF_MISS, "no such session") : result;
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sessions as one value of record format, for tiers that know only values.
+ *
+ *   header (128) | meta length (4) | meta, padded | keys | zeros | values
+ *
+ * Keys and values begin at multiples of 64 bytes of the value, so that they can be used where they land.
+ */
+#include "session/session.h"
+
+enum { ALIGN = 64, FRONT = KVFI_HEADER_BYTES + 4 };
+
+static const char space_label[] = "kvf1 sessions";
+static const char key_label[] = "kvf1 session";
+
+void kvfi_session_space(uint8_t out[32]) {
+    kvfi_sha sha;
+    kvfi_sha_init(&sha, NULL);
+    kvfi_sha_add(&sha, space_label, sizeof space_label - 1);
+    kvfi_sha_end(&sha, out);
+}
+
+void kvfi_session_addr(kvfi_addr *out, const char *id) {
+    kvfi_sha sha;
+    kvfi_session_space(out->space);
+    kvfi_sha_init(&sha, NULL);
+    kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
+    kvfi_sha_add(&sha, id, strlen(id));
+    kvfi_sha_end(&sha, out->key.bytes);
+}
+
+/* From the end of the keys to the next multiple of 64. */
+static size_t gap_behind(uint64_t keys_bytes) {
+    return (size_t)((ALIGN - keys_bytes % ALIGN) % ALIGN);
+}
+
+/* A reason of the tier as the outcome of a session. */
+static kvf_status outcome(kvf_error *err, kvf_status status, kvf_reason why) {
+    if (status == KVF_AGAIN) {
+        why = KVF_WHY_BUDGET; /* it was not even tried */
+    }
+    switch (why) {
+    case KVF_WHY_ABSENT:
+        return kvfi_fail(err, KVF_MISS, "no such session");
+    case KVF_WHY_BUDGET:
+        return kvfi_fail(err, KVF_IO, "the time budget for the session was used up");
+    case KVF_WHY_UNREACHABLE:
+    case KVF_WHY_BREAKER:
+        return kvfi_fail(err, KVF_IO, "the store of the session can't be reached, read or written");
+    case KVF_WHY_FULL:
+        return kvfi_fail(err, KVF_IO, "the store has no room for the session");
+    case KVF_WHY_SERVER:
+        return kvfi_fail(err, KVF_IO, "the store answered with an error");
+    case KVF_WHY_NOMEM:
+        return kvfi_fail(err, KVF_NOMEM, "no memory for the session");
+    case KVF_WHY_CLOSED:
+        return kvfi_fail(err, KVF_CLOSED, "the store was closed");
+    default:
+        return kvfi_fail(err, KVF_MISS, "the stored session can't be used: %s", kvf_reason_name(why));
+    }
+}
+
+/* One item through the tier's get or put. */
+static kvf_status transfer(const kvfi_session_call *call, void (*op)(kvfi_tier *, kvfi_feed *), kvfi_item *item,
+                           kvf_reason *why) {
+    item->status = KVF_AGAIN;
+    item->why = KVF_WHY_BUDGET;
+    kvfi_feed feed = {.items = item, .num = 1, .deadline_us = call->deadline_us};
+    atomic_init(&feed.next, 0);
+    atomic_init(&feed.limit, 1);
+    op(call->tier, &feed);
+    *why = item->why;
+    return item->status == KVF_OK ? KVF_OK : outcome(call->err, item->status, item->why);
+}
+
+/* ---- save */
+kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_meta *meta, const void *keys,
+                                   const void *values, uint32_t ttl_s) {
+    static const uint8_t zeros[ALIGN];
+    uint8_t *head = NULL;
+    size_t meta_len = 0;
+    if (meta->keys.bytes + meta->values.bytes > KVF_MAX_PAYLOAD_BYTES - KVFI_MAX_META_BYTES - 2 * ALIGN) {
+        return kvfi_fail(call->err, KVF_LIMIT, "a session in this store may have 16G at most");
+    }
+    /* No tier of this shape has a time to live for one value, so the value has its own. */
+    meta->expires_s = meta->stored_s + ttl_s;
+    memcpy(meta->id, call->id, strlen(call->id) + 1);
+    KVFI_TRY(kvfi_session_meta_encode(&head, &meta_len, call->err, meta, FRONT, ALIGN));
+    kvfi_put32(head + KVFI_HEADER_BYTES, (uint32_t)meta_len);
+
+    struct iovec iov[4] = {
+        {head + KVFI_HEADER_BYTES, 4 + meta_len},
+        {(void *)(uintptr_t)keys, (size_t)meta->keys.bytes},
+        {(void *)(uintptr_t)zeros, gap_behind(meta->keys.bytes)},
+        {(void *)(uintptr_t)values, (size_t)meta->values.bytes},
+    };
+    kvfi_item item = {.iov = iov, .num_iov = 4};
+    kvf_block block = {0};
+    kvfi_session_addr(&item.addr, call->id);
+    kvfi_record_seal(head, &item.addr, &block, iov, 4, 0, meta->stored_s);
+    iov[0] = (struct iovec){head, FRONT + meta_len};
+    item.bytes = kvfi_iov_bytes(iov, 4);
+    kvf_reason why;
+    kvf_status status = transfer(call, call->tier->ops->put, &item, &why);
+    kvfi_free(head);
+    return status == KVF_MISS ? kvfi_fail(call->err, KVF_IO, "the store refused the session: %s", kvf_reason_name(why))
+                              : status;
+}
+
+/* ---- load */
+/* Cuts a payload into meta and arrays. KVF_MISS when its lengths do not add up. */
+static kvf_status cut(kvfi_session_meta *meta, const uint8_t **keys, const uint8_t **values, kvf_error *err,
+                      const uint8_t *payload, uint64_t len) {
+    if (len < 4 || kvfi_get32(payload) > len - 4) {
+        return kvfi_fail(err, KVF_MISS, "the stored session is shorter than its own lengths");
+    }
+    size_t meta_len = kvfi_get32(payload);
+    KVFI_TRY(kvfi_session_meta_decode(meta, err, payload + 4, meta_len));
+    /* Both are at most 1T, so the sum can't overflow. */
+    uint64_t values_at = 4 + meta_len + meta->keys.bytes + gap_behind(meta->keys.bytes);
+    if (values_at + meta->values.bytes != len || meta->part_bytes != 0) {
+        return kvfi_fail(err, KVF_MISS, "the stored session is not as long as its meta says");
+    }
+    *keys = payload + 4 + meta_len;
+    *values = payload + values_at;
+    return KVF_OK;
+}
+
+/* Looks for the value and how long it is. */
+static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uint64_t *out_payload_bytes) {
+    kvfi_peek peek = {.why = KVF_WHY_ABSENT};
+    kvfi_header header;
+    uint64_t round_trips = 0;
+    call->tier->ops->peek(call->tier, addr, 1, &peek, &round_trips, call->deadline_us);
+    kvf_reason why = peek.why;
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_header_decode(&header, peek.header);
+    }
+    if (why == KVF_WHY_NONE && (memcmp(&header.addr, addr, sizeof *addr) != 0 || header.num_tokens != 0)) {
+        why = KVF_WHY_OTHER_SPACE;
+    }
+    if (why != KVF_WHY_NONE) {
+        return outcome(call->err, KVF_MISS, why);
+    }
+    *out_payload_bytes = header.payload_bytes;
+    return KVF_OK;
+}
+
+static kvf_status read_value(const kvfi_session_call *call, kvfi_loaded *loaded, const kvfi_addr *addr,
+                             uint64_t payload_bytes, kvf_reason *why) {
+    struct iovec whole = {loaded->mem, KVFI_HEADER_BYTES + (size_t)payload_bytes};
+    kvfi_item item = {.addr = *addr, .iov = &whole, .num_iov = 1, .bytes = whole.iov_len};
+    KVFI_TRY(transfer(call, call->tier->ops->get, &item, why));
+    struct iovec payload = {loaded->mem + KVFI_HEADER_BYTES, (size_t)payload_bytes};
+    kvf_block block = {0};
+    *why = kvfi_record_check(loaded->mem, addr, &block, &payload, 1);
+    return *why == KVF_WHY_NONE ? KVF_OK : outcome(call->err, KVF_MISS, *why);
+}
+
+static kvf_status describe(const kvfi_session_call *call, kvfi_loaded *loaded, uint64_t payload_bytes) {
+    kvfi_session_meta meta;
+    const uint8_t *keys = NULL, *values = NULL;
+    KVFI_TRY(cut(&meta, &keys, &values, call->err, loaded->mem + KVFI_HEADER_BYTES, payload_bytes));
+    if (meta.expires_s != 0 && kvfi_sys->wall_us() / 1000000 >= meta.expires_s) {
+        return kvfi_fail(call->err, KVF_MISS, "no such session (it has expired)");
+    }
+    kvfi_loaded_describe(loaded, &meta, keys, meta.keys.bytes, values, meta.values.bytes);
+    return KVF_OK;
+}
+
+static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, const kvfi_addr *addr, kvf_reason *why) {
+    uint64_t payload_bytes = 0;
+    KVFI_TRY(look(call, addr, &payload_bytes));
+    kvfi_loaded *loaded = kvfi_loaded_new(KVFI_HEADER_BYTES + (size_t)payload_bytes);
+    if (loaded == NULL) {
+        return kvfi_fail(call->err, KVF_NOMEM, "no memory for a session of %llu bytes",
+                         (unsigned long long)payload_bytes);
+    }
+    kvf_status status = read_value(call, loaded, addr, payload_bytes, why);
+    if (status == KVF_OK) {
+        status = describe(call, loaded, payload_bytes);
+    }
+    if (status != KVF_OK) {
+        kvfi_loaded_free(loaded);
+        return status;
+    }
+    *out = loaded;
+    return KVF_OK;
+}
+
+kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **out) {
+    kvfi_addr addr;
+    kvf_reason why = KVF_WHY_NONE;
+    kvfi_session_addr(&addr, call->id);
+    kvf_status status = load_once(call, out, &addr, &why);
+    /* Between the look and the read another writer may have replaced it by one of another length. */
+    if (status == KVF_MISS && (why == KVF_WHY_TRUNCATED || why == KVF_WHY_CHECKSUM)) {
+        status = load_once(call, out, &addr, &why);
+    }
+    return status;
+}
+
+kvf_status kvfi_session_remove_value(const kvfi_session_call *call) {
+    kvfi_addr addr;
+    kvfi_session_addr(&addr, call->id);
+    return call->tier->ops->remove(call->tier, call->err, &addr, call->deadline_us);
+}
+
+bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], const void *payload, size_t len) {
+    kvfi_session_meta meta;
+    const uint8_t *keys = NULL, *values = NULL;
+    if (cut(&meta, &keys, &values, NULL, payload, len) != KVF_OK || meta.id[0] == '\0') {
+        return false;
+    }
+    memcpy(out, meta.id, sizeof meta.id);
+    return true;
+}

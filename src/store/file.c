@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store: opening and closing. file.h has the layout.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+
+#include "store/file.h"
+
+#define DEFAULT_MAX_BYTES ((uint64_t)10 << 30)
+#define MIN_MAX_BYTES     ((uint64_t)1 << 20)
+#define OPEN_SWEEP_US     ((int64_t)500000)
+
+static void close_file(kvfi_tier *tier) {
+    kvfi_file *file = (kvfi_file *)tier;
+    if (file == NULL) {
+        return;
+    }
+    kvfi_file_usage_flush(file);
+    kvfi_url_free(tier->url);
+    kvfi_free(file->root);
+    kvfi_free(file);
+}
+
+static void info(kvfi_tier *tier, kvf_tier_info *out) {
+    kvfi_file *file = (kvfi_file *)tier;
+    struct stat st;
+    kvfi_usage usage;
+    snprintf(out->url, sizeof out->url, "%s", tier->url->text);
+    out->reachable = kvfi_sys->fstatat(AT_FDCWD, file->root, &st, 0) == 0;
+    out->max_bytes = (int64_t)file->max_bytes;
+    out->num_records = -1;
+    out->used_bytes = -1;
+    kvfi_file_usage_flush(file);
+    if (kvfi_file_usage_read(file, &usage)) {
+        out->num_records = (int64_t)usage.records;
+        out->used_bytes = (int64_t)usage.bytes;
+    }
+}
+
+static const kvfi_tier_ops ops = {
+    .get = kvfi_file_get,
+    .put = kvfi_file_put,
+    .peek = kvfi_file_peek,
+    .borrow = kvfi_file_borrow,
+    .give_back = kvfi_file_give_back,
+    .remove = kvfi_file_remove,
+    .walk = kvfi_file_walk,
+    .clear = kvfi_file_clear,
+    .doctor = kvfi_file_doctor,
+    .info = info,
+    .close = close_file,
+};
+
+static kvf_status take_params(kvfi_file *file, kvf_error *err, kvfi_url *url) {
+    uint32_t ttl_s = 0;
+    file->max_bytes = DEFAULT_MAX_BYTES;
+    KVFI_TRY(kvfi_url_take_size(url, err, "max", &file->max_bytes, MIN_MAX_BYTES, (uint64_t)1 << 60));
+    KVFI_TRY(kvfi_url_take_u32(url, err, "ttl", &ttl_s, 0, UINT32_MAX));
+    file->ttl_s = ttl_s;
+    return kvfi_url_all_taken(url, err);
+}
+
+static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url) {
+    size_t len = strlen(url->path);
+    while (len > 1 && url->path[len - 1] == '/') {
+        len--;
+    }
+    if (url->hosts[0] != '\0' || url->path[0] != '/') {
+        return kvfi_fail(err, KVF_CONFIG, "%.160s names no folder: write file:/path/of/the/folder", url->text);
+    }
+    if (len + sizeof KVFI_FILE_DIR > KVFI_FILE_MAX_ROOT) {
+        return kvfi_fail(err, KVF_CONFIG, "the path of the folder is longer than %d bytes: choose a shorter one",
+                         KVFI_FILE_MAX_ROOT);
+    }
+    size_t room = len + 1 + sizeof KVFI_FILE_DIR;
+    file->root = kvfi_alloc(room);
+    if (file->root == NULL) {
+        return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
+    }
+    len = len == 1 ? 0 : len; /* "/" itself */
+    file->root_len = (size_t)snprintf(file->root, room, "%.*s/%s", (int)len, url->path, KVFI_FILE_DIR);
+    return KVF_OK;
+}
+
+/* A folder that can be read but not written opens all the same: there is something to load from it. */
+static kvf_status find_folder(kvfi_file *file, kvf_error *err, const char *folder) {
+    struct stat st;
+    if (kvfi_file_make_dirs(file->root) != 0) {
+        int error = errno;
+        if (kvfi_sys->fstatat(AT_FDCWD, folder, &st, 0) != 0) {
+            return kvfi_fail(err, KVF_CONFIG,
+                             "the folder %.120s can't be created (%s): create it for this user, or name another one",
+                             folder, strerror(error));
+        }
+        if (!S_ISDIR(st.st_mode)) {
+            return kvfi_fail(err, KVF_CONFIG, "%.160s is not a folder: name one in the URL", folder);
+        }
+    }
+    int fd = kvfi_sys->open(file->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (fd < 0 && errno == ENOTDIR) {
+        return kvfi_fail(err, KVF_CONFIG, "%.160s is not a folder: remove it, or name another folder in the URL",
+                         file->root);
+    }
+    if (fd < 0 && errno == EACCES) {
+        return kvfi_fail(err, KVF_CONFIG,
+                         "the folder %.140s can't be read: give this user permission, or name another one", file->root);
+    }
+    if (fd >= 0) {
+        kvfi_sys->close(fd);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
+    kvfi_file *file = kvfi_alloc_zero(1, sizeof *file);
+    if (file == NULL) {
+        kvfi_url_free(url);
+        return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
+    }
+    file->tier = (kvfi_tier){.ops = &ops, .url = url, .get_threads = 2, .put_threads = 2};
+    kvf_status status = take_params(file, err, url);
+    if (status == KVF_OK) {
+        status = take_root(file, err, url);
+    }
+    if (status == KVF_OK) {
+        status = find_folder(file, err, url->path);
+    }
+    if (status != KVF_OK) {
+        close_file(&file->tier);
+        return status;
+    }
+    file->remote = kvfi_file_on_network(url->path);
+    kvfi_usage usage;
+    (void)kvfi_file_usage_read(file, &usage);
+    file->shared_bytes = usage.bytes;
+    file->swept_s = usage.swept_s;
+    if (kvfi_file_is_over(file, 0) || kvfi_file_sweep_due(file)) {
+        (void)kvfi_file_sweep(file, 0, kvfi_deadline(OPEN_SWEEP_US));
+    }
+    *out = &file->tier;
+    return KVF_OK;
+}

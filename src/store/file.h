@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store, private to src/store/file*.c.
+ *
+ *   <folder>/kvf1/<space: 16 hex>/<first byte of the key: 2 hex>/<key: 64 hex>   one value each
+ *   <folder>/kvf1/tmp/<random>   values that are being written, where they need a name
+ *   <folder>/kvf1/usage          how much there is, as a hint; its flock elects who evicts
+ *
+ * A value appears under its name whole or not at all, and is never changed afterwards, only replaced or removed; so
+ * readers need no lock. Its modification time is the time of its last use. Nothing is remembered of the folder but its
+ * path: it may be emptied or removed under a running process.
+ */
+#ifndef KVFI_FILE_H
+#define KVFI_FILE_H
+
+#include <limits.h>
+
+#include "store/value.h"
+
+#define KVFI_FILE_DIR "kvf1"
+
+typedef struct kvfi_file {
+    kvfi_tier tier;
+    char *root; /* <folder>/kvf1 */
+    size_t root_len;
+    uint64_t max_bytes;
+    uint64_t ttl_s; /* 0 = for ever */
+    bool remote;    /* on a network file system: a mapping could fail under the reader's hands, so nothing is lent */
+
+    _Atomic bool no_tmpfile;       /* the file system knows no unnamed files */
+    _Atomic bool warned;           /* that it can't be written */
+    _Atomic bool sweeping;         /* a thread of this process is at it */
+    _Atomic int64_t rest_until_us; /* a sweep was of little use: no other one before this time */
+    _Atomic int64_t swept_s;       /* when all was last counted, by any process */
+    /* Usage, in bytes of whole disk blocks. What is there = shared + pending, and in flight is on its way. */
+    _Atomic uint64_t shared_bytes; /* of all processes, as last seen in the usage file */
+    _Atomic int64_t pending_bytes; /* written less removed by this process, not yet in the usage file */
+    _Atomic int64_t pending_records;
+    _Atomic int64_t in_flight_bytes; /* of values that are being written */
+} kvfi_file;
+
+/* ---- file_name.c: names and folders */
+typedef struct kvfi_path {
+    char text[PATH_MAX];
+} kvfi_path;
+#define KVFI_FILE_MAX_ROOT (PATH_MAX - 128) /* leaves room for what is below it */
+
+void kvfi_file_path(const kvfi_file *, kvfi_path *out, const kvfi_addr *);
+void kvfi_file_path_below(const kvfi_file *, kvfi_path *out, const char *name);
+void kvfi_file_cut_name(kvfi_path *); /* of a value: leaves the path of its folder */
+int kvfi_file_make_dirs(char *path);  /* as mkdir -p does; 0, or -1 with errno. `path` is as it was afterwards. */
+
+/* One name met in a scan, relative to the folder that `dir` is open for. */
+typedef struct kvfi_file_name {
+    int dir;
+    const char *base;
+    const char *path;      /* below the folder of the store, for people */
+    const kvfi_addr *addr; /* NULL where the name is none of ours. Of the space only the first 8 bytes are known. */
+} kvfi_file_name;
+typedef int (*kvfi_file_name_fn)(void *ctx, const kvfi_file_name *); /* nonzero stops */
+/* kvfi_file_scan meets every name, of one space or of all, its folders in turn from number `first` (0 to 255) on. */
+kvf_status kvfi_file_scan(const kvfi_file *, kvf_error *, const uint8_t *space, unsigned first, kvfi_file_name_fn,
+                          void *ctx);
+int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),
+                      void *ctx); /* takes over the descriptor */
+
+/* ---- file_read.c */
+void kvfi_file_get(kvfi_tier *, kvfi_feed *);
+void kvfi_file_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                    int64_t deadline_us);
+kvf_reason kvfi_file_borrow(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
+void kvfi_file_give_back(kvfi_tier *, kvfi_loan *);
+
+#define KVFI_FILE_READ                                                                                                 \
+    (O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) /* whatever lies there, opening it must not hang */
+/* A value that was opened. */
+typedef struct kvfi_opened {
+    int fd; /* -1: nothing to close */
+    struct stat st;
+} kvfi_opened;
+kvf_reason kvfi_file_open_value(kvfi_file *, kvfi_opened *out, const kvfi_path *);
+kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *);
+bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *);
+bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat *);
+bool kvfi_file_expired(const kvfi_file *, const struct stat *);
+void kvfi_file_refresh(const kvfi_opened *); /* it was used now */
+/* kvfi_file_drop removes a value, unless another one has taken its place. */
+void kvfi_file_drop(kvfi_file *, const kvfi_path *, const struct stat *);
+
+/* ---- file_write.c */
+void kvfi_file_put(kvfi_tier *, kvfi_feed *);
+bool kvfi_file_try_write(kvfi_file *); /* for the doctor: can anything be written? errno is set when not */
+
+/* ---- file_usage.c: how much there is; file_sweep.c: the bound */
+static inline uint64_t kvfi_file_charge(uint64_t bytes) {
+    return (bytes + 4095) / 4096 * 4096; /* what a file takes of a disk, nearly */
+}
+typedef struct kvfi_usage {
+    uint64_t bytes, records;
+    int64_t swept_s; /* when it was last counted; 0 = never */
+} kvfi_usage;
+bool kvfi_file_usage_read(const kvfi_file *, kvfi_usage *out);         /* all zero when false */
+void kvfi_file_usage_add(kvfi_file *, int64_t bytes, int64_t records); /* the folder has grown or shrunk */
+void kvfi_file_usage_flush(kvfi_file *);
+/* The usage file, locked against other processes and threads; -1 when it is locked already, or can't be written.
+ * close() unlocks. */
+int kvfi_file_usage_lock(const kvfi_file *);
+void kvfi_file_usage_merge(kvfi_file *, int fd,
+                           kvfi_usage *out); /* what is pending goes into it; `out` is what it says then */
+void kvfi_file_usage_set(kvfi_file *, int fd, const kvfi_usage *);
+bool kvfi_file_is_over(const kvfi_file *, uint64_t slack); /* is there more than the bound and the slack? */
+
+/* kvfi_file_reserve makes room for a value of `charge` bytes; false: there is none. kvfi_file_release ends the
+ * reservation. */
+bool kvfi_file_reserve(kvfi_file *, uint64_t charge, int64_t deadline_us);
+void kvfi_file_release(kvfi_file *, uint64_t charge);
+/* kvfi_file_sweep counts what is there, removes what is stale, and evicts the least recently used: down to nine tenths
+ * of the bound when it is exceeded, and at least `must_free` bytes. Does nothing while another process or thread is at
+ * it. Returns the bytes it freed. */
+uint64_t kvfi_file_sweep(kvfi_file *, uint64_t must_free, int64_t deadline_us);
+bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for long */
+
+/* ---- file_admin.c */
+kvf_status kvfi_file_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
+kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx,
+                          uint32_t step_ms);
+kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
+void kvfi_file_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
+bool kvfi_file_on_network(const char *path);
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store: looking after it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "store/file.h"
+
+/* ---- remove and clear */
+
+kvf_status kvfi_file_remove(kvfi_tier *tier, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
+    (void)deadline_us;
+    kvfi_file *file = (kvfi_file *)tier;
+    kvfi_path path;
+    struct stat st;
+    kvfi_file_path(file, &path, addr);
+    int rc = kvfi_sys->fstatat(AT_FDCWD, path.text, &st, AT_SYMLINK_NOFOLLOW);
+    if (rc == 0) {
+        rc = kvfi_sys->unlinkat(AT_FDCWD, path.text, 0);
+    }
+    if (rc == 0) {
+        kvfi_file_usage_add(file, -(int64_t)kvfi_file_charge((uint64_t)st.st_size), -1);
+        return KVF_OK;
+    }
+    if (errno == ENOENT || errno == ENOTDIR) {
+        return KVF_MISS;
+    }
+    return kvfi_fail(err, KVF_IO, "%.170s can't be removed: %s", path.text, strerror(errno));
+}
+
+typedef struct clearing {
+    kvfi_file *file;
+    uint64_t removed;
+    int error;
+} clearing;
+
+static int clear_one(void *ctx, const kvfi_file_name *name) {
+    clearing *c = ctx;
+    struct stat st;
+    if (name->addr == NULL || kvfi_sys->fstatat(name->dir, name->base, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return 0;
+    }
+    if (kvfi_sys->unlinkat(name->dir, name->base, 0) == 0) {
+        c->removed++;
+        kvfi_file_usage_add(c->file, -(int64_t)kvfi_file_charge((uint64_t)st.st_size), -1);
+    } else if (errno != ENOENT && c->error == 0) {
+        c->error = errno;
+    }
+    return 0;
+}
+
+/* The folders of a space go too, as far as nothing else lies in them. */
+static int clear_folders(void *ctx, int dir, const char *base) {
+    const uint8_t *space = ctx;
+    uint8_t digest[8];
+    if (!kvfi_unhex(digest, base, sizeof digest) || (space != NULL && memcmp(space, digest, sizeof digest) != 0)) {
+        return 0;
+    }
+    for (unsigned i = 0; i < 256; i++) {
+        char shard[24];
+        snprintf(shard, sizeof shard, "%.16s/%02x", base, i);
+        (void)kvfi_sys->unlinkat(dir, shard, AT_REMOVEDIR);
+    }
+    (void)kvfi_sys->unlinkat(dir, base, AT_REMOVEDIR);
+    return 0;
+}
+
+kvf_status kvfi_file_clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
+    (void)step_ms;
+    kvfi_file *file = (kvfi_file *)tier;
+    clearing c = {.file = file};
+    kvf_status status = kvfi_file_scan(file, err, space, 0, clear_one, &c);
+    int dir = kvfi_sys->open(file->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (dir >= 0) {
+        kvfi_file_each_in(dir, clear_folders, (void *)(uintptr_t)space);
+    }
+    kvfi_file_usage_flush(file);
+    *removed = c.removed;
+    if (status == KVF_OK && c.error != 0) {
+        return kvfi_fail(err, KVF_IO, "not all of %.160s could be removed: %s", file->root, strerror(c.error));
+    }
+    return status;
+}
+
+/* ---- walk */
+
+typedef struct walk {
+    kvfi_file *file;
+    bool whole;
+    kvfi_sight_fn fn;
+    void *ctx;
+} walk;
+
+static int64_t ttl_left_ms(const kvfi_file *file, const struct stat *st) {
+    if (file->ttl_s == 0) {
+        return -1;
+    }
+    int64_t age_ms = kvfi_sys->wall_us() / 1000 - (int64_t)st->st_mtim.tv_sec * 1000;
+    int64_t left_ms = (int64_t)file->ttl_s * 1000 - age_ms;
+    return left_ms > 0 ? left_ms : 0;
+}
+
+static int show_foreign(const walk *w, const kvfi_file_name *name) {
+    struct stat st;
+    if (kvfi_sys->fstatat(name->dir, name->base, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return 0;
+    }
+    return w->fn(w->ctx, &(kvfi_sight){.kind = KVF_ENTRY_FOREIGN,
+                                       .name = name->path,
+                                       .stored_bytes = (uint64_t)st.st_size,
+                                       .ttl_ms = -1,
+                                       .stored_s = st.st_mtim.tv_sec});
+}
+
+/* A value that can't be read is shown without its bytes: the layer above calls that damage. */
+static int show_value(const walk *w, const kvfi_file_name *name, const kvfi_opened *opened) {
+    kvfi_sight sight = {.kind = KVF_ENTRY_BLOCK,
+                        .name = name->path,
+                        .stored_bytes = (uint64_t)opened->st.st_size,
+                        .ttl_ms = ttl_left_ms(w->file, &opened->st),
+                        .stored_s = opened->st.st_mtim.tv_sec,
+                        .addr = name->addr};
+    uint8_t head[KVFI_HEADER_BYTES];
+    if (opened->st.st_size >= KVFI_HEADER_BYTES && kvfi_file_read_head(head, opened)) {
+        sight.head = head;
+        sight.head_len = sizeof head;
+    }
+    /* What is torn is shown with what can be told of it, and may be of any size. */
+    if (!w->whole || sight.head == NULL || kvfi_file_is_torn(head, &opened->st)) {
+        return w->fn(w->ctx, &sight);
+    }
+    kvfi_loan loan;
+    kvf_reason why = kvfi_file_map(&loan, opened);
+    if (why != KVF_WHY_NONE) {
+        sight.head = NULL;
+        sight.head_len = 0;
+        return w->fn(w->ctx, &sight);
+    }
+    sight.head = loan.data;
+    sight.head_len = loan.len;
+    int stop = w->fn(w->ctx, &sight);
+    kvfi_file_give_back(&w->file->tier, &loan);
+    return stop;
+}
+
+static int show(void *ctx, const kvfi_file_name *name) {
+    const walk *w = ctx;
+    if (name->addr == NULL) {
+        return show_foreign(w, name);
+    }
+    kvfi_opened opened = {.fd = kvfi_sys->openat(name->dir, name->base, KVFI_FILE_READ, 0)};
+    if (opened.fd < 0) {
+        return errno == ENOENT ? 0 : show_foreign(w, name);
+    }
+    int stop = 0;
+    if (kvfi_sys->fstat(opened.fd, &opened.st) != 0 || !S_ISREG(opened.st.st_mode)) {
+        stop = show_foreign(w, name);
+    } else if (!kvfi_file_expired(w->file, &opened.st)) {
+        stop = show_value(w, name, &opened);
+    }
+    kvfi_sys->close(opened.fd);
+    return stop;
+}
+
+kvf_status kvfi_file_walk(kvfi_tier *tier, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn fn,
+                          void *ctx, uint32_t step_ms) {
+    (void)step_ms;
+    walk w = {.file = (kvfi_file *)tier, .whole = whole, .fn = fn, .ctx = ctx};
+    return kvfi_file_scan(w.file, err, space, 0, show, &w);
+}
+
+/* ---- doctor */
+
+/* File systems whose files another machine can change or take away. */
+bool kvfi_file_on_network(const char *path) {
+    static const uint32_t types[] = {
+        0x6969,     /* nfs */
+        0x517b,     /* smb */
+        0xff534d42, /* cifs */
+        0xfe534d42, /* smb2 */
+        0x00c36400, /* ceph */
+        0x0bd00bd0, /* lustre */
+        0x47504653, /* gpfs */
+        0x01021997, /* 9p */
+        0x65735546, /* fuse */
+        0x5346414f, /* afs */
+        0x7461636f, /* ocfs2 */
+        0x01161970, /* gfs2 */
+    };
+    struct statfs fs;
+    if (statfs(path, &fs) != 0) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if ((uint32_t)fs.f_type == types[i]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+typedef struct exam {
+    kvfi_file *file;
+    const char *folder;
+    kvf_finding_fn fn;
+    void *ctx;
+    kvfi_usage usage;
+} exam;
+
+__attribute__((format(printf, 5, 6))) static void report(const exam *e, kvf_severity severity, const char *code,
+                                                         const char *mend, const char *format, ...) {
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    e->fn(e->ctx, &(kvf_finding){.severity = severity, .code = code, .what = what, .mend = mend});
+}
+
+static double gib(uint64_t bytes) {
+    return (double)bytes / (double)(1u << 30);
+}
+
+static void examine_permissions(const exam *e) {
+    struct stat st;
+    if (kvfi_sys->fstatat(AT_FDCWD, e->file->root, &st, 0) != 0) {
+        report(e, KVF_WARNING, "no-folder", "create it, with write permission for this user", "%s is missing: %s",
+               e->file->root, strerror(errno));
+        return;
+    }
+    if (!kvfi_file_try_write(e->file)) {
+        report(e, KVF_WARNING, "not-writable",
+               "give this user write permission, free some space, or mount it read-write",
+               "nothing can be written to %s (%s): blocks are loaded from it, but none are stored", e->folder,
+               strerror(errno));
+    }
+    if (st.st_uid != geteuid() && geteuid() != 0) {
+        report(e, KVF_NOTE, "other-owner", "use a folder of this user's own, unless it is shared on purpose",
+               "%s belongs to user %u: what it holds is as trustworthy as that user", e->folder, (unsigned)st.st_uid);
+    }
+    if ((st.st_mode & (S_IWGRP | S_IWOTH | S_IRGRP | S_IROTH)) != 0) {
+        report(e, KVF_WARNING, "open-permissions", "chmod 700 the folder",
+               "other users may look into %s (mode %04o): records hold prompts", e->file->root,
+               (unsigned)st.st_mode & 07777u);
+    }
+}
+
+static void examine_space(const exam *e) {
+    struct statvfs fs;
+    if (statvfs(e->folder, &fs) != 0) {
+        return;
+    }
+    uint64_t all = (uint64_t)fs.f_blocks * fs.f_frsize;
+    uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
+    uint64_t max = e->file->max_bytes;
+    uint64_t missing = max > e->usage.bytes ? max - e->usage.bytes : 0;
+    if (all > 0 && available < all / 50) {
+        report(e, KVF_WARNING, "disk-nearly-full", "free some space; until then each store evicts, or fails",
+               "%.1f GiB of %.1f are free where %s lies", gib(available), gib(all), e->folder);
+    } else if (missing > available) {
+        report(e, KVF_WARNING, "max-over-free", "set a smaller max in the URL, or free some space",
+               "the bound of %.1f GiB can't be reached: %.1f are used, and the disk has %.1f left", gib(max),
+               gib(e->usage.bytes), gib(available));
+    }
+    if (fs.f_files > 0 && fs.f_favail < fs.f_files / 100) {
+        report(e, KVF_WARNING, "few-inodes", "free some files, or make the file system with more inodes",
+               "%llu of %llu files can still be made where %s lies", (unsigned long long)fs.f_favail,
+               (unsigned long long)fs.f_files, e->folder);
+    }
+}
+
+static void examine_kind(const exam *e) {
+    struct statfs fs;
+    if (e->file->remote) {
+        report(
+            e, KVF_NOTE, "network-file-system", "use a folder on a local disk, or Redis to share between machines",
+            "%s is on a network file system: blocks are copied instead of mapped, and a hung server hangs its readers",
+            e->folder);
+    }
+    if (statfs(e->folder, &fs) == 0 && (fs.f_type == 0x01021994 || fs.f_type == 0x858458f6)) {
+        report(e, KVF_NOTE, "in-memory", "nothing, where that is what you want: it is the fastest folder there is",
+               "%s is in memory: its %.1f GiB at most count as memory, and are gone after a restart of the machine",
+               e->folder, gib(e->file->max_bytes));
+    }
+    if (e->file->no_tmpfile) {
+        report(e, KVF_NOTE, "named-temporaries", "",
+               "%s has no unnamed temporary files (or there is no /proc): named ones are used", e->folder);
+    }
+}
+
+void kvfi_file_doctor(kvfi_tier *tier, kvf_finding_fn fn, void *ctx) {
+    kvfi_file *file = (kvfi_file *)tier;
+    exam e = {.file = file, .folder = tier->url->path, .fn = fn, .ctx = ctx};
+    kvfi_file_usage_flush(file);
+    (void)kvfi_file_usage_read(file, &e.usage);
+    report(&e, KVF_FINE, "folder", "", "%s: %llu records, %.1f of at most %.1f GiB", e.folder,
+           (unsigned long long)e.usage.records, gib(e.usage.bytes), gib(file->max_bytes));
+    examine_permissions(&e);
+    examine_space(&e);
+    examine_kind(&e);
+}

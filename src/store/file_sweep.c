@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store: the bound. The process whose value would exceed it sweeps: it counts all that is there, removes
+ * what is stale, evicts what was not used for longest, and corrects the shared count.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+
+#include "store/file.h"
+
+#define MAX_CANDIDATES ((size_t)1 << 18) /* 14 MiB; with more files than that, the oldest of them */
+#define RECOUNT_S      3600
+#define REST_US        ((int64_t)1000000)
+#define STALE_S        60 /* younger temporaries may not have their lock yet */
+
+typedef struct candidate {
+    int64_t used_ns;
+    uint64_t charge;
+    uint8_t space[8];
+    kvf_key key;
+} candidate;
+
+typedef struct census {
+    kvfi_file *file;
+    int64_t deadline_us;
+    uint64_t bytes, records;
+    bool cut; /* by the deadline: the figures are of a part only */
+    candidate *oldest;
+    size_t num, cap;
+} census;
+
+static int by_age(const void *a, const void *b) {
+    int64_t x = ((const candidate *)a)->used_ns;
+    int64_t y = ((const candidate *)b)->used_ns;
+    return (x > y) - (x < y);
+}
+
+/* Room for one more candidate: by growing, else by forgetting the younger half. */
+static bool make_place(census *c) {
+    if (c->num < c->cap) {
+        return true;
+    }
+    size_t cap = c->cap == 0 ? 1024 : c->cap * 2;
+    if (cap <= MAX_CANDIDATES) {
+        candidate *grown = kvfi_sys->resize(c->oldest, cap * sizeof *grown);
+        if (grown != NULL) {
+            c->oldest = grown;
+            c->cap = cap;
+            return true;
+        }
+    }
+    if (c->num > 0) {
+        qsort(c->oldest, c->num, sizeof *c->oldest, by_age);
+        c->num /= 2;
+    }
+    return c->num < c->cap;
+}
+
+static void count(census *c, const kvfi_addr *addr, const struct stat *st) {
+    uint64_t charge = kvfi_file_charge((uint64_t)st->st_size);
+    c->bytes += charge;
+    c->records++;
+    if (make_place(c)) {
+        candidate *one = &c->oldest[c->num++];
+        one->used_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+        one->charge = charge;
+        memcpy(one->space, addr->space, sizeof one->space);
+        one->key = addr->key;
+    }
+}
+
+static int meet(void *ctx, const kvfi_file_name *name) {
+    census *c = ctx;
+    struct stat st;
+    if (name->addr == NULL || kvfi_sys->fstatat(name->dir, name->base, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(st.st_mode)) {
+        return 0;
+    }
+    bool dead = st.st_size < KVFI_HEADER_BYTES || kvfi_file_expired(c->file, &st);
+    if (!dead || kvfi_sys->unlinkat(name->dir, name->base, 0) != 0) {
+        count(c, name->addr, &st);
+    }
+    c->cut = c->records % 64 == 0 && kvfi_sys->now_us() >= c->deadline_us;
+    return c->cut;
+}
+
+/* ---- temporaries whose writer is gone: nobody holds their lock */
+
+static int drop_stale(void *ctx, int dir, const char *base) {
+    const int64_t *now_s = ctx;
+    struct stat st;
+    if (kvfi_sys->fstatat(dir, base, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) ||
+        *now_s - st.st_mtim.tv_sec < STALE_S) {
+        return 0;
+    }
+    int fd = kvfi_sys->openat(dir, base, KVFI_FILE_READ, 0);
+    if (fd < 0) {
+        return 0;
+    }
+    if (kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        (void)kvfi_sys->unlinkat(dir, base, 0);
+    }
+    kvfi_sys->close(fd);
+    return 0;
+}
+
+static void drop_stale_temporaries(const kvfi_file *file) {
+    kvfi_path path;
+    kvfi_file_path_below(file, &path, "tmp");
+    int dir = kvfi_sys->open(path.text, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+    if (dir >= 0) {
+        int64_t now_s = kvfi_sys->wall_us() / 1000000;
+        kvfi_file_each_in(dir, drop_stale, &now_s);
+    }
+}
+
+/* ---- eviction */
+
+static uint64_t evict(census *c, uint64_t goal, uint64_t *out_records) {
+    uint64_t freed = 0;
+    *out_records = 0;
+    if (goal > 0 && c->num > 0) {
+        qsort(c->oldest, c->num, sizeof *c->oldest, by_age);
+    }
+    for (size_t i = 0; i < c->num && freed < goal; i++) {
+        const candidate *one = &c->oldest[i];
+        kvfi_addr addr = {.key = one->key};
+        memcpy(addr.space, one->space, sizeof one->space);
+        kvfi_path path;
+        kvfi_file_path(c->file, &path, &addr);
+        if (kvfi_sys->unlinkat(AT_FDCWD, path.text, 0) == 0) {
+            freed += one->charge;
+            ++*out_records;
+        }
+        if (i % 64 == 63 && kvfi_sys->now_us() >= c->deadline_us) {
+            break;
+        }
+    }
+    return freed;
+}
+
+static uint64_t goal_of(const kvfi_file *file, uint64_t total, uint64_t must_free) {
+    uint64_t goal = 0;
+    uint64_t all = total + (uint64_t)file->in_flight_bytes;
+    if (all > file->max_bytes) {
+        goal = all - (file->max_bytes - file->max_bytes / 10);
+    }
+    if (must_free > 0 && goal < must_free + total / 10) { /* the disk is full: not again for every value */
+        goal = must_free + total / 10;
+    }
+    return goal;
+}
+
+bool kvfi_file_sweep_due(const kvfi_file *file) {
+    int64_t age = kvfi_sys->wall_us() / 1000000 - file->swept_s;
+    int64_t most = file->ttl_s > 0 && file->ttl_s < RECOUNT_S ? (int64_t)file->ttl_s : RECOUNT_S;
+    return age > most || age < -most;
+}
+
+/* A sweep that did not reach its goal is not repeated for every value; one that was cut short, even less. */
+static void rest(kvfi_file *file, int64_t began_us) {
+    int64_t now = kvfi_sys->now_us();
+    int64_t pause = 10 * (now - began_us);
+    file->rest_until_us = now + (pause > REST_US ? pause : REST_US);
+}
+
+/* `fd` is the locked usage file, or -1 where the lock's holder is stuck. */
+static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadline_us) {
+    kvfi_usage usage = {.bytes = file->shared_bytes};
+    if (fd >= 0) {
+        kvfi_file_usage_merge(file, fd, &usage);
+        if (must_free == 0 && !kvfi_file_is_over(file, 0) && !kvfi_file_sweep_due(file)) {
+            return 0; /* another process has just swept */
+        }
+    } else {
+        usage.bytes += (uint64_t)atomic_exchange(&file->pending_bytes, 0);
+    }
+    int64_t began_us = kvfi_sys->now_us();
+    census c = {.file = file, .deadline_us = deadline_us};
+    uint8_t first = 0; /* a scan that is cut short begins elsewhere the next time */
+    (void)kvfi_sys->random(&first, sizeof first);
+    drop_stale_temporaries(file);
+    bool whole = kvfi_file_scan(file, NULL, NULL, first, meet, &c) == KVF_OK && !c.cut;
+    if (whole || usage.bytes < c.bytes) {
+        usage.bytes = c.bytes;
+        usage.records = c.records;
+    }
+    if (whole) {
+        usage.swept_s = kvfi_sys->wall_us() / 1000000;
+    }
+    uint64_t goal = goal_of(file, usage.bytes, must_free);
+    uint64_t records = 0;
+    uint64_t freed = evict(&c, goal, &records);
+    kvfi_free(c.oldest);
+    usage.bytes -= freed;
+    usage.records -= records < usage.records ? records : usage.records;
+    if (fd >= 0) {
+        kvfi_file_usage_set(file, fd, &usage);
+    } else {
+        file->shared_bytes = usage.bytes;
+    }
+    if (freed < goal || (!whole && goal == 0)) {
+        rest(file, began_us);
+    }
+    return freed;
+}
+
+/* While somebody else sweeps, a little more than the bound is let in. If that was not enough, the other one is slow, or
+ * stopped. */
+static uint64_t slack(const kvfi_file *file) {
+    return file->max_bytes / 8;
+}
+
+uint64_t kvfi_file_sweep(kvfi_file *file, uint64_t must_free, int64_t deadline_us) {
+    if (kvfi_sys->now_us() < file->rest_until_us || atomic_exchange(&file->sweeping, true)) {
+        return 0;
+    }
+    int fd = kvfi_file_usage_lock(file);
+    uint64_t freed = 0;
+    if (fd >= 0 || kvfi_file_is_over(file, slack(file))) {
+        freed = sweep(file, fd, must_free, deadline_us);
+    }
+    if (fd >= 0) {
+        kvfi_sys->close(fd);
+    }
+    file->sweeping = false;
+    return freed;
+}
+
+bool kvfi_file_reserve(kvfi_file *file, uint64_t charge, int64_t deadline_us) {
+    atomic_fetch_add(&file->in_flight_bytes, (int64_t)charge);
+    if (kvfi_file_is_over(file, 0) || kvfi_file_sweep_due(file)) {
+        (void)kvfi_file_sweep(file, 0, deadline_us);
+    }
+    if (kvfi_file_is_over(file, slack(file))) {
+        kvfi_file_release(file, charge);
+        return false;
+    }
+    return true;
+}
+
+void kvfi_file_release(kvfi_file *file, uint64_t charge) {
+    atomic_fetch_sub(&file->in_flight_bytes, (int64_t)charge);
+}

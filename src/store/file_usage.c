@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store: how much there is. Each process counts what it writes and adds it now and then to a small file that
+ * all share; so nobody has to scan the folder to know that the bound is near. The figure is a hint: what a killed
+ * process had not added yet is missing from it until the next sweep counts.
+ *
+ * It is read and written under a lock that is never waited for: whoever does not get it adds later. It is not mapped,
+ * because a mapping fails with a signal on a full disk.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+
+#include "store/file.h"
+
+enum { USAGE_BYTES = 32 }; /* magic, xxh32 of what follows, bytes, records, swept_s; little-endian */
+
+static void encode(uint8_t out[USAGE_BYTES], const kvfi_usage *usage) {
+    memcpy(out, "KVFU", 4);
+    kvfi_put64(out + 8, usage->bytes);
+    kvfi_put64(out + 16, usage->records);
+    kvfi_put64(out + 24, (uint64_t)usage->swept_s);
+    kvfi_put32(out + 4, kvfi_xxh32(out + 8, USAGE_BYTES - 8));
+}
+
+static bool read_from(int fd, kvfi_usage *out) {
+    uint8_t raw[USAGE_BYTES];
+    struct iovec iov = {raw, sizeof raw};
+    *out = (kvfi_usage){0};
+    if (kvfi_sys->preadv(fd, &iov, 1, 0) != USAGE_BYTES || memcmp(raw, "KVFU", 4) != 0 ||
+        kvfi_get32(raw + 4) != kvfi_xxh32(raw + 8, USAGE_BYTES - 8)) {
+        return false;
+    }
+    *out = (kvfi_usage){kvfi_get64(raw + 8), kvfi_get64(raw + 16), (int64_t)kvfi_get64(raw + 24)};
+    return true;
+}
+
+bool kvfi_file_usage_read(const kvfi_file *file, kvfi_usage *out) {
+    kvfi_path path;
+    kvfi_file_path_below(file, &path, "usage");
+    *out = (kvfi_usage){0};
+    int fd = kvfi_sys->open(path.text, KVFI_FILE_READ, 0);
+    if (fd < 0) {
+        return false;
+    }
+    bool ok = read_from(fd, out);
+    kvfi_sys->close(fd);
+    return ok;
+}
+
+int kvfi_file_usage_lock(const kvfi_file *file) {
+    kvfi_path path;
+    kvfi_file_path_below(file, &path, "usage");
+    int fd = kvfi_sys->open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (fd >= 0 && kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        kvfi_sys->close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static uint64_t plus(uint64_t value, int64_t change) {
+    if (change < 0 && value < (uint64_t)-change) {
+        return 0;
+    }
+    return value + (uint64_t)change;
+}
+
+void kvfi_file_usage_set(kvfi_file *file, int fd, const kvfi_usage *usage) {
+    uint8_t raw[USAGE_BYTES];
+    encode(raw, usage);
+    struct iovec iov = {raw, sizeof raw};
+    (void)kvfi_sys->pwritev(fd, &iov, 1, 0); /* a full disk: the hint grows old, this process still knows */
+    file->shared_bytes = usage->bytes;
+    file->swept_s = usage->swept_s;
+}
+
+void kvfi_file_usage_merge(kvfi_file *file, int fd, kvfi_usage *out) {
+    (void)read_from(fd, out); /* what is no count is a count of nothing that was never made */
+    out->bytes = plus(out->bytes, atomic_exchange(&file->pending_bytes, 0));
+    out->records = plus(out->records, atomic_exchange(&file->pending_records, 0));
+    kvfi_file_usage_set(file, fd, out);
+}
+
+void kvfi_file_usage_flush(kvfi_file *file) {
+    if (file->pending_bytes == 0 && file->pending_records == 0) {
+        return;
+    }
+    int fd = kvfi_file_usage_lock(file);
+    if (fd >= 0) {
+        kvfi_usage usage;
+        kvfi_file_usage_merge(file, fd, &usage);
+        kvfi_sys->close(fd);
+    }
+}
+
+/* How much a process may know for itself: little beside the bound, however many processes there are. */
+static int64_t step(const kvfi_file *file) {
+    uint64_t bytes = file->max_bytes / 256;
+    return bytes > (16u << 20) ? 16 << 20 : (int64_t)bytes;
+}
+
+void kvfi_file_usage_add(kvfi_file *file, int64_t bytes, int64_t records) {
+    atomic_fetch_add(&file->pending_records, records);
+    int64_t pending = atomic_fetch_add(&file->pending_bytes, bytes) + bytes;
+    if (llabs(pending) >= step(file)) {
+        kvfi_file_usage_flush(file);
+    }
+}
+
+bool kvfi_file_is_over(const kvfi_file *file, uint64_t slack) {
+    return plus(file->shared_bytes, file->pending_bytes + file->in_flight_bytes) > file->max_bytes + slack;
+}

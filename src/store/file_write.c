@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store: writing. A value is written to a file without a name, which is then linked into its place; where
+ * the file system knows no such files, to a named temporary that is renamed. Either way a killed writer leaves no half
+ * value behind. Nothing is synced to the disk: what a power failure tears is found by its length or checksum and is a
+ * miss.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "store/file.h"
+
+#define CHUNK_BYTES ((size_t)4 << 20) /* between two looks at the clock */
+#define CHUNK_IOVS  256u
+
+/* A value on its way into the folder. */
+typedef struct draft {
+    int fd;         /* -1: none */
+    kvfi_path name; /* its temporary name; "" while it has none */
+} draft;
+
+static kvf_reason reason_of(int error) {
+    switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        return KVF_WHY_FULL;
+    case ENOMEM:
+        return KVF_WHY_NOMEM;
+    default:
+        return KVF_WHY_UNREACHABLE;
+    }
+}
+
+/* ---- temporary names */
+
+static kvf_reason make_name(const kvfi_file *file, kvfi_path *out) {
+    uint8_t random[12];
+    char hex[2 * sizeof random + 1];
+    char below[sizeof hex + 4];
+    if (kvfi_sys->random(random, sizeof random) != 0) {
+        return KVF_WHY_UNREACHABLE;
+    }
+    kvfi_hex(hex, random, sizeof random);
+    snprintf(below, sizeof below, "tmp/%s", hex);
+    kvfi_file_path_below(file, out, below);
+    return KVF_WHY_NONE;
+}
+
+/* The folder of temporaries is made when it is missed. */
+static int make_folder_of(kvfi_path *path) {
+    char *slash = strrchr(path->text, '/');
+    *slash = '\0';
+    int rc = kvfi_file_make_dirs(path->text);
+    *slash = '/';
+    return rc;
+}
+
+/* The lock tells a sweep that the writer lives. */
+static kvf_reason open_named(const kvfi_file *file, draft *d) {
+    kvf_reason why = make_name(file, &d->name);
+    if (why != KVF_WHY_NONE) {
+        d->name.text[0] = '\0';
+        return why;
+    }
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+    d->fd = kvfi_sys->open(d->name.text, flags, 0600);
+    if (d->fd < 0 && errno == ENOENT && make_folder_of(&d->name) == 0) {
+        d->fd = kvfi_sys->open(d->name.text, flags, 0600);
+    }
+    if (d->fd < 0) {
+        why = reason_of(errno);
+        d->name.text[0] = '\0';
+        return why;
+    }
+    (void)kvfi_sys->flock(d->fd, LOCK_EX | LOCK_NB);
+    return KVF_WHY_NONE;
+}
+
+static bool knows_no_tmpfile(int error) {
+    return error == EOPNOTSUPP || error == EISDIR || error == EINVAL;
+}
+
+/* `folder` is where the value will lie: made when it is missed. */
+static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder) {
+    d->fd = -1;
+    d->name.text[0] = '\0';
+    if (file->no_tmpfile) {
+        return open_named(file, d);
+    }
+    const int flags = O_TMPFILE | O_WRONLY | O_CLOEXEC;
+    d->fd = kvfi_sys->open(folder->text, flags, 0600);
+    if (d->fd < 0 && errno == ENOENT && kvfi_file_make_dirs(folder->text) == 0) {
+        d->fd = kvfi_sys->open(folder->text, flags, 0600);
+    }
+    if (d->fd >= 0) {
+        return KVF_WHY_NONE;
+    }
+    if (!knows_no_tmpfile(errno)) {
+        return reason_of(errno);
+    }
+    file->no_tmpfile = true;
+    return open_named(file, d);
+}
+
+static void close_draft(draft *d) {
+    int error = errno; /* of what went wrong before */
+    if (d->name.text[0] != '\0') {
+        (void)kvfi_sys->unlinkat(AT_FDCWD, d->name.text, 0);
+    }
+    if (d->fd >= 0) {
+        kvfi_sys->close(d->fd);
+    }
+    errno = error;
+}
+
+/* ---- contents */
+
+static kvf_reason write_all(int fd, const kvfi_item *item, int64_t deadline_us) {
+    kvfi_cursor cursor = kvfi_cursor_of(item);
+    size_t done = 0;
+    while (done < item->bytes) {
+        struct iovec chunk[CHUNK_IOVS];
+        size_t num = kvfi_cursor_fill(&cursor, chunk, CHUNK_IOVS, CHUNK_BYTES);
+        ssize_t n = kvfi_sys->pwritev(fd, chunk, (int)num, (off_t)done);
+        if (n < 0 && errno != EINTR) {
+            return reason_of(errno);
+        }
+        if (n == 0) {
+            return KVF_WHY_UNREACHABLE;
+        }
+        if (n > 0) {
+            done += (size_t)n;
+            kvfi_cursor_advance(&cursor, (size_t)n);
+        }
+        if (done < item->bytes && kvfi_sys->now_us() >= deadline_us) {
+            return KVF_WHY_BUDGET;
+        }
+    }
+    return KVF_WHY_NONE;
+}
+
+/* ---- publishing */
+
+static int link_draft(const draft *d, const kvfi_path *to) {
+    char from[32];
+    snprintf(from, sizeof from, "/proc/self/fd/%d", d->fd);
+    return kvfi_sys->linkat(AT_FDCWD, from, AT_FDCWD, to->text, AT_SYMLINK_FOLLOW);
+}
+
+/* An unnamed file can only be linked through /proc, which a bare container may lack. Keeps errno. */
+static bool is_without_proc(void) {
+    int error = errno;
+    struct stat st;
+    bool without = kvfi_sys->fstatat(AT_FDCWD, "/proc/self/fd", &st, 0) != 0;
+    errno = error;
+    return without;
+}
+
+/* Gives an unnamed draft a temporary name, from which it can be renamed over another file. */
+static int name_draft(const kvfi_file *file, draft *d) {
+    if (make_name(file, &d->name) == KVF_WHY_NONE) {
+        int rc = link_draft(d, &d->name);
+        if (rc != 0 && errno == ENOENT && make_folder_of(&d->name) == 0) {
+            rc = link_draft(d, &d->name);
+        }
+        if (rc == 0) {
+            return 0;
+        }
+    }
+    d->name.text[0] = '\0';
+    return -1;
+}
+
+/* 0, or -1 with errno: EEXIST where there is a value already and `replace` is false. */
+static int publish(const kvfi_file *file, draft *d, const kvfi_path *path, bool replace) {
+    if (d->name.text[0] == '\0') {
+        if (!replace) {
+            return link_draft(d, path);
+        }
+        if (name_draft(file, d) != 0) {
+            return -1;
+        }
+    }
+    int rc = kvfi_sys->renameat(AT_FDCWD, d->name.text, AT_FDCWD, path->text);
+    if (rc == 0) {
+        d->name.text[0] = '\0';
+    }
+    return rc;
+}
+
+/* The folder may have been cleared since the draft was opened. */
+static int publish_again(const kvfi_file *file, draft *d, kvfi_path *path, bool replace) {
+    int rc = publish(file, d, path, replace);
+    if (rc != 0 && errno == ENOENT && make_folder_of(path) == 0) {
+        rc = publish(file, d, path, replace);
+    }
+    return rc;
+}
+
+/* ---- what is there already */
+
+typedef struct standing {
+    bool any;        /* something lies under the name */
+    bool same;       /* ... and it is this value */
+    uint64_t charge; /* what it takes */
+} standing;
+
+static standing look(kvfi_file *file, const kvfi_path *path, const kvfi_item *item) {
+    kvfi_opened opened;
+    kvf_reason why = kvfi_file_open_value(file, &opened, path);
+    if (why != KVF_WHY_NONE) {
+        return (standing){.any = why != KVF_WHY_ABSENT};
+    }
+    standing found = {.any = true, .charge = kvfi_file_charge((uint64_t)opened.st.st_size)};
+    uint8_t ours[KVFI_HEADER_BYTES], theirs[KVFI_HEADER_BYTES];
+    if ((uint64_t)opened.st.st_size == item->bytes && kvfi_item_peek(ours, item, sizeof ours) &&
+        kvfi_file_read_head(theirs, &opened) && kvfi_same_record(ours, theirs)) {
+        found.same = true;
+        kvfi_file_refresh(&opened);
+    }
+    kvfi_sys->close(opened.fd);
+    return found;
+}
+
+/* ---- put */
+
+static kvf_reason write_value(kvfi_file *file, const kvfi_item *item, kvfi_path *path, standing found,
+                              int64_t deadline_us) {
+    kvfi_path folder = *path;
+    kvfi_file_cut_name(&folder);
+    draft d;
+    kvf_reason why = open_draft(file, &d, &folder);
+    if (why != KVF_WHY_NONE) {
+        goto out;
+    }
+    why = write_all(d.fd, item, deadline_us);
+    if (why != KVF_WHY_NONE) {
+        goto out;
+    }
+    int rc = publish_again(file, &d, path, found.any);
+    if (rc != 0 && errno == EEXIST) { /* another writer was faster */
+        found = look(file, path, item);
+        if (found.same) {
+            goto out;
+        }
+        rc = publish_again(file, &d, path, true);
+    }
+    if (rc != 0 && !file->no_tmpfile && is_without_proc()) { /* write it again, under a name from the start */
+        file->no_tmpfile = true;
+        close_draft(&d);
+        return write_value(file, item, path, found, deadline_us);
+    }
+    if (rc != 0) {
+        why = reason_of(errno);
+        goto out;
+    }
+    kvfi_file_usage_add(file, (int64_t)kvfi_file_charge(item->bytes) - (int64_t)found.charge, found.charge == 0);
+out:
+    close_draft(&d);
+    return why;
+}
+
+static void warn_once(kvfi_file *file, int error) {
+    if ((error == EROFS || error == EACCES || error == EPERM) && !atomic_exchange(&file->warned, true)) {
+        kvfi_log(KVF_LOG_WARN,
+                 "%s can't be written (%s): blocks are loaded from it, but none are stored. "
+                 "Give this user write permission, or mount it read-write.",
+                 file->root, strerror(error));
+    }
+}
+
+static kvf_reason put_one(kvfi_file *file, const kvfi_item *item, int64_t deadline_us) {
+    uint64_t charge = kvfi_file_charge(item->bytes);
+    if (charge > file->max_bytes - file->max_bytes / 10) { /* an eviction leaves no more than this */
+        return KVF_WHY_FULL;
+    }
+    kvfi_path path;
+    kvfi_file_path(file, &path, &item->addr);
+    standing found = look(file, &path, item);
+    if (found.same) {
+        return KVF_WHY_NONE;
+    }
+    if (!kvfi_file_reserve(file, charge, deadline_us)) {
+        return KVF_WHY_FULL;
+    }
+    kvf_reason why = write_value(file, item, &path, found, deadline_us);
+    if (why == KVF_WHY_FULL && kvfi_file_sweep(file, charge, deadline_us) > 0) {
+        why = write_value(file, item, &path, found, deadline_us);
+    }
+    if (why == KVF_WHY_UNREACHABLE) {
+        warn_once(file, errno);
+    }
+    kvfi_file_release(file, charge);
+    return why;
+}
+
+void kvfi_file_put(kvfi_tier *tier, kvfi_feed *feed) {
+    for (kvfi_item *item; (item = kvfi_feed_next(feed)) != NULL;) {
+        kvf_reason why = put_one((kvfi_file *)tier, item, feed->deadline_us);
+        kvfi_feed_done(feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
+    }
+}
+
+bool kvfi_file_try_write(kvfi_file *file) {
+    kvfi_path folder;
+    kvfi_file_path_below(file, &folder, "");
+    folder.text[file->root_len] = '\0';
+    draft d;
+    kvf_reason why = open_draft(file, &d, &folder);
+    close_draft(&d);
+    return why == KVF_WHY_NONE;
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/kit.h"
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void die(const char *what, const kvf_error *err) {
+    fprintf(stderr, "%s: %s\n", what, err->what);
+    abort();
+}
+
+static kvf_store *open_store(const char *const *urls, size_t num) {
+    kvf_store *store = NULL;
+    kvf_error err = {0};
+    if (kvf_store_open(&store, &err, urls, num, NULL) != KVF_OK) {
+        die(urls[0], &err);
+    }
+    return store;
+}
+
+kvf_store *kvft_store(const char *url) {
+    return open_store(&url, 1);
+}
+
+kvf_store *kvft_store2(const char *fast, const char *slow) {
+    const char *urls[2] = {fast, slow};
+    return open_store(urls, 2);
+}
+
+kvf_space *kvft_space(kvf_store *store, const char *model, uint32_t block_tokens) {
+    kvf_field fields[] = {{"engine", "test"}, {"model", model}, {"kv", "f16"}};
+    kvf_space_options options = {.struct_size = sizeof options, .block_tokens = block_tokens};
+    kvf_space *space = NULL;
+    kvf_error err = {0};
+    if (kvf_space_open(&space, &err, store, fields, 3, &options) != KVF_OK) {
+        die("space", &err);
+    }
+    return space;
+}
+
+uint64_t kvft_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+void kvft_bytes(uint8_t *out, size_t len, uint64_t seed) {
+    uint64_t state = seed;
+    for (size_t at = 0; at < len; at += 8) {
+        uint64_t word = kvft_random(&state);
+        memcpy(out + at, &word, len - at < 8 ? len - at : 8);
+    }
+}
+
+static void *must(void *memory) {
+    if (memory == NULL) {
+        fprintf(stderr, "no memory for the test\n");
+        abort();
+    }
+    return memory;
+}
+
+static uint64_t seed_of(uint64_t seed, size_t block) {
+    return seed * 1000003u + block;
+}
+
+kvft_prompt *kvft_prompt_new(kvf_space *space, uint64_t seed, size_t num_blocks, size_t payload_bytes) {
+    kvft_prompt *p = must(calloc(1, sizeof *p));
+    p->block_tokens = kvf_space_block_tokens(space);
+    p->num_blocks = num_blocks;
+    p->payload_bytes = payload_bytes;
+    size_t num_tokens = num_blocks * p->block_tokens;
+    p->tokens = must(calloc(num_tokens + 1, sizeof *p->tokens));
+    uint64_t state = seed;
+    for (size_t i = 0; i < num_tokens; i++) {
+        p->tokens[i] = (uint32_t)kvft_random(&state);
+    }
+    p->keys = must(calloc(num_blocks + 1, sizeof *p->keys));
+    if (kvf_chain(space, p->keys, num_blocks, p->tokens, num_tokens) != num_blocks) {
+        abort();
+    }
+    p->memory = must(malloc(num_blocks * payload_bytes + 1));
+    p->iov = must(calloc(num_blocks + 1, sizeof *p->iov));
+    p->blocks = must(calloc(num_blocks + 1, sizeof *p->blocks));
+    for (size_t i = 0; i < num_blocks; i++) {
+        p->iov[i] = (struct iovec){p->memory + i * payload_bytes, payload_bytes};
+        p->blocks[i] = (kvf_block){.key = p->keys[i],
+                                   .tokens = p->tokens + i * p->block_tokens,
+                                   .num_tokens = p->block_tokens,
+                                   .first_token = (uint32_t)(i * p->block_tokens),
+                                   .iov = &p->iov[i],
+                                   .num_iov = 1};
+    }
+    kvft_prompt_fill(p, seed);
+    return p;
+}
+
+void kvft_prompt_fill(kvft_prompt *p, uint64_t seed) {
+    for (size_t i = 0; i < p->num_blocks; i++) {
+        kvft_bytes(p->memory + i * p->payload_bytes, p->payload_bytes, seed_of(seed, i));
+    }
+}
+
+void kvft_prompt_poison(kvft_prompt *p) {
+    memset(p->memory, 0xa5, p->num_blocks * p->payload_bytes);
+}
+
+size_t kvft_prompt_wrong(const kvft_prompt *p, uint64_t seed, size_t run) {
+    uint8_t *expected = must(malloc(p->payload_bytes + 1));
+    size_t wrong = 0;
+    for (size_t i = 0; i < run; i++) {
+        kvft_bytes(expected, p->payload_bytes, seed_of(seed, i));
+        wrong += memcmp(expected, p->memory + i * p->payload_bytes, p->payload_bytes) != 0;
+    }
+    free(expected);
+    return wrong;
+}
+
+void kvft_prompt_free(kvft_prompt *p) {
+    if (p == NULL) {
+        return;
+    }
+    free(p->tokens);
+    free(p->keys);
+    free(p->memory);
+    free(p->iov);
+    free(p->blocks);
+    free(p);
+}
+
+char *kvft_temp_dir(void) {
+    char *dir = must(strdup("/tmp/kvferry-test-XXXXXX"));
+    if (mkdtemp(dir) == NULL) {
+        perror("mkdtemp");
+        abort();
+    }
+    return dir;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)st;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+void kvft_remove_dir(char *dir) {
+    nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    free(dir);
+}
+
+void kvft_save_all(kvf_space *space, kvf_store *store, kvft_prompt *p) {
+    size_t taken = kvf_save(space, p->blocks, p->num_blocks, NULL);
+    kvf_status flushed = kvf_store_flush(store, 30000);
+    if (taken != p->num_blocks || flushed != KVF_OK) {
+        fprintf(stderr, "saved %zu of %zu blocks, flush: %s\n", taken, p->num_blocks, kvf_status_name(flushed));
+        abort();
+    }
+}

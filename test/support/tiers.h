@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the tests of a single tier need: opening it, and records that a seed decides, put, read and checked.
+ */
+#ifndef KVFT_TIERS_H
+#define KVFT_TIERS_H
+
+#include "store/tier.h"
+
+kvfi_tier *kvft_tier(const char *url); /* opens or aborts with the message */
+
+/* A whole record; its bytes, address and tokens follow from the seed, as does the way its iovecs cut it. */
+enum { KVFT_VALUE_TOKENS = 4, KVFT_VALUE_IOVS = 5 };
+typedef struct kvft_value {
+    kvfi_item    item;
+    struct iovec iov[KVFT_VALUE_IOVS];
+    kvf_block    block;
+    uint32_t     tokens[KVFT_VALUE_TOKENS];
+    uint8_t     *bytes;
+} kvft_value;
+void kvft_value_init(kvft_value *, uint64_t seed, size_t payload_bytes); /* with its bytes */
+void kvft_value_cleanup(kvft_value *);
+void kvft_addr(kvfi_addr *out, uint64_t seed); /* one space for 1000 seeds */
+
+/* One value through the tier. */
+kvf_reason kvft_put(kvfi_tier *, uint64_t seed, size_t payload_bytes);
+/* Reads it with all checks. Aborts when a hit has other bytes than the seed decides. */
+kvf_reason kvft_get(kvfi_tier *, uint64_t seed, size_t payload_bytes);
+kvf_reason kvft_peek(kvfi_tier *, uint64_t seed);
+/* Borrows, checks and gives back. Aborts on wrong bytes. */
+kvf_reason kvft_borrow(kvfi_tier *, uint64_t seed, size_t payload_bytes);
+
+/* All records of the tier, read and verified whole. */
+typedef struct kvft_census {
+    size_t   records, damaged, foreign;
+    uint64_t bytes;
+} kvft_census;
+kvft_census kvft_count(kvfi_tier *);
+#endif

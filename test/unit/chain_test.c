@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Chains of block keys: golden vectors, and what a key stands for.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "record/record.h"
+#include "record/space.h"
+#include "support/golden.h"
+
+static void open_identity(kvfi_identity *out, const char *secret) {
+    const kvf_field fields[] = KVFT_GOLDEN_FIELDS;
+    kvf_space_options options = {.struct_size = sizeof options, .block_tokens = 16, .secret = secret};
+    options.secret_len = secret == NULL ? 0 : strlen(secret);
+    assert_int_equal(kvfi_identity_init(out, NULL, fields, 4, &options), KVF_OK);
+}
+
+static void check_golden(const char *secret, const char *const names[3]) {
+    kvfi_identity identity;
+    uint32_t tokens[40];
+    kvf_key keys[3], other;
+    uint8_t golden[32];
+    kvft_golden_tokens(tokens);
+    open_identity(&identity, secret);
+    memset(keys, 0xee, sizeof keys);
+    assert_int_equal(kvfi_chain(&identity, keys, 3, tokens, 40), 2); /* the rest of 8 tokens is no block */
+    for (int i = 0; i < 2; i++) {
+        kvft_golden_vector(names[i], golden);
+        assert_memory_equal(keys[i].bytes, golden, 32);
+    }
+    assert_int_equal(keys[2].bytes[0], 0xee);
+    kvft_golden_vector(names[2], golden);
+    kvfi_key_of(&identity, &other, "an engine's own hash", 20);
+    assert_memory_equal(other.bytes, golden, 32);
+    kvfi_identity_cleanup(&identity);
+}
+
+static void golden(void **state) {
+    (void)state;
+    check_golden(NULL, (const char *const[3]){"chain plain 0", "chain plain 1", "key_of plain"});
+    check_golden(KVFT_GOLDEN_SECRET, (const char *const[3]){"chain keyed 0", "chain keyed 1", "key_of keyed"});
+}
+
+static void cap_and_short_prompts(void **state) {
+    (void)state;
+    kvfi_identity identity;
+    uint32_t tokens[40];
+    kvf_key keys[2], one;
+    kvft_golden_tokens(tokens);
+    open_identity(&identity, NULL);
+    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 0), 0);
+    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 15), 0);
+    assert_int_equal(kvfi_chain(&identity, keys, 0, tokens, 40), 0);
+    assert_int_equal(kvfi_chain(&identity, &one, 1, tokens, 40), 1);
+    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 32), 2);
+    assert_memory_equal(&one, keys, 32); /* a longer prompt has the same first keys */
+    kvfi_identity_cleanup(&identity);
+}
+
+static void a_key_names_the_whole_prefix(void **state) {
+    (void)state;
+    kvfi_identity identity;
+    uint32_t tokens[64] = {0};
+    kvf_key before[4], after[4];
+    open_identity(&identity, NULL);
+    kvfi_chain(&identity, before, 4, tokens, 64);
+    for (size_t change = 0; change < 64; change++) {
+        tokens[change] ^= 0x80000000u;
+        kvfi_chain(&identity, after, 4, tokens, 64);
+        tokens[change] ^= 0x80000000u;
+        for (size_t i = 0; i < 4; i++) {
+            bool same = memcmp(&before[i], &after[i], 32) == 0;
+            assert_int_equal(same, i < change / 16);
+        }
+    }
+    /* Equal blocks at different places have different keys. */
+    assert_memory_not_equal(&before[0], &before[1], 32);
+    kvfi_identity_cleanup(&identity);
+}
+
+static void a_long_prompt_in_one_call(void **state) {
+    (void)state;
+    enum { NUM = 131072 };
+    kvfi_identity identity;
+    uint32_t *tokens = calloc(NUM, sizeof *tokens);
+    kvf_key *keys = calloc(NUM / 16, sizeof *keys);
+    open_identity(&identity, NULL);
+    assert_int_equal(kvfi_chain(&identity, keys, NUM / 16, tokens, NUM), NUM / 16);
+    assert_memory_not_equal(&keys[NUM / 16 - 1], &keys[NUM / 16 - 2], 32);
+    kvfi_identity_cleanup(&identity);
+    free(tokens);
+    free(keys);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(golden),
+        cmocka_unit_test(cap_and_short_prompts),
+        cmocka_unit_test(a_key_names_the_whole_prefix),
+        cmocka_unit_test(a_long_prompt_in_one_call),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The store core and the prefix service over the memory tier: everything that does not depend on the kind of the store.
+ */
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "record/record.h"
+#include "store/store.h"
+#include "support/kit.h"
+
+#define PAYLOAD 20000u
+
+typedef struct bench {
+    kvf_store   *store;
+    kvf_space   *space;
+    kvft_prompt *prompt;
+} bench;
+
+static bench open_bench(const char *url, size_t num_blocks) {
+    bench b = {.store = kvft_store(url)};
+    b.space = kvft_space(b.store, "m", 16);
+    b.prompt = kvft_prompt_new(b.space, 7, num_blocks, PAYLOAD);
+    return b;
+}
+
+static void close_bench(bench *b) {
+    kvft_prompt_free(b->prompt);
+    kvf_space_close(b->space);
+    kvf_store_close(b->store);
+}
+
+static kvf_stats stats_of(kvf_store *store) {
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_store_stats(store, &stats);
+    return stats;
+}
+
+/* ---- round trips ---- */
+
+static void test_what_is_saved_is_loaded(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 20);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 20, NULL, 0), 20);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 20), 0);
+    kvf_stats stats = stats_of(b.store);
+    assert_int_equal(stats.load_hits, 20);
+    assert_int_equal(stats.saved, 20 + 1); /* and the card of the space */
+    close_bench(&b);
+}
+
+static void test_an_empty_batch_is_fine(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    size_t run = 9;
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 0, NULL, 0), 0);
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 0, NULL), 0);
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 0, 1000), KVF_OK);
+    assert_int_equal(run, 0);
+    close_bench(&b);
+}
+
+static void test_behind_a_gap_nothing_is_used(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 8);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_error err;
+    uint8_t digest[32];
+    kvf_space_digest(b.space, digest);
+    assert_int_equal(kvf_remove(b.store, &err, digest, &b.prompt->keys[3]), KVF_OK);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 8, NULL, 0), 3);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 3), 0);
+    assert_int_equal(b.prompt->blocks[3].why, KVF_WHY_ABSENT);
+    for (size_t i = 4; i < 8; i++) {
+        assert_int_equal(b.prompt->blocks[i].status, KVF_MISS);
+        assert_int_equal(b.prompt->blocks[i].why, KVF_WHY_AFTER_GAP);
+    }
+    size_t run = 0;
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 8, 1000000), KVF_OK);
+    assert_int_equal(run, 3);
+    close_bench(&b);
+}
+
+static void test_other_tokens_under_the_right_key_are_a_miss(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 2);
+    kvft_save_all(b.space, b.store, b.prompt);
+    b.prompt->tokens[17]++; /* of the second block */
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 2, NULL, 0), 1);
+    assert_int_equal(b.prompt->blocks[1].why, KVF_WHY_OTHER_TOKENS);
+    b.prompt->tokens[17]--;
+    b.prompt->blocks[0].first_token++;
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 2, NULL, 0), 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_OTHER_TOKENS);
+    close_bench(&b);
+}
+
+static void test_another_length_is_a_miss(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    kvft_save_all(b.space, b.store, b.prompt);
+    b.prompt->iov[0].iov_len--;
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 1, NULL, 0), 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_TRUNCATED);
+    b.prompt->iov[0].iov_len++;
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 1, NULL, 0), 1);
+    close_bench(&b);
+}
+
+static void test_spaces_do_not_meet(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 2);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_space *other = kvft_space(b.store, "another model of the same shape", 16);
+    kvft_prompt *same_tokens = kvft_prompt_new(other, 7, 2, PAYLOAD);
+    assert_int_equal(kvf_load(other, same_tokens->blocks, 2, NULL, 0), 0);
+    /* Even with the keys of the first space: the record says whose it is. */
+    memcpy(same_tokens->blocks[0].key.bytes, b.prompt->keys[0].bytes, 32);
+    assert_int_equal(kvf_load(other, same_tokens->blocks, 1, NULL, 0), 0);
+    kvft_prompt_free(same_tokens);
+    kvf_space_close(other);
+    close_bench(&b);
+}
+
+/* ---- match ---- */
+
+static void test_match_tells_the_sizes(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 5);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_found found[5];
+    size_t run = 0;
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, 5, 1000000), KVF_OK);
+    assert_int_equal(run, 5);
+    for (size_t i = 0; i < 5; i++) {
+        assert_int_equal(found[i].payload_bytes, PAYLOAD);
+        assert_int_equal(found[i].num_tokens, 16);
+        assert_int_equal(found[i].tier, 0);
+    }
+    close_bench(&b);
+}
+
+static void test_match_without_a_budget_answers_later(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 5);
+    kvft_save_all(b.space, b.store, b.prompt);
+    size_t run = 0;
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 5, 0), KVF_AGAIN);
+    kvf_status status = KVF_AGAIN;
+    for (int i = 0; i < 5000 && status == KVF_AGAIN; i++) {
+        usleep(1000);
+        status = kvf_match(b.space, &run, NULL, b.prompt->keys, 5, 0);
+    }
+    assert_int_equal(status, KVF_OK);
+    assert_int_equal(run, 5);
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 5, 0), KVF_AGAIN); /* a new question; left to close */
+    close_bench(&b);
+}
+
+/* ---- save ---- */
+
+static void test_known_blocks_are_not_written_again(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 4);
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_true(kvf_knows(b.space, &b.prompt->keys[0]));
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 4, NULL), 4);
+    kvf_stats stats = stats_of(b.store);
+    assert_int_equal(stats.known, 4);
+    assert_int_equal(stats.saved, 4 + 1);
+    /* What turns out to be gone is forgotten, and can be stored again. */
+    uint64_t removed = 0;
+    kvf_error err;
+    assert_int_equal(kvf_clear(b.store, &removed, &err, NULL), KVF_OK);
+    assert_int_equal(removed, 5);
+    assert_false(kvf_knows(b.space, &b.prompt->keys[0]));
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 4, NULL, 0), 4);
+    close_bench(&b);
+}
+
+static void test_a_full_backlog_sheds_and_never_waits(void **state) {
+    (void)state;
+    const char *url = "mem:";
+    kvf_options options = {.struct_size = sizeof options, .backlog_bytes = 100000};
+    kvf_store *store = NULL;
+    kvf_error err;
+    assert_int_equal(kvf_store_open(&store, &err, &url, 1, &options), KVF_OK);
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, 4, 60000);
+    kvf_reserved held = {0};
+    assert_int_equal(kvf_reserve(space, &held, 60000), KVF_OK);
+    assert_int_equal(kvf_save(space, prompt->blocks, 4, NULL), 0);
+    assert_int_equal(prompt->blocks[0].status, KVF_AGAIN);
+    assert_int_equal(prompt->blocks[0].why, KVF_WHY_FULL);
+    kvf_abandon(space, &held);
+    assert_true(kvf_save(space, prompt->blocks, 1, NULL) == 1);
+    kvf_reserved huge = {0};
+    assert_int_equal(kvf_reserve(space, &huge, 200000), KVF_AGAIN);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
+static void test_reserve_and_commit(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    kvf_reserved reserved = {0};
+    assert_int_equal(kvf_reserve(b.space, &reserved, PAYLOAD + 500), KVF_OK);
+    memcpy(reserved.data, b.prompt->memory, PAYLOAD);
+    kvf_commit(b.space, &reserved, b.prompt->blocks, PAYLOAD);
+    assert_int_equal(kvf_store_flush(b.store, 10000), KVF_OK);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 1, NULL, 0), 1);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 1), 0);
+    close_bench(&b);
+}
+
+/* ---- borrow ---- */
+
+static void test_borrow_lends_and_survives_removal(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 2);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_borrowed borrowed = {0};
+    assert_int_equal(kvf_borrow(b.space, &borrowed, &b.prompt->blocks[1]), KVF_OK);
+    uint64_t removed = 0;
+    kvf_error err;
+    assert_int_equal(kvf_clear(b.store, &removed, &err, NULL), KVF_OK);
+    assert_int_equal(borrowed.len, PAYLOAD);
+    assert_memory_equal(borrowed.data, b.prompt->memory + PAYLOAD, PAYLOAD);
+    kvf_release(b.space, &borrowed);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, &b.prompt->blocks[1]), KVF_MISS);
+    assert_int_equal(b.prompt->blocks[1].why, KVF_WHY_ABSENT);
+    close_bench(&b);
+}
+
+static void test_borrow_checks_the_tokens(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_borrowed borrowed = {0};
+    b.prompt->tokens[0]++;
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_MISS);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_OTHER_TOKENS);
+    b.prompt->tokens[0]--;
+    b.prompt->blocks[0].num_tokens = 15;
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_MISS);
+    b.prompt->blocks[0].num_tokens = 4096; /* more than the record holds */
+    b.prompt->blocks[0].tokens = calloc(4096, 4);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_MISS);
+    free((void *)(uintptr_t)b.prompt->blocks[0].tokens);
+    close_bench(&b);
+}
+
+/* ---- views ---- */
+
+static void test_a_view_gathers_and_scatters(void **state) {
+    (void)state;
+    enum { SLOTS = 8, LAYERS = 3, RUN = 700 };
+    bench b = open_bench("mem:", 4);
+    uint8_t *pool = calloc(SLOTS * LAYERS, RUN);
+    kvf_region regions[LAYERS];
+    for (size_t i = 0; i < LAYERS; i++) {
+        regions[i] = (kvf_region){.base = pool + i * SLOTS * RUN, .slot_stride = RUN, .run_bytes = RUN / 2, .run_stride = RUN / 2,
+                                  .num_runs = 2};
+    }
+    kvf_view *view = NULL;
+    assert_int_equal(kvf_view_open(&view, NULL, regions, LAYERS, SLOTS), KVF_OK);
+    kvft_bytes(pool, SLOTS * LAYERS * RUN, 3);
+    for (size_t i = 0; i < 4; i++) {
+        b.prompt->blocks[i].iov = NULL;
+        b.prompt->blocks[i].slot = (int64_t)(2 * i + 1);
+    }
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 4, view), 4);
+    assert_int_equal(kvf_store_flush(b.store, 10000), KVF_OK);
+    uint8_t *before = malloc(SLOTS * LAYERS * RUN);
+    memcpy(before, pool, SLOTS * LAYERS * RUN);
+    for (size_t i = 0; i < SLOTS * LAYERS; i++) {
+        if (i % 2 == 1) {
+            memset(pool + i * RUN, 0, RUN);
+        }
+    }
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 4, view, 0), 4);
+    assert_memory_equal(pool, before, SLOTS * LAYERS * RUN);
+    kvf_fence(view, &b.prompt->blocks[0].slot, 1);
+    b.prompt->blocks[0].slot = SLOTS; /* outside */
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 4, view, 0), 0);
+    assert_int_equal(b.prompt->blocks[0].status, KVF_LIMIT);
+    kvf_view_close(view);
+    free(before);
+    free(pool);
+    close_bench(&b);
+}
+
+static void test_bad_views_are_refused(void **state) {
+    (void)state;
+    kvf_view *view = NULL;
+    uint8_t memory[16];
+    kvf_region none = {.base = memory, .run_bytes = 0, .num_runs = 1};
+    kvf_region huge = {.base = memory, .run_bytes = SIZE_MAX / 2, .num_runs = 3};
+    assert_int_equal(kvf_view_open(&view, NULL, &none, 1, 1), KVF_LIMIT);
+    assert_int_equal(kvf_view_open(&view, NULL, &huge, 1, 1), KVF_LIMIT);
+    assert_int_equal(kvf_view_open(&view, NULL, &huge, 0, 1), KVF_LIMIT);
+}
+
+/* ---- tiers ---- */
+
+static void test_tiers_fall_through_and_promote(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir();
+    char url[200];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench slow = open_bench(url, 6);
+    kvft_save_all(slow.space, slow.store, slow.prompt);
+    close_bench(&slow);
+
+    kvf_store *store = kvft_store2("mem:", url);
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 7, 6, PAYLOAD);
+    size_t run = 0;
+    kvf_found found[6];
+    assert_int_equal(kvf_match(space, &run, found, prompt->keys, 6, 1000000), KVF_OK);
+    assert_int_equal(run, 6);
+    assert_int_equal(found[0].tier, 1);
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load(space, prompt->blocks, 6, NULL, 0), 6);
+    assert_int_equal(kvft_prompt_wrong(prompt, 7, 6), 0);
+    assert_int_equal(kvf_store_flush(store, 10000), KVF_OK);
+    assert_int_equal(stats_of(store).promoted, 6);
+    assert_int_equal(kvf_match(space, &run, found, prompt->keys, 6, 1000000), KVF_OK);
+    assert_int_equal(found[5].tier, 0);
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load(space, prompt->blocks, 6, NULL, 0), 6);
+    assert_int_equal(kvft_prompt_wrong(prompt, 7, 6), 0);
+
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    kvft_remove_dir(dir);
+}
+
+/* ---- queue ---- */
+
+static size_t reap_one(kvf_queue *queue, kvf_completion *out) {
+    struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&fd, 1, 10000), 1);
+    return kvf_reap(queue, out, 1);
+}
+
+static void test_queue_saves_matches_and_loads(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 10);
+    kvf_queue *queue = NULL;
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 4), KVF_OK);
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_SAVE,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = 10,
+                       .user = 42};
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap_one(queue, &done), 1);
+    assert_int_equal(done.ticket, ticket);
+    assert_int_equal(done.user, 42);
+    assert_int_equal(done.num_ok, 10);
+    batch.op = KVF_OP_MATCH;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap_one(queue, &done), 1);
+    assert_int_equal(done.num_ok, 10);
+    kvft_prompt_poison(b.prompt);
+    batch.op = KVF_OP_LOAD;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap_one(queue, &done), 1);
+    assert_int_equal(done.num_ok, 10);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 10), 0);
+    assert_int_equal(kvf_reap(queue, &done, 1), 0);
+    struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&fd, 1, 0), 0);
+    kvf_cancel(queue, ticket); /* over already: nothing happens */
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+static void test_queue_is_bounded(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    kvf_queue *queue = NULL;
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 0), KVF_LIMIT);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 2), KVF_OK);
+    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b.space, .blocks = b.prompt->blocks};
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_AGAIN);
+    kvf_completion done[2];
+    size_t num = 0;
+    while (num < 2) {
+        num += reap_one(queue, done);
+    }
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* ---- processes ---- */
+
+static void test_a_forked_child_gets_misses(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 3);
+    kvft_save_all(b.space, b.store, b.prompt);
+    pid_t pid = fork();
+    if (pid == 0) {
+        size_t run = 1;
+        kvf_reserved reserved;
+        bool ok = kvf_load(b.space, b.prompt->blocks, 3, NULL, 0) == 0 && b.prompt->blocks[0].why == KVF_WHY_CLOSED;
+        ok = ok && kvf_match(b.space, &run, NULL, b.prompt->keys, 3, 1000) == KVF_OK && run == 0;
+        ok = ok && kvf_reserve(b.space, &reserved, 10) == KVF_CLOSED;
+        ok = ok && kvf_store_flush(b.store, 10) == KVF_CLOSED;
+        _exit(ok ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 3, NULL, 0), 3);
+    close_bench(&b);
+}
+
+static void test_bad_urls_are_configuration_errors(void **state) {
+    (void)state;
+    const char *const bad[] = {"",       "nonsense", "http://host/", "mem:?max=x",      "mem:?colour=blue", "file:",
+                               "redis:", "redis://", "redis://h:x/", "redis://h:99999", "redis://h/notanumber", "mem:?max=0"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        kvf_store *store = NULL;
+        kvf_error err = {0};
+        kvf_status status = kvf_store_open(&store, &err, &bad[i], 1, NULL);
+        if (status != KVF_CONFIG) {
+            fail_msg("\"%s\" gave %s", bad[i], kvf_status_name(status));
+        }
+        assert_true(strlen(err.what) > 10);
+    }
+}
+
+/* ---- the space card ---- */
+
+static void test_a_space_can_be_described(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    char *text = NULL;
+    uint8_t digest[32];
+    kvf_space_digest(b.space, digest);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, digest), KVF_MISS);
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, digest), KVF_OK);
+    assert_string_equal(text, "block_tokens=16\nengine=test\nkv=f16\nmodel=m\n");
+    kvf_free(text);
+    close_bench(&b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_saved_is_loaded),
+        cmocka_unit_test(test_an_empty_batch_is_fine),
+        cmocka_unit_test(test_behind_a_gap_nothing_is_used),
+        cmocka_unit_test(test_other_tokens_under_the_right_key_are_a_miss),
+        cmocka_unit_test(test_another_length_is_a_miss),
+        cmocka_unit_test(test_spaces_do_not_meet),
+        cmocka_unit_test(test_match_tells_the_sizes),
+        cmocka_unit_test(test_match_without_a_budget_answers_later),
+        cmocka_unit_test(test_known_blocks_are_not_written_again),
+        cmocka_unit_test(test_a_full_backlog_sheds_and_never_waits),
+        cmocka_unit_test(test_reserve_and_commit),
+        cmocka_unit_test(test_borrow_lends_and_survives_removal),
+        cmocka_unit_test(test_borrow_checks_the_tokens),
+        cmocka_unit_test(test_a_view_gathers_and_scatters),
+        cmocka_unit_test(test_bad_views_are_refused),
+        cmocka_unit_test(test_tiers_fall_through_and_promote),
+        cmocka_unit_test(test_queue_saves_matches_and_loads),
+        cmocka_unit_test(test_queue_is_bounded),
+        cmocka_unit_test(test_a_forked_child_gets_misses),
+        cmocka_unit_test(test_bad_urls_are_configuration_errors),
+        cmocka_unit_test(test_a_space_can_be_described),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
