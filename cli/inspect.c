@@ -240,8 +240,8 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
     printf("%-9s %s\n", "space", hex);
     print_indented("fields", fields != NULL ? fields : "(not known)\n");
     printf("%-9s %llu\n", "blocks", (unsigned long long)sum->num_blocks);
-    printf("%-9s %llu different beginnings, the longest to token %u\n", "prompts", (unsigned long long)sum->num_prompts,
-           sum->last_token);
+    printf("%-9s %llu different first blocks; the longest prefix has %u tokens\n", "prompts",
+           (unsigned long long)sum->num_prompts, sum->last_token);
     printf("%-9s %llu\n", "tokens", (unsigned long long)sum->num_tokens);
     printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, sum->bytes), (unsigned long long)sum->bytes);
     print_time("oldest", sum->oldest_s);

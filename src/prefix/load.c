@@ -8,21 +8,22 @@ static kvf_reason check(kvfi_item *item) {
 }
 
 /* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it for ever. */
-static void remove_damaged(kvf_store *store, const kvfi_addr *addr) {
+static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t deadline_us) {
+    int64_t soon = kvfi_deadline(REMOVE_BUDGET_US);
     kvfi_known_forget(&store->known, &addr->key);
     for (size_t i = 0; i < store->num_tiers; i++) {
         kvfi_tier *tier = store->tiers[i];
-        (void)tier->ops->remove(tier, NULL, addr, kvfi_deadline(REMOVE_BUDGET_US));
+        (void)tier->ops->remove(tier, NULL, addr, soon < deadline_us ? soon : deadline_us);
     }
 }
 
-static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why) {
+static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, int64_t deadline_us) {
     atomic_fetch_add(&store->stats.misses[why], 1);
     if (why == KVF_WHY_ABSENT) {
         kvfi_known_forget(&store->known, &addr->key);
     } else if (why == KVF_WHY_CHECKSUM) {
         kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
-        remove_damaged(store, addr);
+        remove_damaged(store, addr, deadline_us);
     }
 }
 
@@ -53,7 +54,7 @@ static size_t publish(kvfi_blocks *batch) {
         }
         block->status = hit && i < run ? KVF_OK : KVF_MISS;
         if (block->status != KVF_OK) {
-            note_miss(store, &item->addr, block->why);
+            note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
         } else {
             atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
         }
@@ -155,7 +156,7 @@ static kvf_status borrow_miss(kvf_space *space, const kvfi_addr *addr, kvf_block
         /* Another tier may have it: only a load can tell. */
         atomic_fetch_add(&space->store->stats.misses[why], 1);
     } else {
-        note_miss(space->store, addr, why);
+        note_miss(space->store, addr, why, kvfi_deadline(REMOVE_BUDGET_US));
     }
     block->status = KVF_MISS;
     block->why = why;

@@ -160,6 +160,15 @@ kvf_reason kvfi_conn_recv(kvfi_conn *conn, bool *got) {
     return KVF_WHY_NONE;
 }
 
+static kvf_reason fail_late(kvfi_conn *conn) {
+    snprintf(conn->said, sizeof conn->said, "the deadline passed");
+    return fail(conn, KVF_WHY_BUDGET);
+}
+
+kvf_reason kvfi_conn_in_time(kvfi_conn *conn, int64_t deadline_us) {
+    return kvfi_sys->now_us() < deadline_us ? KVF_WHY_NONE : fail_late(conn);
+}
+
 kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     struct pollfd p = {.fd = conn->fd, .events = kvfi_conn_all_sent(conn) ? POLLIN : POLLIN | POLLOUT};
     int64_t now = kvfi_sys->now_us();
@@ -178,8 +187,7 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
         }
     }
     if (until_us == deadline_us) {
-        snprintf(conn->said, sizeof conn->said, "the deadline passed");
-        return fail(conn, KVF_WHY_BUDGET);
+        return fail_late(conn);
     }
     snprintf(conn->said, sizeof conn->said, "the server did not move for %u ms", conn->stall_ms);
     conn->stalled = true;
@@ -203,8 +211,8 @@ kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_u
         if (why == KVF_WHY_NONE) {
             why = kvfi_conn_recv(conn, &got);
         }
-        if (why == KVF_WHY_NONE && !got) {
-            why = kvfi_conn_wait(conn, deadline_us);
+        if (why == KVF_WHY_NONE) {
+            why = got ? kvfi_conn_in_time(conn, deadline_us) : kvfi_conn_wait(conn, deadline_us);
         }
         if (why != KVF_WHY_NONE) {
             return why;

@@ -72,6 +72,9 @@ kvf_reason kvfi_conn_recv(kvfi_conn *, bool *got); /* the same; *got: something 
  * the deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
 
+/* For a stream that never has to wait: the deadline has not passed. */
+kvf_reason kvfi_conn_in_time(kvfi_conn *, int64_t deadline_us);
+
 /* ---- for exchanges that take one answer after the other */
 /* Sends what is to be sent and waits for the next reply. */
 kvf_reason kvfi_conn_next(kvfi_conn *, kvfi_reply *, int64_t deadline_us);

@@ -23,6 +23,14 @@ void kvfi_name_of(kvfi_name *out, const char *prefix, const kvfi_addr *addr, uin
     out->len = (size_t)(p - out->text);
 }
 
+/* 2 * num digits in the middle of a name. */
+static bool unhex(uint8_t *out, const char *digits, size_t num) {
+    char text[65];
+    memcpy(text, digits, 2 * num);
+    text[2 * num] = '\0';
+    return kvfi_unhex(out, text, num);
+}
+
 bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, const char *name, size_t len) {
     size_t before = strlen(prefix);
     size_t whole = before + 1 + 16 + 1 + 66;
@@ -32,8 +40,8 @@ bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, con
         return false;
     }
     const char *p = name + before;
-    if (p[0] != ':' || p[17] != ':' || p[18] != '{' || p[83] != '}' || !kvfi_unhex(out->space, p + 1, 8) ||
-        !kvfi_unhex(out->key.bytes, p + 19, 32)) {
+    if (p[0] != ':' || p[17] != ':' || p[18] != '{' || p[83] != '}' || !unhex(out->space, p + 1, 8) ||
+        !unhex(out->key.bytes, p + 19, 32)) {
         return false;
     }
     if (len == whole) {

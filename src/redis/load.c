@@ -241,8 +241,8 @@ static kvf_reason step(loader *l) {
     if (why == KVF_WHY_NONE) {
         why = kvfi_conn_recv(l->conn, &got);
     }
-    if (why == KVF_WHY_NONE && !got) {
-        why = kvfi_conn_wait(l->conn, l->feed->deadline_us);
+    if (why == KVF_WHY_NONE) {
+        why = got ? kvfi_conn_in_time(l->conn, l->feed->deadline_us) : kvfi_conn_wait(l->conn, l->feed->deadline_us);
     }
     return why;
 }
@@ -272,8 +272,8 @@ static void abandon(loader *l, kvf_reason why) {
     }
 }
 
-/* Loads until the feed is dry or the connection fails. */
-static void run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+/* Loads until the feed is dry (true) or the connection fails (false). */
+static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     loader l;
     l.tier = tier;
     l.conn = conn;
@@ -291,7 +291,7 @@ static void run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
         kvf_reason why = step(&l);
         if (why != KVF_WHY_NONE) {
             abandon(&l, why);
-            return;
+            return false;
         }
     }
     /* Refreshes are sent, and not waited for: their answers are owed to the next who uses the connection. */
@@ -299,31 +299,9 @@ static void run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     if (kvfi_conn_send(conn) == KVF_WHY_NONE && !kvfi_conn_all_sent(conn)) {
         kvfi_conn_close(conn);
     }
-}
-
-void kvfi_redis_give_up(kvfi_feed *feed, kvf_reason why) {
-    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
-        kvfi_feed_done(feed, item, KVF_MISS, why);
-    }
-}
-
-static bool is_over(const kvfi_feed *feed) {
-    size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
-    return next >= feed->num || next >= atomic_load_explicit(&feed->limit, memory_order_relaxed) ||
-           kvfi_sys->now_us() >= feed->deadline_us;
+    return true;
 }
 
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis *tier = kvfi_redis_of(base);
-    /* A connection that breaks costs the items that were on it; the others get a new one. */
-    while (!is_over(feed)) {
-        kvfi_conn *conn = NULL;
-        kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, KVFI_LANE_LOAD, feed, feed->deadline_us);
-        if (why != KVF_WHY_NONE) {
-            kvfi_redis_give_up(feed, why);
-            return;
-        }
-        run(tier, conn, feed);
-        kvfi_node_give(&tier->node, KVFI_LANE_LOAD, conn);
-    }
+    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_LOAD, run);
 }

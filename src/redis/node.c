@@ -179,19 +179,17 @@ static unsigned lane_max(const kvfi_node *node) {
     return node->conf->conns;
 }
 
-static bool is_dry(const kvfi_feed *feed) {
-    if (feed == NULL) {
-        return false;
-    }
+bool kvfi_feed_is_dry(const kvfi_feed *feed) {
     size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
-    return next >= feed->num || next >= atomic_load_explicit(&feed->limit, memory_order_relaxed);
+    return next >= feed->num || next >= atomic_load_explicit(&feed->limit, memory_order_relaxed) ||
+           kvfi_sys->now_us() >= feed->deadline_us;
 }
 
 /* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up while it waits. */
 static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed, int64_t deadline_us) {
     while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
         int64_t now = kvfi_sys->now_us();
-        if (now >= deadline_us || is_dry(feed)) {
+        if (now >= deadline_us || (feed != NULL && kvfi_feed_is_dry(feed))) {
             return KVF_WHY_BUDGET;
         }
         int64_t until_us = feed != NULL && deadline_us - now > RECHECK_US ? now + RECHECK_US : deadline_us;

@@ -47,6 +47,9 @@ kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lan
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
 
+/* Nothing more will be handed out, as far as that can be told without taking an item. */
+bool kvfi_feed_is_dry(const kvfi_feed *);
+
 /* What an error reply means for an item. */
 kvf_reason kvfi_reply_reason(const kvfi_reply *);
 static inline bool kvfi_reply_says(const kvfi_reply *reply, const char *word) {

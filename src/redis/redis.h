@@ -40,8 +40,11 @@ uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 
-/* Gives all that is left in the feed back as missed: there is no connection to try it on. */
-void kvfi_redis_give_up(kvfi_feed *, kvf_reason why);
+/* Moves items of the feed over one connection: until the feed is dry (true), or the connection fails (false) and with it the items that were
+ * on it. */
+typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *);
+/* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in it misses. */
+void kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
 /* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not expire together. */
 uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
 
@@ -52,6 +55,7 @@ typedef struct kvfi_talk {
     kvfi_lane_kind lane;
     kvf_error     *err;
     int64_t        deadline_us;
+    uint64_t       unheard; /* commands whose answers have not been heard to their end */
 } kvfi_talk;
 
 /* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. */

@@ -563,11 +563,7 @@ static const kvfi_tier_ops ops = {
 static kvf_status take_params(mem *m, kvf_error *err, kvfi_url *url) {
     m->max_bytes = DEFAULT_MAX_BYTES;
     KVFI_TRY(kvfi_url_take_size(url, err, "max", &m->max_bytes, MIN_MAX_BYTES, (uint64_t)1 << 60));
-    KVFI_TRY(kvfi_url_all_taken(url, err));
-    if (url->hosts[0] != '\0' || (url->path[0] != '\0' && strcmp(url->path, "/") != 0)) {
-        return kvfi_fail(err, KVF_CONFIG, "a memory store has neither host nor path: write mem:?max=1G");
-    }
-    return KVF_OK;
+    return kvfi_url_all_taken(url, err);
 }
 
 kvf_status kvfi_mem_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {

@@ -51,7 +51,7 @@ static void use_session(kvf_store *store) {
     (void)removed;
 }
 
-static void use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
+static size_t use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
     kvft_prompt_fill(prompt, 5);
     kvf_save(space, prompt->blocks, BLOCKS, NULL);
     kvf_status flushed = kvf_store_flush(store, 5000);
@@ -65,6 +65,7 @@ static void use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt) 
     kvft_prompt_poison(prompt);
     run = kvf_load(space, prompt->blocks, BLOCKS, NULL, 2000);
     assert_int_equal(kvft_prompt_wrong(prompt, 5, run), 0);
+    size_t loaded = run;
     kvft_prompt_fill(prompt, 5);
     kvf_borrowed borrowed = {0};
     if (kvf_borrow(space, &borrowed, &prompt->blocks[0]) == KVF_OK) {
@@ -72,6 +73,7 @@ static void use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt) 
         assert_memory_equal(borrowed.data, prompt->memory, PAYLOAD);
         kvf_release(space, &borrowed);
     }
+    return loaded;
 }
 
 static void use_queue(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
@@ -95,20 +97,21 @@ static void use_queue(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
     kvf_queue_close(queue);
 }
 
-/* One life of a store. The prompt lives outside of it: its memory is the test's. */
-static void live_once(const char *url, kvft_prompt *prompt) {
+/* One life of a store; returns how many blocks loaded. The prompt lives outside of it: its memory is the test's. */
+static size_t live_once(const char *url, kvft_prompt *prompt) {
     kvf_store *store = NULL;
     kvf_space *space = NULL;
     kvf_error err = {0};
     kvf_options options = {.struct_size = sizeof options, .drain_ms = 2000};
     if (kvf_store_open(&store, &err, &url, 1, &options) != KVF_OK) {
         assert_true(strlen(err.what) > 0);
-        return;
+        return 0;
     }
+    size_t loaded = 0;
     kvf_field fields[] = {{"engine", "test"}, {"model", "m"}, {"kv", "f16"}};
     kvf_space_options space_options = {.struct_size = sizeof space_options, .block_tokens = 16};
     if (kvf_space_open(&space, &err, store, fields, 3, &space_options) == KVF_OK) {
-        use_blocks(store, space, prompt);
+        loaded = use_blocks(store, space, prompt);
         use_queue(store, space, prompt);
         size_t seen = 0;
         kvf_walk_options walk = {.struct_size = sizeof walk, .whole = 1, .budget_ms = 2000};
@@ -118,6 +121,7 @@ static void live_once(const char *url, kvft_prompt *prompt) {
     }
     use_session(store);
     kvf_store_close(store);
+    return loaded;
 }
 
 /* Fails call after call until a whole life passes without reaching the n-th. */
@@ -127,9 +131,10 @@ static void fail_each(const char *what, const char *url, kvft_fault_kind kind) {
     kvft_prompt *prompt = kvft_prompt_new(space, 5, BLOCKS, PAYLOAD);
     uint64_t n = 1;
     bool hit = true;
+    size_t loaded = 0;
     for (; hit && n < MAX_POINTS; n++) {
         kvft_faults_arm(kind, n);
-        live_once(url, prompt);
+        loaded = live_once(url, prompt);
         uint64_t live = kvft_faults_live_allocs();
         hit = kvft_faults_disarm();
         if (live != 0) {
@@ -138,6 +143,7 @@ static void fail_each(const char *what, const char *url, kvft_fault_kind kind) {
         }
     }
     assert_true(n < MAX_POINTS);
+    assert_int_equal(loaded, BLOCKS); /* the last life met no fault */
     points_hit += n - 2;
     printf("%-28s %6llu points\n", what, (unsigned long long)(n - 2));
     kvft_prompt_free(prompt);

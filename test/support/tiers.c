@@ -22,7 +22,10 @@ kvfi_tier *kvft_tier(const char *url) {
     kvf_error err = {0};
     kvf_status status = kvfi_url_parse(&parsed, &err, url);
     if (status == KVF_OK) {
-        status = strcmp(parsed->scheme, "mem") == 0 ? kvfi_mem_open(&tier, &err, parsed) : kvfi_file_open(&tier, &err, parsed);
+        bool redis = strncmp(parsed->scheme, "redis", 5) == 0;
+        status = strcmp(parsed->scheme, "mem") == 0 ? kvfi_mem_open(&tier, &err, parsed)
+                 : redis                            ? kvfi_redis_open(&tier, &err, parsed)
+                                                    : kvfi_file_open(&tier, &err, parsed);
     }
     if (status != KVF_OK) {
         fprintf(stderr, "%s: %s\n", url, err.what);

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# A thin front of scripts/setup.sh, CMake's presets and the checks. `make` alone lists what there is; docs/checks.md explains it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PREFIX ?= /usr/local
+release := build/release
+
+# Where llama.cpp, the model and the Python of the tests are.
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_MODEL KVF_PYTHON
+programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
+
+.PHONY: help setup build demo test install format format-check tidy clean \
+	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## set up what is missing: Debian packages, llama.cpp, a small model (asks once)
+	@scripts/setup.sh
+
+build: setup ## the library, the program kvferry, tests and benchmarks, in build/release
+	@$(paths); scripts/build.sh release
+
+demo: build ## a 4,000-token document: computed once, then loaded from a folder and from Redis
+	@$(paths); $(programs); bench/demo.sh
+
+test: setup ## all tests: release, sanitizers, fuzzers, short checks
+	@$(paths); scripts/test.sh
+
+install: ## install what `make build` built into PREFIX (default /usr/local)
+	@test -e $(release)/build.ninja || { echo "nothing is built yet: make build" >&2; exit 1; }
+	@cmake --install $(release) --prefix "$(PREFIX)"
+
+format: ## format all C files by .clang-format
+	@scripts/format.sh
+
+tidy: build ## clang-tidy over all C files (minutes)
+	@scripts/tidy.sh
+
+clean: ## remove all build folders (not the cache of make setup)
+	@rm -rf build
+
+# --- the checks of the project's promises: exit status 0 where the figure holds, the figure on the last line
+
+check: check-faults check-article check-kill check-exact check-demo check-128k check-cold check-wire ## all checks below
+
+check-demo: build ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
+	@$(paths); $(programs); bench/demo.sh --check
+
+check-wire: build ## Redis GET and SET beside the bare ceiling, hiredis and redis-py
+	@$(paths); $(programs); $(release)/bench/wire_bench --check
+
+check-cold: build ## what write-behind costs a cold run: at most 2 %
+	@$(paths); $(programs); bench/cold.sh --check
+
+check-article: build ## ten lines of redis-py and numpy read our sessions, and we theirs
+	@$(paths); $(programs); test/shell/article.sh
+
+check-kill: build ## kill -9 of writer, server and reader in loops: never a wrong byte
+	@$(paths); $(programs); test/shell/kill.sh
+
+check-128k: build ## 128K tokens (4 GiB) through Redis: memory of the client, one chain call, one round trip
+	@$(paths); $(programs); $(release)/bench/k128_bench --check
+
+check-faults: build ## the n-th allocation and the n-th system call fail, for every n
+	@$(paths); $(programs); $(release)/test/unit_faults_test
+
+check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
+	@$(paths); $(programs); $(release)/test/llama_exact_test

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# All tests, stage by stage, and the count of them at the end. A stage that fails does not stop those behind it.
+# usage: scripts/test.sh [STAGE...], of those below; all of them without an argument.
+# KVF_MODEL, KVF_PYTHON and KVF_LLAMA_DIR must be set (make test does), KVF_FUZZ_SECONDS (20) is the time of each fuzz target.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+passed=0
+failed=0
+skipped=0
+failures=()
+
+# The count is the last line whatever happens, so that a run that dies half-way does not look like one that passed.
+conclude() {
+    local rc=$?
+    if ((rc != 0 && failed == 0)); then
+        failed=1
+        failures+=("scripts/test.sh itself (exit status $rc)")
+    fi
+    ((${#failures[@]} == 0)) || printf 'failed: %s\n' "${failures[@]}"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    ((failed == 0)) || exit 1
+}
+trap conclude EXIT
+
+headline() {
+    printf '\n== %s (%d s since the start)\n' "$1" "$SECONDS"
+}
+
+# one NAME COMMAND...: a check that is one program; exit status 77 means skipped.
+one() {
+    local name=$1 rc=0
+    shift
+    headline "$name"
+    "$@" || rc=$?
+    if ((rc == 0)); then
+        passed=$((passed + 1))
+    elif ((rc == 77)); then
+        skipped=$((skipped + 1))
+    else
+        failed=$((failed + 1))
+        failures+=("$name")
+    fi
+    return 0
+}
+
+# attribute NAME FILE: a number of ctest's own summary.
+attribute() {
+    grep -m1 -o "$1=\"[0-9]*\"" "$2" | tr -dc '0-9'
+}
+
+# tests PRESET ARGUMENT...: builds a preset and runs its tests by ctest.
+tests() {
+    local preset=$1 folder=build/$1 report all bad off name
+    shift
+    headline "build $preset"
+    if ! scripts/build.sh "$preset"; then
+        failed=$((failed + 1))
+        failures+=("build $preset")
+        return 0
+    fi
+    headline "test $preset"
+    report=$PWD/$folder/tests.xml
+    rm -f "$report"
+    ctest --test-dir "$folder" --output-on-failure --no-tests=error -j 2 --output-junit "$report" "$@" || true
+    if [[ ! -e $report ]]; then
+        failed=$((failed + 1))
+        failures+=("ctest $preset")
+        return 0
+    fi
+    all=$(attribute tests "$report")
+    bad=$(attribute failures "$report")
+    off=$(($(attribute skipped "$report") + $(attribute disabled "$report")))
+    passed=$((passed + all - bad - off))
+    failed=$((failed + bad))
+    skipped=$((skipped + off))
+    while read -r name; do
+        failures+=("$preset $name")
+    done < <(grep -o '<testcase name="[^"]*"[^>]*status="fail"' "$report" | cut -d'"' -f2)
+}
+
+fuzz_one() {
+    local target=$1 name corpus found
+    name=$(basename "$target")
+    corpus=test/fuzz/corpus/${name%_fuzz}
+    found=build/fuzz/found/$name
+    mkdir -p "$found"
+    local inputs=("$found")
+    [[ ! -d $corpus ]] || inputs+=("$corpus")
+    "$target" -max_total_time="${KVF_FUZZ_SECONDS:-20}" -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=0 \
+        -artifact_prefix="build/fuzz/crash-$name-" "${inputs[@]}"
+}
+
+# --- the stages
+
+stage_release() {
+    tests release
+}
+
+stage_clang() {
+    one "build by clang, warnings are errors" scripts/build.sh clang
+}
+
+stage_asan() {
+    # Leaks count; a use of memory after its function returned does, too.
+    export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
+    tests asan -L 'unit|live|shell'
+    unset ASAN_OPTIONS UBSAN_OPTIONS
+}
+
+stage_tsan() {
+    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+    tests tsan -L 'unit|live' -E 'faults'
+    unset TSAN_OPTIONS
+}
+
+stage_fuzz() {
+    local target any=0
+    one "build the fuzzers" scripts/build.sh fuzz
+    for target in build/fuzz/test/*_fuzz; do
+        if [[ -x $target ]]; then
+            any=1
+            one "fuzz $(basename "$target")" fuzz_one "$target"
+        fi
+    done
+    ((any == 1)) || one "fuzz targets are there" false
+}
+
+stage_checks() {
+    export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
+    one "check-demo" bench/demo.sh --check
+}
+
+stages=("$@")
+((${#stages[@]} > 0)) || stages=(release clang asan tsan fuzz checks)
+for stage in "${stages[@]}"; do
+    "stage_$stage"
+done

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Looking after what is stored: walk, remove, clear, info. One command after the other; not for the hot path.
+ */
+#include <stdio.h>
+
+#include "redis/scan.h"
+
+typedef char pattern_text[KVFI_REDIS_MAX_PREFIX + 32];
+
+/* All keys of ours, or those of one space. */
+static void pattern_of(pattern_text out, const kvfi_redis *tier, const uint8_t *space) {
+    char hex[17] = "";
+    if (space != NULL) {
+        kvfi_hex(hex, space, 8);
+    }
+    snprintf(out, sizeof(pattern_text), space != NULL ? "%s:%s:*" : "%s:%s*", tier->conf.prefix, hex);
+}
+
+static void extend(kvfi_talk *talk, uint32_t step_ms) {
+    talk->deadline_us = kvfi_deadline((int64_t)step_ms * 1000);
+}
+
+/* ---- one value ---- */
+
+typedef struct look {
+    kvfi_talk    *talk;
+    kvfi_sight_fn see;
+    void         *ctx;
+    bool          whole;
+    uint32_t      step_ms;
+    bool          stopped;
+} look;
+
+static kvf_status hear_number(kvfi_talk *talk, int64_t *out) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    if (reply.kind == KVFI_RESP_ERROR && kvfi_reply_says(&reply, "WRONGTYPE")) {
+        *out = -1;
+        return KVF_OK;
+    }
+    if (reply.kind != KVFI_RESP_INT) {
+        return kvfi_talk_refused(talk, &reply, "looking at a key");
+    }
+    *out = reply.num;
+    return KVF_OK;
+}
+
+/* What is known of a value without reading it. */
+typedef struct outline {
+    uint8_t head[KVFI_HEADER_BYTES];
+    size_t  head_len;
+    int64_t len;    /* of the first part; -1: not a string */
+    int64_t ttl_ms; /* -2: it has gone meanwhile */
+} outline;
+
+static kvf_status read_outline(kvfi_talk *talk, outline *out, const char *name) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_say(talk, "GETRANGE", name, "0", "127", NULL));
+    KVFI_TRY(kvfi_talk_say(talk, "STRLEN", name, NULL));
+    KVFI_TRY(kvfi_talk_say(talk, "PTTL", name, NULL));
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    out->head_len = 0;
+    if (reply.kind == KVFI_RESP_BULK && reply.len <= sizeof out->head) {
+        memcpy(out->head, reply.text, reply.len);
+        out->head_len = reply.len;
+    } else if (reply.kind != KVFI_RESP_ERROR) {
+        return kvfi_talk_refused(talk, &reply, "looking at a key");
+    }
+    KVFI_TRY(hear_number(talk, &out->len));
+    return hear_number(talk, &out->ttl_ms);
+}
+
+/* The length of a value in all its parts. Further parts are asked for only where the header announces more than the first holds. */
+static kvf_status sum_parts(kvfi_talk *talk, uint64_t *out_bytes, const outline *line, const kvfi_addr *addr) {
+    kvfi_header header;
+    uint64_t bytes = (uint64_t)line->len;
+    uint64_t total = 0;
+    if (line->head_len == KVFI_HEADER_BYTES && kvfi_header_decode(&header, line->head) == KVF_WHY_NONE) {
+        total = KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes;
+    }
+    for (uint64_t part = 1; bytes < total; part++) {
+        kvfi_name name;
+        int64_t len = 0;
+        kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
+        KVFI_TRY(kvfi_talk_say(talk, "STRLEN", name.text, NULL));
+        KVFI_TRY(hear_number(talk, &len));
+        if (len <= 0) {
+            break;
+        }
+        bytes += (uint64_t)len;
+    }
+    *out_bytes = bytes;
+    return KVF_OK;
+}
+
+/* Reads all parts, one after the other, into memory of `cap` bytes; *out_len is what came. */
+static kvf_status read_value(kvfi_talk *talk, uint8_t *value, size_t cap, size_t *out_len, const kvfi_addr *addr) {
+    *out_len = 0;
+    for (uint64_t part = 0; *out_len < cap; part++) {
+        kvfi_name name;
+        kvfi_reply reply;
+        struct iovec rest = {value + *out_len, cap - *out_len};
+        kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
+        KVFI_TRY(kvfi_talk_say(talk, "GET", name.text, NULL));
+        kvfi_resp_into(&talk->conn->in, (kvfi_place){.iov = &rest, .bytes = rest.iov_len});
+        KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (reply.kind == KVFI_RESP_ERROR) {
+            return kvfi_talk_refused(talk, &reply, "reading a value");
+        }
+        if (reply.kind != KVFI_RESP_BULK || reply.num == 0) {
+            return KVF_OK; /* gone, or longer than a moment ago: what came is shown */
+        }
+        *out_len += (size_t)reply.num;
+    }
+    return KVF_OK;
+}
+
+static void show(look *l, const kvfi_sight *sight) {
+    l->stopped = l->see(l->ctx, sight) != 0;
+    extend(l->talk, l->step_ms); /* the visitor's time is its own */
+}
+
+static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) {
+    outline line;
+    uint64_t bytes = 0;
+    kvfi_sight sight = {.kind = KVF_ENTRY_BLOCK, .name = name, .addr = addr};
+    KVFI_TRY(read_outline(l->talk, &line, name));
+    if (line.len <= 0 && line.ttl_ms == -2) {
+        return KVF_OK;
+    }
+    if (line.len < 0) {
+        return KVF_OK; /* under our prefix, but not a string: not ours */
+    }
+    KVFI_TRY(sum_parts(l->talk, &bytes, &line, addr));
+    sight.stored_bytes = bytes;
+    sight.ttl_ms = line.ttl_ms < 0 ? -1 : line.ttl_ms;
+    sight.head = line.head;
+    sight.head_len = line.head_len;
+    if (!l->whole || bytes == 0) {
+        show(l, &sight);
+        return KVF_OK;
+    }
+    uint8_t *value = kvfi_alloc((size_t)bytes);
+    if (value == NULL) {
+        return kvfi_fail(l->talk->err, KVF_NOMEM, "no memory for a value of %llu bytes", (unsigned long long)bytes);
+    }
+    kvf_status status = read_value(l->talk, value, (size_t)bytes, &sight.head_len, addr);
+    if (status == KVF_OK) {
+        sight.head = value;
+        show(l, &sight);
+    }
+    kvfi_free(value);
+    return status;
+}
+
+/* ---- sessions ---- */
+
+/* The lengths of the fields that make a HASH a session; a negative one is absent. */
+typedef struct session_shape {
+    int64_t keys, values, meta, ttl_ms;
+} session_shape;
+
+static kvf_status read_length(kvfi_talk *talk, int64_t *out) {
+    int64_t exists = 0;
+    KVFI_TRY(hear_number(talk, &exists));
+    KVFI_TRY(hear_number(talk, out));
+    if (exists <= 0) {
+        *out = -1;
+    }
+    return KVF_OK;
+}
+
+static kvf_status read_shape(kvfi_talk *talk, session_shape *out, const char *id) {
+    static const char *const fields[] = {"keys", "values", "meta"};
+    for (size_t i = 0; i < 3; i++) {
+        KVFI_TRY(kvfi_talk_say(talk, "HEXISTS", id, fields[i], NULL));
+        KVFI_TRY(kvfi_talk_say(talk, "HSTRLEN", id, fields[i], NULL));
+    }
+    KVFI_TRY(kvfi_talk_say(talk, "PTTL", id, NULL));
+    KVFI_TRY(read_length(talk, &out->keys));
+    KVFI_TRY(read_length(talk, &out->values));
+    KVFI_TRY(read_length(talk, &out->meta));
+    return hear_number(talk, &out->ttl_ms);
+}
+
+static bool is_temporary(const char *name) {
+    return strstr(name, ":kvf-tmp-") != NULL;
+}
+
+/* Further fields of a session that is spread: keys.1, keys.2, ..., values.1, ... */
+static kvf_status sum_more(kvfi_talk *talk, const char *id, const char *field, uint64_t *bytes) {
+    int64_t len = 1;
+    for (unsigned i = 1; len > 0; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s.%u", field, i);
+        KVFI_TRY(kvfi_talk_say(talk, "HSTRLEN", id, name, NULL));
+        KVFI_TRY(hear_number(talk, &len));
+        *bytes += len > 0 ? (uint64_t)len : 0;
+    }
+    return KVF_OK;
+}
+
+static kvf_status show_session(look *l, const char *id) {
+    session_shape shape;
+    if (is_temporary(id)) {
+        return KVF_OK;
+    }
+    KVFI_TRY(read_shape(l->talk, &shape, id));
+    if (shape.keys < 0 || shape.values < 0) {
+        return KVF_OK; /* somebody else's */
+    }
+    uint64_t bytes = (uint64_t)shape.keys + (uint64_t)shape.values + (shape.meta > 0 ? (uint64_t)shape.meta : 0);
+    KVFI_TRY(sum_more(l->talk, id, "keys", &bytes));
+    KVFI_TRY(sum_more(l->talk, id, "values", &bytes));
+    kvfi_sight sight = {.kind = KVF_ENTRY_SESSION,
+                        .name = id,
+                        .stored_bytes = bytes,
+                        .ttl_ms = shape.ttl_ms < 0 ? -1 : shape.ttl_ms};
+    show(l, &sight);
+    return KVF_OK;
+}
+
+/* ---- walk ---- */
+
+static kvf_status walk_records(look *l, const char *pattern) {
+    kvfi_scan scan = {.talk = l->talk, .pattern = pattern};
+    const char *prefix = l->talk->tier->conf.prefix;
+    kvf_status status = KVF_OK;
+    bool more = true;
+    while (status == KVF_OK && more && !l->stopped) {
+        extend(l->talk, l->step_ms);
+        status = kvfi_scan_next(&scan, &more);
+        const char *name = status == KVF_OK ? kvfi_page_next(&scan.page, NULL) : NULL;
+        for (; name != NULL && status == KVF_OK && !l->stopped; name = kvfi_page_next(&scan.page, name)) {
+            kvfi_addr addr;
+            uint64_t part = 0;
+            if (kvfi_name_parse(&addr, &part, prefix, name, strlen(name)) && part == 0) {
+                status = show_record(l, name, &addr);
+            }
+        }
+    }
+    kvfi_scan_cleanup(&scan);
+    return status;
+}
+
+static kvf_status walk_sessions(look *l) {
+    kvfi_scan scan = {.talk = l->talk, .hashes = true};
+    kvf_status status = KVF_OK;
+    bool more = true;
+    while (status == KVF_OK && more && !l->stopped) {
+        extend(l->talk, l->step_ms);
+        status = kvfi_scan_next(&scan, &more);
+        const char *name = status == KVF_OK ? kvfi_page_next(&scan.page, NULL) : NULL;
+        for (; name != NULL && status == KVF_OK && !l->stopped; name = kvfi_page_next(&scan.page, name)) {
+            status = show_session(l, name);
+        }
+    }
+    kvfi_scan_cleanup(&scan);
+    return status;
+}
+
+kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn see, void *ctx,
+                           uint32_t step_ms) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_talk talk;
+    pattern_text pattern;
+    look l = {.talk = &talk, .see = see, .ctx = ctx, .whole = whole, .step_ms = step_ms};
+    pattern_of(pattern, tier, space);
+    KVFI_TRY(kvfi_talk_begin(&talk, tier, err, KVFI_LANE_LOAD, kvfi_deadline((int64_t)step_ms * 1000)));
+    kvf_status status = walk_records(&l, pattern);
+    if (status == KVF_OK && space == NULL && !l.stopped) {
+        status = walk_sessions(&l);
+    }
+    kvfi_talk_end(&talk);
+    return status;
+}
+
+/* ---- remove and clear ---- */
+
+/* The first part goes first, so that nobody takes the rest for a value; then the others, until one is not there. */
+kvf_status kvfi_redis_remove(kvfi_tier *base, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_talk talk;
+    int64_t gone = 1;
+    bool was_there = false;
+    kvf_status status = kvfi_talk_begin(&talk, tier, err, KVFI_LANE_STORE, deadline_us);
+    KVFI_TRY(status);
+    for (uint64_t part = 0; status == KVF_OK && (gone > 0 || part == 1); part++) {
+        kvfi_name name;
+        kvfi_name_of(&name, tier->conf.prefix, addr, part);
+        status = kvfi_talk_say(&talk, "UNLINK", name.text, NULL);
+        if (status == KVF_OK) {
+            status = hear_number(&talk, &gone);
+        }
+        was_there = was_there || (status == KVF_OK && part == 0 && gone > 0);
+    }
+    kvfi_talk_end(&talk);
+    return status == KVF_OK && !was_there ? KVF_MISS : status;
+}
+
+/* Removes the keys of a page that are ours; counts the values, not their parts. */
+static kvf_status clear_page(kvfi_talk *talk, const kvfi_page *page, uint64_t *removed) {
+    for (const char *name = kvfi_page_next(page, NULL); name != NULL; name = kvfi_page_next(page, name)) {
+        kvfi_addr addr;
+        uint64_t part = 0;
+        int64_t gone = 0;
+        if (kvfi_name_parse(&addr, &part, talk->tier->conf.prefix, name, strlen(name))) {
+            KVFI_TRY(kvfi_talk_say(talk, "UNLINK", name, NULL));
+            KVFI_TRY(hear_number(talk, &gone));
+            *removed += part == 0 && gone > 0;
+        }
+    }
+    return KVF_OK;
+}
+
+/* Sessions of kvferry have a meta; a HASH with only the two fields may be somebody's own. */
+static kvf_status clear_sessions(kvfi_talk *talk, const kvfi_page *page, uint64_t *removed) {
+    for (const char *name = kvfi_page_next(page, NULL); name != NULL; name = kvfi_page_next(page, name)) {
+        session_shape shape;
+        int64_t gone = 0;
+        KVFI_TRY(read_shape(talk, &shape, name));
+        if (shape.keys >= 0 && shape.values >= 0 && shape.meta >= 0) {
+            KVFI_TRY(kvfi_talk_say(talk, "UNLINK", name, NULL));
+            KVFI_TRY(hear_number(talk, &gone));
+            *removed += gone > 0 && !is_temporary(name);
+        }
+    }
+    return KVF_OK;
+}
+
+static kvf_status clear_all(kvfi_scan *scan, uint64_t *removed, uint32_t step_ms,
+                            kvf_status (*clear)(kvfi_talk *, const kvfi_page *, uint64_t *)) {
+    kvf_status status = KVF_OK;
+    bool more = true;
+    while (status == KVF_OK && more) {
+        extend(scan->talk, step_ms);
+        status = kvfi_scan_next(scan, &more);
+        if (status == KVF_OK) {
+            status = clear(scan->talk, &scan->page, removed);
+        }
+    }
+    kvfi_scan_cleanup(scan);
+    return status;
+}
+
+kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_talk talk;
+    pattern_text pattern;
+    *removed = 0;
+    pattern_of(pattern, tier, space);
+    KVFI_TRY(kvfi_talk_begin(&talk, tier, err, KVFI_LANE_STORE, kvfi_deadline((int64_t)step_ms * 1000)));
+    kvfi_scan records = {.talk = &talk, .pattern = pattern};
+    kvf_status status = clear_all(&records, removed, step_ms, clear_page);
+    if (status == KVF_OK && space == NULL) {
+        kvfi_scan sessions = {.talk = &talk, .hashes = true};
+        status = clear_all(&sessions, removed, step_ms, clear_sessions);
+    }
+    kvfi_talk_end(&talk);
+    return status;
+}

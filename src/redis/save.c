@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Saving: SETs pipelined on one connection, each body straight from its memory.
+ *
+ * The feed seals a value (hashes it) when it hands it out. That is done while the server still takes in the one before, so a value is drawn as
+ * soon as the socket has swallowed the last; how much may be unanswered is bounded in bytes.
+ *
+ * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once the server has
+ * said OK to all others.
+ */
+#include "redis/redis.h"
+
+#define RING 256u
+
+/* One SET that has been sent, or is being sent. */
+typedef struct request {
+    kvfi_item *item;
+    size_t     bytes;
+    bool       last; /* of its item */
+} request;
+
+typedef struct saver {
+    kvfi_redis *tier;
+    kvfi_conn  *conn;
+    kvfi_feed  *feed;
+    request     ring[RING];
+    unsigned    head, num;
+    uint64_t    unanswered; /* bytes of the bodies in the ring */
+    kvfi_item  *item;       /* being sent */
+    uint64_t    sent_parts; /* of it */
+    kvfi_place  rest;       /* its next part, from there on */
+    kvf_reason  why;        /* of the item at the head of the ring, so far */
+    bool        dry;
+} saver;
+
+static request *at(saver *s, unsigned index) {
+    return &s->ring[(s->head + index) % RING];
+}
+
+/* ---- sending ---- */
+
+static void skip(kvfi_place *place, size_t bytes) {
+    place->bytes -= bytes;
+    place->skip += bytes;
+    while (place->bytes > 0 && place->skip >= place->iov->iov_len) {
+        place->skip -= place->iov->iov_len;
+        place->iov++;
+    }
+}
+
+static uint64_t num_parts(const saver *s) {
+    return kvfi_num_parts(s->item->bytes, s->tier->conf.part);
+}
+
+/* SET key body PX ms */
+static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body) {
+    kvfi_name name;
+    bool expires = s->tier->conf.ttl_s > 0;
+    kvfi_name_of(&name, s->tier->conf.prefix, &s->item->addr, part);
+    kvfi_cmd_array(out, expires ? 5 : 3);
+    kvfi_cmd_text(out, "SET");
+    kvfi_cmd_bulk(out, name.text, name.len);
+    kvfi_cmd_bulk_header(out, body.bytes);
+    kvfi_conn_body(s->conn, body);
+    kvfi_cmd_crlf(out);
+    if (expires) {
+        kvfi_cmd_text(out, "PX");
+        kvfi_cmd_number(out, kvfi_redis_ttl_ms(s->tier, &s->item->addr));
+    }
+}
+
+/* Sends the next part of the item at hand: 1, 2, ..., and 0 at the end. */
+static void send_part(saver *s, kvfi_cmd *out) {
+    uint64_t parts = num_parts(s);
+    uint64_t part = (s->sent_parts + 1) % parts;
+    size_t len = (size_t)kvfi_part_len(s->item->bytes, s->tier->conf.part, part);
+    kvfi_place body = s->rest;
+    if (part == 0) {
+        body = (kvfi_place){.iov = s->item->iov};
+    }
+    body.bytes = len;
+    put_command(s, out, part, body);
+    request r = {.item = s->item, .bytes = len, .last = part == 0};
+    *at(s, s->num++) = r;
+    s->unanswered += len;
+    if (part == 0) {
+        s->item = NULL;
+    } else {
+        skip(&s->rest, len);
+        s->sent_parts++;
+    }
+}
+
+/* The next item. Sealing it takes a while, in which the server works on the last one. */
+static void draw(saver *s) {
+    s->item = kvfi_feed_next(s->feed);
+    if (s->item == NULL) {
+        s->dry = true;
+        return;
+    }
+    s->sent_parts = 0;
+    s->rest = (kvfi_place){.iov = s->item->iov, .bytes = s->item->bytes};
+    if (num_parts(s) > 1) {
+        skip(&s->rest, (size_t)s->tier->conf.part);
+    }
+}
+
+static void finish(saver *s, kvfi_item *item) {
+    kvf_reason why = s->why;
+    s->why = KVF_WHY_NONE;
+    kvfi_feed_done(s->feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
+}
+
+/* Puts the next SET on its way, if it is time for it. Returns true when it did. */
+static bool offer(saver *s) {
+    kvfi_cmd *out = kvfi_conn_room(s->conn, KVFI_COMMAND_BYTES);
+    if (out == NULL || s->num == RING || !kvfi_conn_body_sent(s->conn)) {
+        return false;
+    }
+    if (s->item == NULL && !s->dry) {
+        draw(s);
+    }
+    if (s->item == NULL) {
+        return false;
+    }
+    if (s->num > 0 && s->unanswered >= s->tier->conf.window) {
+        return false;
+    }
+    bool commits = num_parts(s) > 1 && s->sent_parts + 1 == num_parts(s);
+    if (commits && s->num > 0) {
+        return false; /* not before the other parts are there */
+    }
+    send_part(s, out);
+    return true;
+}
+
+/* ---- answers ---- */
+
+static kvf_reason judge(const kvfi_reply *reply) {
+    if (reply->kind == KVFI_RESP_STATUS && kvfi_reply_says(reply, "OK")) {
+        return KVF_WHY_NONE;
+    }
+    return reply->kind == KVFI_RESP_ERROR ? kvfi_reply_reason(reply) : KVF_NUM_REASONS;
+}
+
+/* A part was refused: what has not been sent of the item is not sent any more. */
+static bool stop_sending(saver *s, const kvfi_item *item) {
+    if (s->item != item) {
+        return false;
+    }
+    s->item = NULL;
+    for (unsigned i = s->num; i > 0; i--) {
+        if (at(s, i - 1)->item == item) {
+            at(s, i - 1)->last = true;
+            return false;
+        }
+    }
+    return true;
+}
+
+static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
+    if (s->num == 0) {
+        return kvfi_conn_broken(s->conn, "the server spoke without being asked");
+    }
+    request r = *at(s, 0);
+    kvf_reason why = judge(reply);
+    if (!reply->last || why == KVF_NUM_REASONS) {
+        return kvfi_conn_broken(s->conn, "the server answered a SET with what is not OK");
+    }
+    if (s->num == 1 && !kvfi_conn_body_sent(s->conn)) {
+        return kvfi_conn_broken(s->conn, "the server answered a SET that it has not got");
+    }
+    s->head++;
+    s->num--;
+    s->unanswered -= r.bytes;
+    bool over = r.last;
+    if (why != KVF_WHY_NONE && s->why == KVF_WHY_NONE) {
+        s->why = why;
+        kvfi_conn_note_error(s->conn, reply);
+        kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %s", s->conn->said);
+        over = stop_sending(s, r.item) || over;
+    }
+    if (over) {
+        finish(s, r.item);
+    }
+    return KVF_WHY_NONE;
+}
+
+/* ---- the exchange ---- */
+
+/* Takes the answers that have come. With `wait` something must move first. */
+static kvf_reason hear(saver *s) {
+    for (;;) {
+        kvfi_reply reply;
+        kvfi_resp_event event = kvfi_resp_next(&s->conn->in, &reply);
+        if (event == KVFI_RESP_BAD) {
+            return kvfi_conn_broken(s->conn, "the server said what is not RESP");
+        }
+        if (event == KVFI_RESP_MORE) {
+            return KVF_WHY_NONE;
+        }
+        kvf_reason why = take_answer(s, &reply);
+        if (why != KVF_WHY_NONE) {
+            return why;
+        }
+    }
+}
+
+static kvf_reason wait_and_hear(saver *s) {
+    bool got = false;
+    kvf_reason why = kvfi_conn_wait(s->conn, s->feed->deadline_us);
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_conn_recv(s->conn, &got);
+    }
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_conn_in_time(s->conn, s->feed->deadline_us);
+    }
+    return why == KVF_WHY_NONE && got ? hear(s) : why;
+}
+
+/* The connection is gone: so are all items that were on their way. */
+static void abandon(saver *s, kvf_reason why) {
+    const kvfi_item *before = NULL;
+    for (unsigned i = 0; i < s->num; i++) {
+        kvfi_item *item = at(s, i)->item;
+        if (item != before) {
+            kvfi_feed_done(s->feed, item, KVF_MISS, i == 0 && s->why != KVF_WHY_NONE ? s->why : why);
+            before = item;
+        }
+    }
+    if (s->item != NULL && s->item != before) {
+        kvfi_feed_done(s->feed, s->item, KVF_MISS, why);
+    }
+}
+
+static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+    saver s;
+    s.tier = tier;
+    s.conn = conn;
+    s.feed = feed;
+    s.head = s.num = 0;
+    s.unanswered = 0;
+    s.item = NULL;
+    s.why = KVF_WHY_NONE;
+    s.dry = false;
+    for (;;) {
+        bool offered = offer(&s);
+        kvf_reason why = kvfi_conn_send(conn);
+        if (why == KVF_WHY_NONE && !(offered && kvfi_conn_all_sent(conn))) {
+            if (s.num == 0 && s.item == NULL) {
+                return true;
+            }
+            why = wait_and_hear(&s);
+        }
+        if (why != KVF_WHY_NONE) {
+            abandon(&s, why);
+            return false;
+        }
+    }
+}
+
+void kvfi_redis_put(kvfi_tier *base, kvfi_feed *feed) {
+    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_STORE, run);
+}

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sessions as other clients know them: a HASH named by the id, a field for each part. It is written under another name and then renamed,
+ * so that a reader sees the old one or the new one. The time to live comes along with the rename.
+ */
+#include <stdio.h>
+
+#include "redis/redis.h"
+
+#define MAX_ID_BYTES 512u
+#define TEMPORARY_MS "600000" /* what a writer that dies halfway leaves behind goes away by itself */
+#define DEFAULT_MAX_BULK ((uint64_t)512 << 20)
+
+typedef char temporary_name[MAX_ID_BYTES + 48];
+
+/* A name on the same slot of a Cluster as the id, since RENAME needs that: a name is on the slot of what stands in its first {...}, or
+ * of itself where nothing does. An id with a stray } has no such name that could be made like this; on a single server it doesn't matter. */
+static kvf_status name_temporary(temporary_name out, kvf_error *err, const char *id) {
+    uint64_t chance = 0;
+    const char *open = strchr(id, '{');
+    const char *close = open != NULL ? strchr(open, '}') : NULL;
+    bool tagged = close != NULL && close > open + 1;
+    if (strlen(id) > MAX_ID_BYTES) {
+        return kvfi_fail(err, KVF_LIMIT, "the id of a session has at most %u bytes", MAX_ID_BYTES);
+    }
+    if (kvfi_sys->random(&chance, sizeof chance) != 0) {
+        return kvfi_fail(err, KVF_IO, "no random number for a temporary name");
+    }
+    snprintf(out, sizeof(temporary_name), tagged ? "%s:kvf-tmp-%016llx" : "{%s}:kvf-tmp-%016llx", id,
+             (unsigned long long)chance);
+    return KVF_OK;
+}
+
+/* ---- put ---- */
+
+static kvf_status hear_int(kvfi_talk *talk, const char *doing) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    return reply.kind == KVFI_RESP_INT ? KVF_OK : kvfi_talk_refused(talk, &reply, doing);
+}
+
+/* HSET key name data, the data straight from its memory. */
+static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *part) {
+    kvfi_cmd *out = kvfi_conn_room(talk->conn, MAX_ID_BYTES + KVFI_COMMAND_BYTES);
+    if (out == NULL) {
+        return kvfi_fail(talk->err, KVF_IO, "no room for a command"); /* can't be: each answer is waited for */
+    }
+    kvfi_cmd_array(out, 4);
+    kvfi_cmd_text(out, "HSET");
+    kvfi_cmd_text(out, key);
+    kvfi_cmd_text(out, part->name);
+    kvfi_cmd_bulk_header(out, part->data.iov_len);
+    kvfi_conn_body(talk->conn, (kvfi_place){.iov = &part->data, .bytes = part->data.iov_len});
+    kvfi_cmd_crlf(out);
+    talk->unheard++;
+    return hear_int(talk, "writing a session");
+}
+
+/* What has the id now is replaced, but not when it is something else than a session. */
+static kvf_status check_type(kvfi_talk *talk, const char *id) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_say(talk, "TYPE", id, NULL));
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    if (reply.kind != KVFI_RESP_STATUS) {
+        return kvfi_talk_refused(talk, &reply, "looking at the type of a key");
+    }
+    if (!kvfi_reply_says(&reply, "none") && !kvfi_reply_says(&reply, "hash")) {
+        return kvfi_fail(talk->err, KVF_CONFIG, "%s: the key \"%.64s\" holds a %.*s, not a session: choose another id",
+                         talk->tier->conf.text, id, (int)reply.len, reply.text);
+    }
+    return KVF_OK;
+}
+
+/* The smallest part goes first: from then on the key exists, and can be given the time after which it goes away by itself. */
+static size_t smallest(const kvfi_part *parts, size_t num) {
+    size_t best = 0;
+    for (size_t i = 1; i < num; i++) {
+        if (parts[i].data.iov_len < parts[best].data.iov_len) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+static kvf_status put_fields(kvfi_talk *talk, const char *key, const kvfi_part *parts, size_t num) {
+    size_t first = smallest(parts, num);
+    KVFI_TRY(put_field(talk, key, &parts[first]));
+    KVFI_TRY(kvfi_talk_say(talk, "PEXPIRE", key, TEMPORARY_MS, NULL));
+    KVFI_TRY(hear_int(talk, "setting a time to live"));
+    for (size_t i = 0; i < num; i++) {
+        if (i != first) {
+            KVFI_TRY(put_field(talk, key, &parts[i]));
+        }
+    }
+    return KVF_OK;
+}
+
+static kvf_status publish(kvfi_talk *talk, const char *key, const char *id, uint32_t ttl_s) {
+    kvfi_reply reply;
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%u", ttl_s);
+    if (ttl_s > 0) {
+        KVFI_TRY(kvfi_talk_say(talk, "EXPIRE", key, seconds, NULL));
+    } else {
+        KVFI_TRY(kvfi_talk_say(talk, "PERSIST", key, NULL));
+    }
+    KVFI_TRY(hear_int(talk, "setting a time to live"));
+    KVFI_TRY(kvfi_talk_say(talk, "RENAME", key, id, NULL));
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    return reply.kind == KVFI_RESP_STATUS ? KVF_OK : kvfi_talk_refused(talk, &reply, "publishing a session");
+}
+
+/* Takes the temporary key away after a failure; where the connection is gone, its time to live does. */
+static void clean_up(kvfi_talk *talk, const char *key) {
+    kvf_error *err = talk->err;
+    talk->err = NULL; /* what failed first is what the caller hears of */
+    if (kvfi_conn_is_open(talk->conn) && kvfi_talk_say(talk, "UNLINK", key, NULL) == KVF_OK) {
+        kvfi_reply reply;
+        (void)kvfi_talk_hear(talk, &reply);
+    }
+    talk->err = err;
+}
+
+kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *id, const kvfi_part *parts, size_t num,
+                                  uint32_t ttl_s, int64_t deadline_us) {
+    kvfi_talk talk;
+    temporary_name key;
+    KVFI_TRY(name_temporary(key, err, id));
+    KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, KVFI_LANE_STORE, deadline_us));
+    kvf_status status = check_type(&talk, id);
+    if (status == KVF_OK) {
+        status = put_fields(&talk, key, parts, num);
+        if (status == KVF_OK) {
+            status = publish(&talk, key, id, ttl_s);
+        }
+        if (status != KVF_OK) {
+            clean_up(&talk, key);
+        }
+    }
+    kvfi_talk_end(&talk);
+    return status;
+}
+
+/* ---- get ---- */
+
+/* A key of another type is no session. */
+static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
+    if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "WRONGTYPE")) {
+        return kvfi_fail(talk->err, KVF_MISS, "%s: no such session: the key holds something else than a HASH",
+                         talk->tier->conf.text);
+    }
+    return kvfi_talk_refused(talk, reply, doing);
+}
+
+/* All questions go out before the first answer is heard: the server then answers them in one go, without another client in between. */
+static kvf_status ask_all(kvfi_talk *talk, const char *command, const char *id, const kvfi_part *parts, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++) {
+        KVFI_TRY(kvfi_talk_say(talk, command, id, parts[i].name, NULL));
+    }
+    return KVF_OK;
+}
+
+/* Questions that fit into the buffer at once. */
+static size_t batch_end(size_t from, size_t num, const char *id) {
+    size_t most = KVFI_CONN_OUT / (strlen(id) + 128);
+    return num - from < most ? num : from + most;
+}
+
+static kvf_status sizes(kvfi_talk *talk, const char *id, kvfi_part *parts, size_t from, size_t to) {
+    KVFI_TRY(ask_all(talk, "HSTRLEN", id, parts, from, to));
+    for (size_t i = from; i < to; i++) {
+        kvfi_reply reply;
+        KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (reply.kind != KVFI_RESP_INT || reply.num < 0) {
+            return not_a_session(talk, &reply, "reading a session");
+        }
+        parts[i].data.iov_len = (size_t)reply.num;
+    }
+    /* A length of 0 may be a field that is empty, or none. */
+    KVFI_TRY(ask_all(talk, "HEXISTS", id, parts, from, to));
+    for (size_t i = from; i < to; i++) {
+        kvfi_reply reply;
+        KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (reply.kind != KVFI_RESP_INT) {
+            return not_a_session(talk, &reply, "reading a session");
+        }
+        parts[i].found = reply.num != 0;
+    }
+    return KVF_OK;
+}
+
+static kvf_status hear_field(kvfi_talk *talk, kvfi_part *part) {
+    kvfi_reply reply;
+    kvfi_resp_into(&talk->conn->in, (kvfi_place){.iov = &part->data, .bytes = part->data.iov_len});
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    part->found = reply.kind == KVFI_RESP_BULK;
+    if (reply.kind == KVFI_RESP_BULK) {
+        part->data.iov_len = (size_t)reply.num;
+        return KVF_OK;
+    }
+    if (reply.kind == KVFI_RESP_NIL) {
+        return KVF_OK;
+    }
+    if (reply.kind == KVFI_RESP_OVERSIZE) {
+        return kvfi_fail(talk->err, KVF_LIMIT, "%s: the field %s has %lld bytes, more than there is memory for",
+                         talk->tier->conf.text, part->name, (long long)reply.num);
+    }
+    return not_a_session(talk, &reply, "reading a session");
+}
+
+static kvf_status fields(kvfi_talk *talk, const char *id, kvfi_part *parts, size_t from, size_t to) {
+    KVFI_TRY(ask_all(talk, "HGET", id, parts, from, to));
+    for (size_t i = from; i < to; i++) {
+        KVFI_TRY(hear_field(talk, &parts[i]));
+    }
+    return KVF_OK;
+}
+
+/* Runs one of the two above over all parts, in batches. */
+static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num, int64_t deadline_us,
+                             kvf_status (*read)(kvfi_talk *, const char *, kvfi_part *, size_t, size_t)) {
+    kvfi_talk talk;
+    kvf_status status = KVF_OK;
+    if (strlen(id) > MAX_ID_BYTES) {
+        return kvfi_fail(err, KVF_LIMIT, "the id of a session has at most %u bytes", MAX_ID_BYTES);
+    }
+    KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, KVFI_LANE_LOAD, deadline_us));
+    for (size_t from = 0; from < num && status == KVF_OK;) {
+        size_t to = batch_end(from, num, id);
+        status = read(&talk, id, parts, from, to);
+        from = to;
+    }
+    kvfi_talk_end(&talk);
+    return status;
+}
+
+kvf_status kvfi_redis_session_sizes(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
+                                    int64_t deadline_us) {
+    return read_parts(base, err, id, parts, num, deadline_us, sizes);
+}
+
+kvf_status kvfi_redis_session_get(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
+                                  int64_t deadline_us) {
+    return read_parts(base, err, id, parts, num, deadline_us, fields);
+}
+
+/* ---- remove, limits ---- */
+
+kvf_status kvfi_redis_session_remove(kvfi_tier *base, kvf_error *err, const char *id, int64_t deadline_us) {
+    kvfi_talk talk;
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, KVFI_LANE_STORE, deadline_us));
+    /* Only what is a session: any key of the server could be named here. */
+    kvf_status status = kvfi_talk_say(&talk, "HEXISTS", id, "keys", NULL);
+    if (status == KVF_OK) {
+        status = kvfi_talk_hear(&talk, &reply);
+    }
+    if (status == KVF_OK && reply.kind != KVFI_RESP_INT) {
+        status = not_a_session(&talk, &reply, "removing a session");
+    } else if (status == KVF_OK && reply.num == 0) {
+        status = kvfi_fail(err, KVF_MISS, "no such session");
+    }
+    if (status == KVF_OK) {
+        status = kvfi_talk_say(&talk, "UNLINK", id, NULL);
+    }
+    if (status == KVF_OK) {
+        status = hear_int(&talk, "removing a session");
+    }
+    kvfi_talk_end(&talk);
+    return status;
+}
+
+/* CONFIG GET proto-max-bulk-len answers two bulks, an error, or nothing where the server does not know it. */
+static uint64_t ask_max_bulk(kvfi_talk *talk) {
+    kvfi_reply reply = {.last = false};
+    uint64_t max = DEFAULT_MAX_BULK, number = 0;
+    if (kvfi_talk_say(talk, "CONFIG", "GET", "proto-max-bulk-len", NULL) != KVF_OK) {
+        return max;
+    }
+    while (!reply.last) {
+        if (kvfi_talk_hear(talk, &reply) != KVF_OK) {
+            return max;
+        }
+        if (reply.kind == KVFI_RESP_BULK && kvfi_parse_u64(&number, reply.text, reply.len) && number > 0) {
+            max = number;
+        }
+    }
+    return max;
+}
+
+uint64_t kvfi_redis_session_max_part(kvfi_tier *base, int64_t deadline_us) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_talk talk;
+    uint64_t max = atomic_load_explicit(&tier->max_bulk, memory_order_relaxed);
+    if (max > 0) {
+        return max;
+    }
+    if (kvfi_talk_begin(&talk, tier, NULL, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
+        return DEFAULT_MAX_BULK;
+    }
+    max = ask_max_bulk(&talk);
+    bool sure = kvfi_conn_is_open(talk.conn);
+    kvfi_talk_end(&talk);
+    if (sure) {
+        atomic_store_explicit(&tier->max_bulk, max, memory_order_relaxed);
+    }
+    return max;
+}

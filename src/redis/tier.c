@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "redis/redis.h"
+
+#include <stdarg.h>
+
+uint64_t kvfi_redis_ttl_ms(const kvfi_redis *tier, const kvfi_addr *addr) {
+    /* The key is a hash: two bytes of it are as good as chance, and the same for all parts of a value. */
+    uint64_t ttl_ms = (uint64_t)tier->conf.ttl_s * 1000;
+    uint64_t chance = (uint64_t)addr->key.bytes[30] << 8 | addr->key.bytes[31];
+    return ttl_ms - ttl_ms / 10 + ttl_ms / 5 * chance / UINT16_MAX;
+}
+
+static void give_up(kvfi_feed *feed, kvf_reason why) {
+    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
+        kvfi_feed_done(feed, item, KVF_MISS, why);
+    }
+}
+
+void kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+    bool done = false;
+    while (!done && !kvfi_feed_is_dry(feed)) {
+        kvfi_conn *conn = NULL;
+        kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, lane, feed, feed->deadline_us);
+        if (why != KVF_WHY_NONE) {
+            give_up(feed, why);
+            return;
+        }
+        done = exchange(tier, conn, feed);
+        kvfi_node_give(&tier->node, lane, conn);
+    }
+}
+
+/* ---- talking ---- */
+
+kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, kvfi_lane_kind lane, int64_t deadline_us) {
+    kvf_error own = {.status = KVF_IO};
+    *talk = (kvfi_talk){.tier = tier, .lane = lane, .err = err, .deadline_us = deadline_us};
+    if (kvfi_node_take(&tier->node, &talk->conn, &own, lane, NULL, deadline_us) == KVF_WHY_NONE) {
+        return KVF_OK;
+    }
+    return kvfi_fail(err, own.status == KVF_MISS ? KVF_IO : own.status, "%s", own.what);
+}
+
+void kvfi_talk_end(kvfi_talk *talk) {
+    if (talk->conn != NULL) {
+        if (talk->unheard > 0) {
+            kvfi_conn_close(talk->conn); /* what is still to come would be taken for the answers to something else */
+        }
+        kvfi_node_give(&talk->tier->node, talk->lane, talk->conn);
+        talk->conn = NULL;
+    }
+}
+
+static kvf_status lost(kvfi_talk *talk) {
+    return kvfi_fail(talk->err, KVF_IO, "%s: %s", talk->tier->conf.text, talk->conn->said);
+}
+
+/* Room for one more command, waiting for it if need be. */
+static kvf_status make_room(kvfi_talk *talk, size_t bytes) {
+    kvf_reason why = KVF_WHY_NONE;
+    while (why == KVF_WHY_NONE && kvfi_conn_room(talk->conn, bytes) == NULL) {
+        why = kvfi_conn_send(talk->conn);
+        if (why == KVF_WHY_NONE && kvfi_conn_room(talk->conn, bytes) == NULL) {
+            why = kvfi_conn_wait(talk->conn, talk->deadline_us);
+        }
+    }
+    return why == KVF_WHY_NONE ? KVF_OK : lost(talk);
+}
+
+kvf_status kvfi_talk_say(kvfi_talk *talk, ...) {
+    va_list args, again;
+    size_t num = 0, bytes = 32;
+    va_start(args, talk);
+    va_copy(again, args);
+    for (const char *text = va_arg(args, const char *); text != NULL; text = va_arg(args, const char *)) {
+        num++;
+        bytes += strlen(text) + 24;
+    }
+    va_end(args);
+    kvf_status status = make_room(talk, bytes);
+    if (status == KVF_OK) {
+        kvfi_cmd_array(&talk->conn->out, num);
+        talk->unheard++;
+        for (size_t i = 0; i < num; i++) {
+            kvfi_cmd_text(&talk->conn->out, va_arg(again, const char *));
+        }
+    }
+    va_end(again);
+    return status;
+}
+
+kvf_status kvfi_talk_hear(kvfi_talk *talk, kvfi_reply *reply) {
+    if (kvfi_conn_next(talk->conn, reply, talk->deadline_us) != KVF_WHY_NONE) {
+        return lost(talk);
+    }
+    talk->unheard -= reply->last;
+    return KVF_OK;
+}
+
+kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
+    if (reply->kind == KVFI_RESP_ERROR) {
+        kvf_status status = kvfi_reply_says(reply, "NOPERM") ? KVF_CONFIG : KVF_IO;
+        return kvfi_fail(talk->err, status, "%s: %s: %s", talk->tier->conf.text, doing, talk->conn->said);
+    }
+    (void)kvfi_conn_broken(talk->conn, "the server gave an answer of the wrong kind");
+    return kvfi_fail(talk->err, KVF_IO, "%s: %s: %s", talk->tier->conf.text, doing, talk->conn->said);
+}
+
+/* ---- opening and closing ---- */
+
+static void close_tier(kvfi_tier *base) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_node_cleanup(&tier->node);
+    kvfi_url_free(base->url);
+    kvfi_free(tier);
+}
+
+static const kvfi_tier_ops ops = {
+    .get = kvfi_redis_get,
+    .put = kvfi_redis_put,
+    .peek = kvfi_redis_peek,
+    .remove = kvfi_redis_remove,
+    .walk = kvfi_redis_walk,
+    .clear = kvfi_redis_clear,
+    .session_put = kvfi_redis_session_put,
+    .session_sizes = kvfi_redis_session_sizes,
+    .session_get = kvfi_redis_session_get,
+    .session_remove = kvfi_redis_session_remove,
+    .session_max_part = kvfi_redis_session_max_part,
+    .doctor = kvfi_redis_doctor,
+    .info = kvfi_redis_info,
+    .close = close_tier,
+};
+
+/* Connects once, so that what the operator must change is said now. A server that is away is no such thing. The connection stays, for the
+ * first lookup. */
+static kvf_status try_server(kvfi_redis *tier, kvf_error *err) {
+    kvf_error own = {.status = KVF_OK};
+    kvfi_conn *conn = NULL;
+    int64_t deadline_us = kvfi_deadline((int64_t)tier->conf.connect_ms * 1000);
+    kvf_reason why = kvfi_node_take(&tier->node, &conn, &own, KVFI_LANE_LOOKUP, NULL, deadline_us);
+    if (why == KVF_WHY_NONE) {
+        kvfi_node_give(&tier->node, KVFI_LANE_LOOKUP, conn);
+        return KVF_OK;
+    }
+    if (own.status == KVF_CONFIG || own.status == KVF_NOMEM) {
+        return kvfi_fail(err, own.status, "%s", own.what);
+    }
+    kvfi_log(KVF_LOG_WARN, "%s; it is tried again when it is needed", own.what);
+    return KVF_OK;
+}
+
+kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
+    kvfi_redis *tier = kvfi_alloc_zero(1, sizeof *tier);
+    if (tier == NULL) {
+        kvfi_url_free(url);
+        return kvfi_fail(err, KVF_NOMEM, "no memory for the store");
+    }
+    tier->base.ops = &ops;
+    tier->base.url = url;
+    kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
+    tier->base.get_threads = tier->conf.conns;
+    tier->base.put_threads = tier->conf.conns;
+    kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
+    if (status == KVF_OK) {
+        status = try_server(tier, err);
+    }
+    if (status != KVF_OK) {
+        close_tier(&tier->base);
+        return status;
+    }
+    *out = &tier->base;
+    return KVF_OK;
+}

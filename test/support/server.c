@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/server.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_ARGS 64
+#define START_MS 15000
+
+static void die(const char *what) {
+    fprintf(stderr, "redis-server for the test: %s\n", what);
+    abort();
+}
+
+static void sleep_ms(unsigned ms) {
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    nanosleep(&t, NULL);
+}
+
+/* ---- the binary ---- */
+
+static const char *binary(void) {
+    const char *name = getenv("KVFT_SERVER");
+    return name != NULL && name[0] != '\0' ? name : "redis-server";
+}
+
+static bool is_installed(const char *name) {
+    char path[4096];
+    if (strchr(name, '/') != NULL) {
+        return access(name, X_OK) == 0;
+    }
+    const char *dirs = getenv("PATH");
+    for (dirs = dirs == NULL ? "" : dirs; dirs[0] != '\0';) {
+        size_t len = strcspn(dirs, ":");
+        snprintf(path, sizeof path, "%.*s/%s", (int)len, dirs, name);
+        if (access(path, X_OK) == 0) {
+            return true;
+        }
+        dirs += len + (dirs[len] == ':');
+    }
+    return false;
+}
+
+/* ---- talking to it ---- */
+
+static int dial(const kvft_server *server) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct timeval patience = {.tv_sec = 10};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || strlen(server->socket) >= sizeof address.sun_path) {
+        die("no socket");
+    }
+    strcpy(address.sun_path, server->socket);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static void send_all(int fd, const char *text, size_t len) {
+    while (len > 0) {
+        ssize_t n = send(fd, text, len, MSG_NOSIGNAL);
+        if (n <= 0 && errno != EINTR) {
+            return;
+        }
+        if (n > 0) {
+            text += n;
+            len -= (size_t)n;
+        }
+    }
+}
+
+/* The first line of the answer to an inline command; "" when there is none. */
+static void say(const kvft_server *server, char *out, size_t cap, const char *command) {
+    size_t len = 0;
+    out[0] = '\0';
+    int fd = dial(server);
+    if (fd < 0) {
+        return;
+    }
+    send_all(fd, command, strlen(command));
+    send_all(fd, "\r\n", 2);
+    while (len + 1 < cap && read(fd, out + len, 1) == 1 && out[len] != '\n') {
+        len += out[len] != '\r';
+    }
+    out[len] = '\0';
+    close(fd);
+}
+
+const char *kvft_server_say(kvft_server *server, const char *command) {
+    static char line[4096];
+    say(server, line, sizeof line, command);
+    return line;
+}
+
+/* ---- starting and ending ---- */
+
+/* A port that was free a moment ago. */
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &len) != 0) {
+        die("no free port");
+    }
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static void run_server(const kvft_server *server) {
+    char port[16], log[192];
+    const char *argv[MAX_ARGS];
+    int n = 0;
+    snprintf(port, sizeof port, "%d", server->port);
+    snprintf(log, sizeof log, "%s/log", server->dir);
+    const char *const own[] = {binary(),        "--port",     port,          "--unixsocket", server->socket, "--dir",
+                               server->dir,     "--save",     "",            "--appendonly", "no",           "--logfile",
+                               log,             "--bind",     "127.0.0.1",   "-::1",         "--enable-debug-command",
+                               "local",         "--daemonize", "no",         "--maxmemory-policy", "allkeys-lru"};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        argv[n++] = own[i];
+    }
+    for (size_t i = 0; server->args != NULL && server->args[i] != NULL; i++) {
+        if (n == MAX_ARGS - 1) {
+            die("too many arguments");
+        }
+        argv[n++] = server->args[i];
+    }
+    argv[n] = NULL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that crashes leaves no server behind */
+    execvp(argv[0], (char *const *)(uintptr_t)argv);
+    _exit(127);
+}
+
+/* It answers, be it with an error: it may ask for a password, or load its data. */
+static bool answers(const kvft_server *server) {
+    char line[256];
+    say(server, line, sizeof line, "PING");
+    return line[0] == '+' || strncmp(line, "-NOAUTH", 7) == 0;
+}
+
+static void spawn(kvft_server *server) {
+    unlink(server->socket);
+    server->pid = fork();
+    if (server->pid < 0) {
+        die("fork failed");
+    }
+    if (server->pid == 0) {
+        run_server(server);
+    }
+    for (int waited = 0; !answers(server); waited += 5) {
+        if (waited > START_MS || waitpid(server->pid, NULL, WNOHANG) != 0) {
+            fprintf(stderr, "see %s/log\n", server->dir);
+            die("it did not come up");
+        }
+        sleep_ms(5);
+    }
+}
+
+kvft_server *kvft_server_start(const char *const *args) {
+    if (!is_installed(binary())) {
+        return NULL;
+    }
+    kvft_server *server = calloc(1, sizeof *server);
+    const char *tmp = getenv("TMPDIR");
+    if (server == NULL) {
+        die("no memory");
+    }
+    snprintf(server->dir, sizeof server->dir, "%s/kvft-XXXXXX", tmp != NULL && strlen(tmp) < 64 ? tmp : "/tmp");
+    if (mkdtemp(server->dir) == NULL) {
+        die("no temporary folder");
+    }
+    server->args = args;
+    server->port = free_port();
+    snprintf(server->socket, sizeof server->socket, "%.100s/sock", server->dir);
+    snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s", server->socket);
+    snprintf(server->tcp_url, sizeof server->tcp_url, "redis://127.0.0.1:%d", server->port);
+    spawn(server);
+    return server;
+}
+
+void kvft_server_signal(kvft_server *server, int sig) {
+    if (server->pid > 0) {
+        kill(server->pid, sig);
+    }
+}
+
+static void reap(kvft_server *server) {
+    if (server->pid > 0) {
+        kill(server->pid, SIGKILL);
+        kill(server->pid, SIGCONT);
+        while (waitpid(server->pid, NULL, 0) < 0 && errno == EINTR) {
+        }
+        server->pid = 0;
+    }
+}
+
+void kvft_server_kill(kvft_server *server) {
+    reap(server);
+}
+
+void kvft_server_restart(kvft_server *server) {
+    reap(server);
+    spawn(server);
+}
+
+void kvft_server_stop(kvft_server *server) {
+    char command[256];
+    if (server == NULL) {
+        return;
+    }
+    reap(server);
+    snprintf(command, sizeof command, "rm -rf '%s'", server->dir);
+    if (strstr(server->dir, "/kvft-") == NULL || system(command) != 0) {
+        fprintf(stderr, "could not remove %s\n", server->dir);
+    }
+    free(server);
+}

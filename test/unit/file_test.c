@@ -1,0 +1,1318 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store: what a hit is, what it survives, and that its bound holds.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "store/file.h"
+#include "support/faults.h"
+#include "support/kit.h"
+#include "support/tiers.h"
+
+#define SIZE 60000u
+#define CHARGE 61440u /* of a record of that size: 15 pages */
+
+/* ---- a folder, a tier on it, and looking at it from outside */
+
+typedef struct place {
+    char      *dir;
+    char       url[PATH_MAX];
+    kvfi_tier *tier;
+} place;
+
+static place open_place(const char *params) {
+    place p = {.dir = kvft_temp_dir()};
+    snprintf(p.url, sizeof p.url, "file:%s/store%s", p.dir, params);
+    p.tier = kvft_tier(p.url);
+    return p;
+}
+
+static void close_place(place *p) {
+    p->tier->ops->close(p->tier);
+    kvft_remove_dir(p->dir);
+}
+
+/* Where the value of a seed lies. */
+static const char *path_of(const place *p, uint64_t seed) {
+    static char path[PATH_MAX];
+    kvfi_addr addr;
+    char space[17], key[65];
+    kvft_addr(&addr, seed);
+    kvfi_hex(space, addr.space, 8);
+    kvfi_hex(key, addr.key.bytes, 32);
+    snprintf(path, sizeof path, "%s/store/kvf1/%s/%.2s/%s", p->dir, space, key, key);
+    return path;
+}
+
+static const char *below(const place *p, const char *name) {
+    static char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/store/kvf1/%s", p->dir, name);
+    return path;
+}
+
+static bool exists(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+static void set_age(const char *path, int64_t seconds) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    now.tv_sec -= seconds;
+    const struct timespec times[2] = {now, now};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+static int64_t age_of(const char *path) {
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return time(NULL) - st.st_mtim.tv_sec;
+}
+
+static kvf_tier_info info_of(kvfi_tier *tier) {
+    kvf_tier_info info = {.struct_size = sizeof info};
+    tier->ops->info(tier, &info);
+    return info;
+}
+
+static void write_at(const char *path, off_t at, const void *bytes, size_t len) {
+    int fd = open(path, O_WRONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, bytes, len, at), (ssize_t)len);
+    close(fd);
+}
+
+static void make_file(const char *path, size_t len) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)len), 0);
+    close(fd);
+}
+
+/* ---- hits */
+
+static void test_what_is_put_is_got(void **state) {
+    (void)state;
+    place p = open_place("");
+    static const size_t sizes[] = {0, 1, 4095, 100000, 5000000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        assert_int_equal(kvft_get(p.tier, i, sizes[i]), KVF_WHY_ABSENT);
+        assert_int_equal(kvft_peek(p.tier, i), KVF_WHY_ABSENT);
+        assert_int_equal(kvft_borrow(p.tier, i, sizes[i]), KVF_WHY_ABSENT);
+        assert_int_equal(kvft_put(p.tier, i, sizes[i]), KVF_WHY_NONE);
+        assert_int_equal(kvft_get(p.tier, i, sizes[i]), KVF_WHY_NONE);
+        assert_int_equal(kvft_peek(p.tier, i), KVF_WHY_NONE);
+        assert_int_equal(kvft_borrow(p.tier, i, sizes[i]), KVF_WHY_NONE);
+    }
+    kvfi_tier *other = kvft_tier(p.url); /* as another process would */
+    assert_int_equal(kvft_get(other, 3, 100000), KVF_WHY_NONE);
+    other->ops->close(other);
+    assert_int_equal(info_of(p.tier).num_records, 5);
+    assert_int_equal(kvft_count(p.tier).records, 5);
+    close_place(&p);
+}
+
+static void test_only_its_user_can_look_inside(void **state) {
+    (void)state;
+    place p = open_place("");
+    mode_t before = umask(0);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    umask(before);
+    struct stat st;
+    assert_int_equal(stat(path_of(&p, 1), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(stat(below(&p, ""), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    close_place(&p);
+}
+
+/* A value in very many pieces, some empty: more than one system call takes. */
+static void test_scattered_memory(void **state) {
+    (void)state;
+    enum { PIECES = 5000, EACH = 13 };
+    place p = open_place("");
+    kvft_value v;
+    kvft_value_init(&v, 1, PIECES * EACH);
+    struct iovec *iov = calloc(PIECES + 1, sizeof *iov);
+    uint8_t *payload = v.bytes + v.iov[0].iov_len;
+    iov[0] = v.iov[0];
+    for (size_t i = 0, at = 0; i < PIECES; i++) {
+        size_t len = i % 3 == 0 ? 0 : i % 3 == 1 ? EACH : 2 * EACH;
+        iov[i + 1] = (struct iovec){payload + at, i + 1 == PIECES ? PIECES * EACH - at : len};
+        at += len;
+    }
+    v.item.iov = iov;
+    v.item.num_iov = PIECES + 1;
+    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
+    p.tier->ops->put(p.tier, &feed);
+    assert_int_equal(v.item.status, KVF_OK);
+    assert_int_equal(kvft_get(p.tier, 1, PIECES * EACH), KVF_WHY_NONE);
+    uint8_t *expected = malloc(v.item.bytes);
+    memcpy(expected, v.bytes, v.item.bytes);
+    memset(v.bytes, 0, v.item.bytes);
+    feed = (kvfi_feed){.items = &v.item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
+    p.tier->ops->get(p.tier, &feed);
+    assert_int_equal(v.item.status, KVF_OK);
+    assert_memory_equal(v.bytes, expected, v.item.bytes);
+    free(expected);
+    free(iov);
+    kvft_value_cleanup(&v);
+    close_place(&p);
+}
+
+static void test_use_keeps_young(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    const char *path = path_of(&p, 1);
+    struct stat before, after;
+    assert_int_equal(stat(path, &before), 0);
+    set_age(path, 1000);
+    assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_NONE); /* to look is not to use */
+    assert_true(age_of(path) > 900);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_true(age_of(path) < 900);
+    set_age(path, 1000);
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_true(age_of(path) < 900);
+    set_age(path, 1000);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE); /* it is there already: not written again */
+    assert_true(age_of(path) < 900);
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+    set_age(path, -1000); /* from a clock that was wrong */
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_true(age_of(path) > -900);
+    close_place(&p);
+}
+
+/* Sessions are written anew under their key. A reader of the old one is not disturbed. */
+static void test_another_value_replaces(void **state) {
+    (void)state;
+    place p = open_place("");
+    kvft_value old, new;
+    kvft_value_init(&old, 1, SIZE);
+    kvft_value_init(&new, 2, SIZE);
+    new.item.addr = old.item.addr;
+    kvfi_record_seal(new.bytes, &new.item.addr, &new.block, new.iov + 1, KVFT_VALUE_IOVS - 1, 0, 0);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    kvfi_loan before, after;
+    assert_int_equal(p.tier->ops->borrow(p.tier, &before, &old.item.addr), KVF_WHY_NONE);
+    kvfi_feed feed = {.items = &new.item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
+    p.tier->ops->put(p.tier, &feed);
+    assert_int_equal(new.item.status, KVF_OK);
+    assert_int_equal(p.tier->ops->borrow(p.tier, &after, &old.item.addr), KVF_WHY_NONE);
+    assert_memory_equal(before.data, old.bytes, old.item.bytes);
+    assert_memory_equal(after.data, new.bytes, new.item.bytes);
+    p.tier->ops->give_back(p.tier, &before);
+    p.tier->ops->give_back(p.tier, &after);
+    assert_int_equal(info_of(p.tier).num_records, 1);
+    kvft_value_cleanup(&old);
+    kvft_value_cleanup(&new);
+    close_place(&p);
+}
+
+/* ---- what is not a hit */
+
+typedef void (*damage_fn)(const char *path);
+
+static void cut_short(const char *path) {
+    assert_int_equal(truncate(path, SIZE / 2), 0);
+}
+static void cut_in_header(const char *path) {
+    assert_int_equal(truncate(path, 100), 0);
+}
+static void cut_to_nothing(const char *path) {
+    assert_int_equal(truncate(path, 0), 0);
+}
+static void make_longer(const char *path) {
+    assert_int_equal(truncate(path, SIZE + 5000), 0);
+}
+static void make_huge(const char *path) {
+    assert_int_equal(truncate(path, (off_t)1 << 40), 0);
+}
+static void flip_header(const char *path) {
+    write_at(path, 50, "\xff\x11", 2);
+}
+static void flip_magic(const char *path) {
+    write_at(path, 0, "no record", 9);
+}
+static void fill_with_zeros(const char *path) { /* what a power failure leaves */
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(truncate(path, st.st_size), 0);
+}
+
+static void expect_torn(const place *p, damage_fn damage, kvf_reason expected) {
+    const char *path = path_of(p, 1);
+    assert_int_equal(kvft_put(p->tier, 1, SIZE), KVF_WHY_NONE);
+    damage(path);
+    assert_int_equal(kvft_get(p->tier, 1, SIZE), expected);
+    assert_false(exists(path)); /* removed */
+    assert_int_equal(kvft_put(p->tier, 1, SIZE), KVF_WHY_NONE);
+    damage(path);
+    assert_int_equal(kvft_peek(p->tier, 1), KVF_WHY_TRUNCATED);
+    assert_false(exists(path));
+    assert_int_equal(kvft_put(p->tier, 1, SIZE), KVF_WHY_NONE);
+    damage(path);
+    assert_int_equal(kvft_borrow(p->tier, 1, SIZE), KVF_WHY_TRUNCATED);
+    assert_false(exists(path));
+    assert_int_equal(kvft_put(p->tier, 1, SIZE), KVF_WHY_NONE);
+    damage(path);
+    assert_int_equal(kvft_count(p->tier).damaged, 1);
+    assert_int_equal(kvft_put(p->tier, 1, SIZE), KVF_WHY_NONE); /* replaced */
+    assert_int_equal(kvft_get(p->tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_count(p->tier).damaged, 0);
+}
+
+static void test_torn_files_are_misses_and_go(void **state) {
+    (void)state;
+    place p = open_place("");
+    expect_torn(&p, cut_short, KVF_WHY_TRUNCATED);
+    expect_torn(&p, cut_in_header, KVF_WHY_TRUNCATED);
+    expect_torn(&p, cut_to_nothing, KVF_WHY_TRUNCATED);
+    expect_torn(&p, make_longer, KVF_WHY_TRUNCATED);
+    expect_torn(&p, make_huge, KVF_WHY_TRUNCATED);
+    expect_torn(&p, flip_header, KVF_WHY_CHECKSUM);
+    expect_torn(&p, flip_magic, KVF_WHY_VERSION);
+    expect_torn(&p, fill_with_zeros, KVF_WHY_VERSION);
+    close_place(&p);
+}
+
+static void test_a_flipped_bit_is_a_miss_and_goes(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    write_at(path_of(&p, 1), SIZE / 2, "wrong", 5);
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_CHECKSUM);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_CHECKSUM);
+    assert_false(exists(path_of(&p, 1)));
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    close_place(&p);
+}
+
+/* A whole record under another record's name, as a careless copy leaves it. */
+static void test_a_record_under_a_wrong_name(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_put(p.tier, 2, SIZE), KVF_WHY_NONE);
+    char *one = strdup(path_of(&p, 1));
+    assert_int_equal(rename(one, path_of(&p, 2)), 0);
+    free(one);
+    kvf_reason why = kvft_get(p.tier, 2, SIZE);
+    assert_true(why == KVF_WHY_OTHER_SPACE);
+    assert_false(exists(path_of(&p, 2)));
+    close_place(&p);
+}
+
+/* A record of another size than the one asked for, and one of a version to come, are misses that stay. */
+static void test_whole_records_stay(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE - 1), KVF_WHY_TRUNCATED);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+
+    kvft_value v;
+    kvft_value_init(&v, 1, SIZE);
+    v.bytes[8] = 9; /* a codec nobody knows */
+    kvfi_put32(v.bytes + 124, kvfi_xxh32(v.bytes, 124));
+    write_at(path_of(&p, 1), 0, v.bytes, 128);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_VERSION);
+    assert_true(exists(path_of(&p, 1)));
+    kvft_value_cleanup(&v);
+    close_place(&p);
+}
+
+static void test_strange_things_in_the_way(void **state) {
+    (void)state;
+    place p = open_place("");
+    char *path = strdup(path_of(&p, 1));
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(unlink(path), 0);
+
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_VERSION);
+    assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_VERSION);
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_VERSION);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_UNREACHABLE);
+    assert_int_equal(kvft_count(p.tier).foreign, 1);
+    assert_int_equal(rmdir(path), 0);
+
+    assert_int_equal(mkfifo(path, 0600), 0); /* to open one must not hang */
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_VERSION);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(unlink(path), 0);
+
+    assert_int_equal(kvft_put(p.tier, 2, SIZE), KVF_WHY_NONE);
+    assert_int_equal(symlink(path_of(&p, 2), path), 0);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_VERSION);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 2, SIZE), KVF_WHY_NONE);
+    free(path);
+    close_place(&p);
+}
+
+static int populate_fails(void *memory, size_t bytes) {
+    (void)memory;
+    (void)bytes;
+    errno = EFAULT;
+    return -1;
+}
+
+static ssize_t preadv_fails(int fd, const struct iovec *iov, int num, off_t at) {
+    (void)fd, (void)iov, (void)num, (void)at;
+    errno = EIO;
+    return -1;
+}
+
+/* Runs with one call of the system table replaced. */
+static kvfi_systable replaced;
+static kvfi_systable *replace(void) {
+    replaced = kvfi_sys_real;
+    kvfi_sys_table = &replaced;
+    return &replaced;
+}
+static void restore(void) {
+    kvfi_sys_table = &kvfi_sys_real;
+}
+
+static void test_an_unreadable_page_is_a_miss(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    replace()->populate = populate_fails;
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_UNREACHABLE);
+    assert_int_equal(kvft_count(p.tier).damaged, 1);
+    replace()->preadv = preadv_fails;
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_UNREACHABLE);
+    assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_UNREACHABLE);
+    restore();
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE); /* not removed: it may be readable again */
+    close_place(&p);
+}
+
+/* ---- deadlines */
+
+static _Atomic int64_t slow_us;
+static int64_t slow_now(void) {
+    return kvfi_sys_real.now_us() + slow_us;
+}
+static ssize_t slow_preadv(int fd, const struct iovec *iov, int num, off_t at) {
+    slow_us += 1000000;
+    return kvfi_sys_real.preadv(fd, iov, num, at);
+}
+static ssize_t slow_pwritev(int fd, const struct iovec *iov, int num, off_t at) {
+    slow_us += 1000000;
+    return kvfi_sys_real.pwritev(fd, iov, num, at);
+}
+
+static void test_a_slow_disk_costs_the_deadline(void **state) {
+    (void)state;
+    enum { BIG = 40 << 20, SLOW = 10 };
+    place p = open_place("");
+    kvft_value v;
+    kvft_value_init(&v, 1, BIG);
+    kvfi_systable *table = replace();
+    table->now_us = slow_now;
+    table->pwritev = slow_pwritev;
+    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(3000000)};
+    p.tier->ops->put(p.tier, &feed);
+    assert_int_equal(v.item.status, KVF_MISS);
+    assert_int_equal(v.item.why, KVF_WHY_BUDGET);
+    restore();
+    assert_int_equal(kvft_get(p.tier, 1, BIG), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_put(p.tier, 1, BIG), KVF_WHY_NONE);
+    table = replace();
+    table->now_us = slow_now;
+    table->preadv = slow_preadv;
+    feed = (kvfi_feed){.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(3000000)};
+    p.tier->ops->get(p.tier, &feed);
+    assert_int_equal(v.item.why, KVF_WHY_BUDGET);
+    restore();
+    kvft_value_cleanup(&v);
+    close_place(&p);
+}
+
+/* ---- the bound */
+
+static void test_the_oldest_go_first(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        set_age(path_of(&p, seed), (int64_t)(1000 - seed));
+    }
+    assert_int_equal(kvft_get(p.tier, 0, SIZE), KVF_WHY_NONE);    /* used: young again */
+    assert_int_equal(kvft_borrow(p.tier, 2, SIZE), KVF_WHY_NONE); /* also */
+    for (uint64_t seed = 16; seed < 19; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_true(exists(path_of(&p, 0)));
+    assert_false(exists(path_of(&p, 1)));
+    assert_true(exists(path_of(&p, 2)));
+    bool gone = true;
+    for (uint64_t seed = 3; seed < 19; seed++) { /* in order of age */
+        assert_true(gone || exists(path_of(&p, seed)));
+        gone = gone && !exists(path_of(&p, seed));
+    }
+    assert_false(gone);
+    assert_true(info_of(p.tier).used_bytes <= 1 << 20);
+    assert_int_equal(info_of(p.tier).used_bytes, (int64_t)kvft_count(p.tier).records * CHARGE);
+    close_place(&p);
+}
+
+static void test_the_bound_holds_between_tiers(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    kvfi_tier *other = kvft_tier(p.url);
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        assert_int_equal(kvft_put(seed % 2 == 0 ? p.tier : other, seed, SIZE), KVF_WHY_NONE);
+        assert_true(kvft_count(p.tier).records * CHARGE <= (1u << 20) + CHARGE);
+    }
+    assert_true(kvft_count(p.tier).records > 10);
+    other->ops->close(other);
+    close_place(&p);
+}
+
+static void test_too_large_for_the_bound(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_put(p.tier, 2, 1u << 20), KVF_WHY_FULL);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    close_place(&p);
+}
+
+static void test_borrowed_bytes_outlive_eviction(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    kvft_value v;
+    kvft_value_init(&v, 0, SIZE);
+    assert_int_equal(kvft_put(p.tier, 0, SIZE), KVF_WHY_NONE);
+    kvfi_loan loan;
+    assert_int_equal(p.tier->ops->borrow(p.tier, &loan, &v.item.addr), KVF_WHY_NONE);
+    for (uint64_t seed = 1; seed < 40; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_int_equal(kvft_get(p.tier, 0, SIZE), KVF_WHY_ABSENT);
+    assert_memory_equal(loan.data, v.bytes, v.item.bytes);
+    p.tier->ops->give_back(p.tier, &loan);
+    kvft_value_cleanup(&v);
+    close_place(&p);
+}
+
+/* The shared count is a hint: lost, damaged or wrong, it is counted again. */
+static void test_a_wrong_count_is_corrected(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    p.tier->ops->close(p.tier);
+    assert_int_equal(unlink(below(&p, "usage")), 0);
+    p.tier = kvft_tier(p.url);
+    assert_int_equal(info_of(p.tier).num_records, 12);
+    p.tier->ops->close(p.tier);
+    write_at(below(&p, "usage"), 8, "\xff\xff\xff", 3); /* fails its checksum */
+    p.tier = kvft_tier(p.url);
+    assert_int_equal(info_of(p.tier).used_bytes, 12 * CHARGE);
+    p.tier->ops->close(p.tier);
+    assert_int_equal(truncate(below(&p, "usage"), 3), 0);
+    p.tier = kvft_tier(p.url);
+    assert_int_equal(info_of(p.tier).used_bytes, 12 * CHARGE);
+
+    kvfi_usage usage = {.bytes = (uint64_t)1 << 40, .records = 5, .swept_s = time(NULL)}; /* far too much */
+    int fd = kvfi_file_usage_lock((kvfi_file *)p.tier);
+    assert_true(fd >= 0);
+    kvfi_file_usage_set((kvfi_file *)p.tier, fd, &usage);
+    close(fd);
+    assert_int_equal(kvft_put(p.tier, 12, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_count(p.tier).records, 13); /* nothing was evicted for it */
+    assert_int_equal(info_of(p.tier).used_bytes, 13 * CHARGE);
+
+    usage = (kvfi_usage){.swept_s = time(NULL) - 4000}; /* too little, and old */
+    fd = kvfi_file_usage_lock((kvfi_file *)p.tier);
+    kvfi_file_usage_set((kvfi_file *)p.tier, fd, &usage);
+    close(fd);
+    assert_int_equal(kvft_put(p.tier, 13, SIZE), KVF_WHY_NONE);
+    assert_int_equal(info_of(p.tier).used_bytes, 14 * CHARGE);
+    close_place(&p);
+}
+
+/* A process that was stopped while it sweeps keeps the lock. The bound holds all the same, with an eighth more. */
+static void test_a_stuck_sweeper_is_passed_by(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    int fd = kvfi_file_usage_lock((kvfi_file *)p.tier);
+    assert_true(fd >= 0);
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        assert_true(kvft_count(p.tier).records * CHARGE <= (1u << 20) * 9 / 8 + CHARGE);
+    }
+    assert_int_equal(kvft_get(p.tier, 99, SIZE), KVF_WHY_NONE);
+    close(fd);
+    assert_int_equal(kvft_put(p.tier, 100, SIZE), KVF_WHY_NONE);
+    assert_true(info_of(p.tier).used_bytes <= 1 << 20);
+    close_place(&p);
+}
+
+static int unlink_fails(int dir, const char *path, int flags) {
+    (void)dir, (void)path, (void)flags;
+    errno = EACCES;
+    return -1;
+}
+
+/* Where nothing can be evicted, nothing more is stored, and nobody scans the folder for each value. */
+static _Atomic int num_opens;
+static int count_openat(int dir, const char *path, int flags, mode_t mode) {
+    num_opens++;
+    return kvfi_sys_real.openat(dir, path, flags, mode);
+}
+static void test_when_nothing_can_be_evicted(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    kvfi_systable *table = replace();
+    table->unlinkat = unlink_fails;
+    table->openat = count_openat;
+    kvf_reason why = KVF_WHY_NONE;
+    for (uint64_t seed = 0; seed < 100; seed++) {
+        why = kvft_put(p.tier, seed, SIZE);
+    }
+    assert_int_equal(why, KVF_WHY_FULL);
+    assert_true(kvft_count(p.tier).records * CHARGE <= (1u << 20) * 9 / 8 + CHARGE);
+    assert_true(num_opens < 3 * 260);
+    restore();
+    close_place(&p);
+}
+
+static void test_time_to_live(void **state) {
+    (void)state;
+    place p = open_place("?ttl=100");
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    set_age(path_of(&p, 0), 101);
+    set_age(path_of(&p, 1), 101);
+    set_age(path_of(&p, 2), 90);
+    set_age(path_of(&p, 3), 101);
+    assert_int_equal(kvft_get(p.tier, 0, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_get(p.tier, 2, SIZE), KVF_WHY_NONE);
+    assert_false(exists(path_of(&p, 0)));
+    assert_false(exists(path_of(&p, 1)));
+    assert_true(age_of(path_of(&p, 2)) < 50);
+    assert_int_equal(kvft_count(p.tier).records, 1);
+    assert_true(exists(path_of(&p, 3)));
+    kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
+    ((kvfi_file *)p.tier)->swept_s = 0;
+    int fd = kvfi_file_usage_lock((kvfi_file *)p.tier);
+    kvfi_file_usage_set((kvfi_file *)p.tier, fd, &(kvfi_usage){0});
+    close(fd);
+    kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
+    assert_false(exists(path_of(&p, 3)));
+    close_place(&p);
+}
+
+/* ---- file systems that lack something */
+
+static int no_tmpfile_open(const char *path, int flags, mode_t mode) {
+    if ((flags & O_TMPFILE) == O_TMPFILE) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    return kvfi_sys_real.open(path, flags, mode);
+}
+
+static int no_proc_linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
+    (void)fromdir, (void)from, (void)todir, (void)to, (void)flags;
+    errno = ENOENT;
+    return -1;
+}
+
+static int no_proc_fstatat(int dir, const char *path, struct stat *out, int flags) {
+    if (strncmp(path, "/proc", 5) == 0) {
+        errno = ENOENT;
+        return -1;
+    }
+    return kvfi_sys_real.fstatat(dir, path, out, flags);
+}
+
+static size_t num_temporaries(const place *p) {
+    DIR *dir = opendir(below(p, "tmp"));
+    size_t num = 0;
+    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
+        num += entry->d_name[0] != '.';
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return num;
+}
+
+static void test_without_unnamed_files(void **state) {
+    (void)state;
+    for (int without_proc = 0; without_proc < 2; without_proc++) {
+        place p = open_place("");
+        kvfi_systable *table = replace();
+        if (without_proc) {
+            table->linkat = no_proc_linkat;
+            table->fstatat = no_proc_fstatat;
+        } else {
+            table->open = no_tmpfile_open;
+        }
+        for (uint64_t seed = 0; seed < 5; seed++) {
+            assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+            assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+            assert_int_equal(kvft_get(p.tier, seed, SIZE), KVF_WHY_NONE);
+        }
+        cut_short(path_of(&p, 1));
+        assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+        assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+        restore();
+        assert_int_equal(num_temporaries(&p), 0);
+        assert_true(((kvfi_file *)p.tier)->no_tmpfile);
+        close_place(&p);
+    }
+}
+
+static void test_temporaries_of_the_dead_go(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(mkdir(below(&p, "tmp"), 0700), 0);
+    make_file(below(&p, "tmp/dead"), 1000);
+    make_file(below(&p, "tmp/live"), 1000);
+    make_file(below(&p, "tmp/young"), 1000);
+    set_age(below(&p, "tmp/dead"), 1000);
+    set_age(below(&p, "tmp/live"), 1000);
+    int fd = open(below(&p, "tmp/live"), O_RDWR);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0); /* its writer is at it */
+    p.tier->ops->close(p.tier);
+    unlink(below(&p, "usage"));
+    p.tier = kvft_tier(p.url);
+    assert_false(exists(below(&p, "tmp/dead")));
+    assert_true(exists(below(&p, "tmp/live")));
+    assert_true(exists(below(&p, "tmp/young")));
+    close(fd);
+    close_place(&p);
+}
+
+/* ---- remove, clear, walk */
+
+static void test_remove_and_clear(void **state) {
+    (void)state;
+    place p = open_place("");
+    kvfi_addr addr;
+    for (uint64_t seed = 995; seed < 1010; seed++) { /* 5 in one space, 10 in the next */
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    kvft_addr(&addr, 995);
+    assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
+    assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_MISS);
+    uint64_t removed = 0;
+    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, addr.space, 1000), KVF_OK);
+    assert_int_equal(removed, 4);
+    assert_int_equal(kvft_count(p.tier).records, 10);
+    assert_int_equal(info_of(p.tier).num_records, 10);
+
+    char *readme = strdup(below(&p, "README"));
+    make_file(readme, 10);
+    char foreign[PATH_MAX];
+    snprintf(foreign, sizeof foreign, "%s.bak", path_of(&p, 1001));
+    make_file(foreign, 10);
+    assert_int_equal(kvft_count(p.tier).foreign, 2);
+    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, NULL, 1000), KVF_OK);
+    assert_int_equal(removed, 10);
+    assert_true(exists(readme)); /* what is not ours stays */
+    assert_true(exists(foreign));
+    assert_int_equal(info_of(p.tier).used_bytes, 0);
+    assert_int_equal(kvft_put(p.tier, 995, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 995, SIZE), KVF_WHY_NONE);
+    free(readme);
+    close_place(&p);
+}
+
+static int see_name(void *ctx, const kvfi_sight *sight) {
+    char *path = ctx;
+    assert_int_equal(sight->kind, KVF_ENTRY_BLOCK);
+    assert_int_equal(sight->head_len, KVFI_HEADER_BYTES);
+    assert_int_equal(sight->ttl_ms, -1);
+    snprintf(path, PATH_MAX, "%s", sight->name);
+    return 0;
+}
+
+static void test_the_walk_names_files(void **state) {
+    (void)state;
+    place p = open_place("");
+    char name[PATH_MAX], path[2 * PATH_MAX];
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, see_name, name, 1000), KVF_OK);
+    snprintf(path, sizeof path, "%s/store/%s", p.dir, name);
+    assert_string_equal(path, path_of(&p, 1));
+    close_place(&p);
+}
+
+/* An operator who empties the folder under running processes. */
+static void test_the_folder_is_removed_under_it(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    char *store = malloc(PATH_MAX);
+    snprintf(store, PATH_MAX, "%s/store", p.dir);
+    kvft_remove_dir(store);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_count(p.tier).records, 0);
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        assert_int_equal(kvft_get(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_true(kvft_count(p.tier).records * CHARGE <= 1u << 20);
+    close_place(&p);
+}
+
+/* ---- opening */
+
+static kvf_status try_open(const char *text, kvf_error *err) {
+    kvfi_url *url = NULL;
+    kvfi_tier *tier = NULL;
+    *err = (kvf_error){0};
+    kvf_status status = kvfi_url_parse(&url, err, text);
+    if (status == KVF_OK) {
+        status = kvfi_file_open(&tier, err, url);
+    }
+    if (status == KVF_OK) {
+        tier->ops->close(tier);
+    } else {
+        assert_true(err->what[0] != '\0');
+    }
+    return status;
+}
+
+static void test_what_the_operator_must_mend(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir();
+    char text[3 * PATH_MAX], path[PATH_MAX];
+    kvf_error err;
+    snprintf(path, sizeof path, "%s/a-file", dir);
+    make_file(path, 10);
+    snprintf(text, sizeof text, "file:%s", path);
+    assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    assert_non_null(strstr(err.what, "is not a folder"));
+    snprintf(text, sizeof text, "file:%s/below", path);
+    assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    assert_non_null(strstr(err.what, "can't be created"));
+    snprintf(path, sizeof path, "%s/kvf1", dir);
+    make_file(path, 10);
+    snprintf(text, sizeof text, "file:%s", dir);
+    assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    assert_non_null(strstr(err.what, "is not a folder"));
+    unlink(path);
+    snprintf(text, sizeof text, "file:%s/x/y/z?max=1M&ttl=5", dir); /* made as far as they are missing */
+    assert_int_equal(try_open(text, &err), KVF_OK);
+    snprintf(text, sizeof text, "file:%s///", dir);
+    assert_int_equal(try_open(text, &err), KVF_OK);
+    assert_int_equal(try_open("file:", &err), KVF_CONFIG);
+    assert_int_equal(try_open("file://host/path", &err), KVF_CONFIG);
+    snprintf(text, sizeof text, "file:%s?size=1G", dir);
+    assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    snprintf(text, sizeof text, "file:%s?max=10", dir);
+    assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    assert_int_equal(try_open("file:/proc/kvferry", &err), KVF_CONFIG);
+    snprintf(text, sizeof text, "file:/tmp/%0*d", PATH_MAX, 7);
+    assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    kvft_remove_dir(dir);
+}
+
+/* ---- in a child: as another user, or with mounts of its own. Exit codes: 0 fine, 77 can't be tried here, else a line number. */
+
+#define EXPECT(cond)        \
+    do {                    \
+        if (!(cond)) {      \
+            _exit(__LINE__ % 70 == 0 ? 71 : __LINE__ % 70); \
+        }                   \
+    } while (0)
+
+static void expect_child(int (*run)(const char *dir), const char *what) {
+    char *dir = kvft_temp_dir();
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        _exit(run(dir));
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+        printf("not tried here: %s\n", what);
+    } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        printf("%s: wait status %x (line %d modulo 70)\n", what, (unsigned)status, WEXITSTATUS(status));
+        fail();
+    }
+    kvft_remove_dir(dir);
+}
+
+static int num_warnings;
+static void count_warning(void *ctx, kvf_log_level level, const char *message) {
+    (void)ctx;
+    num_warnings += level == KVF_LOG_WARN && strstr(message, "can't be written") != NULL;
+}
+
+static int live_read_only(const char *dir) {
+    char url[PATH_MAX], path[PATH_MAX];
+    kvf_error err;
+    snprintf(url, sizeof url, "file:%s/store", dir);
+    snprintf(path, sizeof path, "%s/store", dir);
+    kvfi_tier *tier = kvft_tier(url);
+    EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_NONE);
+    set_age(path_of(&(place){.dir = (char *)(uintptr_t)dir}, 1), 1000);
+    tier->ops->close(tier);
+    if (geteuid() == 0) { /* whom no mode stops */
+        if (chown(dir, 65534, 65534) != 0) {
+            return 77;
+        }
+        char command[2 * PATH_MAX];
+        snprintf(command, sizeof command, "chown -R 65534 %s", dir);
+        if (system(command) != 0 || setgid(65534) != 0 || setuid(65534) != 0) {
+            return 77;
+        }
+    }
+    char command[4 * PATH_MAX];
+    snprintf(command, sizeof command, "chmod -R a-w %s", path);
+    EXPECT(system(command) == 0);
+    kvf_set_log(count_warning, NULL, KVF_LOG_WARN);
+    tier = kvft_tier(url);
+    EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_NONE);
+    EXPECT(kvft_borrow(tier, 1, SIZE) == KVF_WHY_NONE);
+    for (uint64_t seed = 2; seed < 6; seed++) {
+        EXPECT(kvft_put(tier, seed, SIZE) == KVF_WHY_UNREACHABLE);
+    }
+    EXPECT(num_warnings == 1);
+    kvfi_addr addr;
+    kvft_addr(&addr, 1);
+    EXPECT(tier->ops->remove(tier, &err, &addr, KVFI_NEVER) == KVF_IO);
+    uint64_t removed;
+    EXPECT(tier->ops->clear(tier, &removed, &err, NULL, 1000) == KVF_IO && removed == 0);
+    EXPECT(kvft_count(tier).damaged == 0);
+    tier->ops->close(tier);
+    snprintf(command, sizeof command, "chmod 0 %s/kvf1", path);
+    EXPECT(system(command) == 0);
+    EXPECT(try_open(url, &err) == KVF_CONFIG && strstr(err.what, "can't be read") != NULL);
+    snprintf(command, sizeof command, "chmod -R 700 %s; rm -rf %s/kvf1; chmod 500 %s", path, path, path);
+    EXPECT(system(command) == 0);
+    tier = kvft_tier(url); /* empty, and nothing can be put in it */
+    EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_ABSENT);
+    EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_UNREACHABLE);
+    tier->ops->close(tier);
+    snprintf(command, sizeof command, "chmod -R u+w %s", path);
+    EXPECT(system(command) == 0);
+    return 0;
+}
+
+static void test_a_read_only_folder(void **state) {
+    (void)state;
+    expect_child(live_read_only, "a read-only folder");
+}
+
+static bool mount_small(const char *dir, const char *options) {
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("tmpfs", dir, "tmpfs", 0, options) == 0;
+}
+
+static int live_on_full_disk(const char *dir) {
+    char url[PATH_MAX], path[PATH_MAX];
+    if (!mount_small(dir, "size=2m")) {
+        return 77;
+    }
+    snprintf(url, sizeof url, "file:%s/store?max=1G", dir);
+    kvfi_tier *tier = kvft_tier(url);
+    for (uint64_t seed = 0; seed < 200; seed++) { /* more than fits: the oldest make room, though the bound is far */
+        EXPECT(kvft_put(tier, seed, SIZE) == KVF_WHY_NONE);
+        EXPECT(kvft_get(tier, seed, SIZE) == KVF_WHY_NONE);
+    }
+    EXPECT(kvft_count(tier).records > 15 && kvft_count(tier).damaged == 0);
+    uint64_t removed;
+    EXPECT(tier->ops->clear(tier, &removed, NULL, NULL, 1000) == KVF_OK);
+    snprintf(path, sizeof path, "%s/other", dir); /* somebody else fills it */
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    static char junk[4096];
+    while (write(fd, junk, sizeof junk) > 0) {
+    }
+    EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_FULL);
+    EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_ABSENT);
+    EXPECT(ftruncate(fd, 0) == 0);
+    EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_NONE);
+    EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_NONE);
+    close(fd);
+    tier->ops->close(tier);
+    return umount(dir) == 0 ? 0 : 70;
+}
+
+static void test_a_full_disk(void **state) {
+    (void)state;
+    expect_child(live_on_full_disk, "a full disk (needs the right to mount)");
+}
+
+static int live_without_inodes(const char *dir) {
+    char url[PATH_MAX];
+    if (!mount_small(dir, "size=20m,nr_inodes=60")) {
+        return 77;
+    }
+    snprintf(url, sizeof url, "file:%s/store?max=1G", dir);
+    kvfi_tier *tier = kvft_tier(url);
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        kvf_reason why = kvft_put(tier, seed, SIZE);
+        EXPECT(why == KVF_WHY_NONE || why == KVF_WHY_FULL);
+        EXPECT(kvft_get(tier, seed, SIZE) == (why == KVF_WHY_NONE ? KVF_WHY_NONE : KVF_WHY_ABSENT));
+    }
+    tier->ops->close(tier);
+    return umount(dir) == 0 ? 0 : 70;
+}
+
+static void test_a_disk_without_inodes(void **state) {
+    (void)state;
+    expect_child(live_without_inodes, "a disk without inodes (needs the right to mount)");
+}
+
+static int live_mounted_read_only(const char *dir) {
+    char url[PATH_MAX];
+    if (!mount_small(dir, "size=20m")) {
+        return 77;
+    }
+    snprintf(url, sizeof url, "file:%s/store", dir);
+    kvfi_tier *tier = kvft_tier(url);
+    EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_NONE);
+    tier->ops->close(tier);
+    EXPECT(mount(NULL, dir, NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0);
+    kvf_set_log(count_warning, NULL, KVF_LOG_WARN);
+    tier = kvft_tier(url);
+    EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_NONE);
+    EXPECT(kvft_put(tier, 2, SIZE) == KVF_WHY_UNREACHABLE);
+    EXPECT(num_warnings == 1);
+    tier->ops->close(tier);
+    return umount(dir) == 0 ? 0 : 70;
+}
+
+static void test_a_read_only_mount(void **state) {
+    (void)state;
+    expect_child(live_mounted_read_only, "a read-only mount (needs the right to mount)");
+}
+
+/* ---- the doctor */
+
+typedef struct diagnosis {
+    char codes[512];
+} diagnosis;
+
+static void note(void *ctx, const kvf_finding *finding) {
+    diagnosis *d = ctx;
+    size_t len = strlen(d->codes);
+    assert_true(finding->what[0] != '\0');
+    snprintf(d->codes + len, sizeof d->codes - len, "%s ", finding->code);
+}
+
+static void test_the_doctor(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    diagnosis d = {0};
+    p.tier->ops->doctor(p.tier, note, &d);
+    assert_non_null(strstr(d.codes, "folder"));
+    assert_null(strstr(d.codes, "open-permissions"));
+    assert_null(strstr(d.codes, "max-over-free"));
+    assert_int_equal(chmod(below(&p, ""), 0755), 0);
+    replace()->open = no_tmpfile_open;
+    p.tier->ops->doctor(p.tier, note, &d);
+    restore();
+    assert_non_null(strstr(d.codes, "open-permissions"));
+    assert_non_null(strstr(d.codes, "named-temporaries"));
+    p.tier->ops->close(p.tier);
+    char url[2 * PATH_MAX];
+    snprintf(url, sizeof url, "file:%s/store?max=900000G", p.dir);
+    p.tier = kvft_tier(url);
+    p.tier->ops->doctor(p.tier, note, &d);
+    assert_non_null(strstr(d.codes, "max-over-free"));
+    close_place(&p);
+}
+
+/* ---- many at once */
+
+typedef struct crowd {
+    kvfi_tier *tier;
+    uint64_t   seed;
+    int        rounds;
+    uint64_t   hits;
+} crowd;
+
+static void *mingle(void *arg) {
+    crowd *c = arg;
+    uint64_t random = c->seed;
+    for (int i = 0; i < c->rounds; i++) {
+        uint64_t seed = kvft_random(&random) % 60;
+        size_t size = seed % 2 == 0 ? SIZE : 3000;
+        switch (kvft_random(&random) % 10) {
+        case 0:
+        case 1:
+        case 2:
+        case 3:
+            (void)kvft_put(c->tier, seed, size);
+            break;
+        case 4:
+            c->hits += kvft_borrow(c->tier, seed, size) == KVF_WHY_NONE;
+            break;
+        case 5:
+            (void)kvft_peek(c->tier, seed);
+            break;
+        case 6:
+            if (i % 50 == 0) {
+                uint64_t removed;
+                (void)c->tier->ops->clear(c->tier, &removed, NULL, NULL, 1000);
+            }
+            break;
+        default:
+            c->hits += kvft_get(c->tier, seed, size) == KVF_WHY_NONE;
+        }
+    }
+    return NULL;
+}
+
+static uint64_t mingle_in_threads(kvfi_tier *tier, uint64_t seed, int num, int rounds) {
+    crowd crowds[8];
+    pthread_t threads[8];
+    uint64_t hits = 0;
+    for (int i = 0; i < num; i++) {
+        crowds[i] = (crowd){.tier = tier, .seed = seed * 100 + (uint64_t)i, .rounds = rounds};
+        if (pthread_create(&threads[i], NULL, mingle, &crowds[i]) != 0) {
+            abort();
+        }
+    }
+    for (int i = 0; i < num; i++) {
+        pthread_join(threads[i], NULL);
+        hits += crowds[i].hits;
+    }
+    return hits;
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    assert_true(mingle_in_threads(p.tier, 1, 4, 500) > 0);
+    kvft_census census = kvft_count(p.tier);
+    assert_int_equal(census.damaged, 0);
+    assert_true(census.bytes <= (1u << 20) * 9 / 8);
+    close_place(&p);
+}
+
+static void test_processes(void **state) {
+    (void)state;
+    enum { PROCESSES = 4 };
+    place p = open_place("?max=1M");
+    pid_t pids[PROCESSES];
+    fflush(NULL);
+    for (uint64_t i = 0; i < PROCESSES; i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0) {
+            kvfi_tier *tier = kvft_tier(p.url);
+            uint64_t hits = mingle_in_threads(tier, i + 10, 2, 500);
+            tier->ops->close(tier);
+            _exit(hits > 0 ? 0 : 1);
+        }
+    }
+    for (int i = 0; i < 100; i++) {
+        kvft_census census = kvft_count(p.tier);
+        assert_int_equal(census.damaged, 0);
+        assert_true(census.bytes <= 2u << 20); /* the bound is small here: 8 values on their way are half of it */
+        usleep(5000);
+    }
+    for (size_t i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
+        assert_int_equal(status, 0);
+    }
+    kvft_census census = kvft_count(p.tier);
+    assert_int_equal(census.damaged, 0);
+    assert_true(census.bytes <= (1u << 20) * 9 / 8);
+    assert_int_equal(num_temporaries(&p), 0);
+    close_place(&p);
+}
+
+/* kill -9 at any point: what is there is whole, and nothing of the dead stays for long. */
+static void test_killed_writers(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    uint64_t random = 9;
+    for (uint64_t i = 0; i < 40; i++) {
+        fflush(NULL);
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0) {
+            if (i % 2 == 0) {
+                replace()->open = no_tmpfile_open;
+            }
+            kvfi_tier *tier = kvft_tier(p.url);
+            (void)mingle_in_threads(tier, i, 2, 100000);
+            _exit(1);
+        }
+        usleep((useconds_t)(5000 + kvft_random(&random) % 20000));
+        assert_int_equal(kill(pid, SIGKILL), 0);
+        assert_int_equal(waitpid(pid, NULL, 0), pid);
+        kvft_census census = kvft_count(p.tier);
+        assert_int_equal(census.damaged, 0);
+        assert_true(census.bytes <= 2u << 20);
+    }
+    DIR *dir = opendir(below(&p, "tmp"));
+    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
+        char name[PATH_MAX];
+        snprintf(name, sizeof name, "tmp/%s", entry->d_name);
+        set_age(below(&p, name), 100);
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    p.tier->ops->close(p.tier);
+    unlink(below(&p, "usage"));
+    p.tier = kvft_tier(p.url);
+    assert_int_equal(num_temporaries(&p), 0);
+    close_place(&p);
+}
+
+/* ---- faults */
+
+static int visit(void *ctx, const kvfi_sight *sight) {
+    (void)ctx;
+    (void)sight;
+    return 0;
+}
+
+static int num_fds(void) {
+    DIR *dir = opendir("/proc/self/fd");
+    int num = 0;
+    while (readdir(dir) != NULL) {
+        num++;
+    }
+    closedir(dir);
+    return num;
+}
+
+/* What is there is a hit, or a miss with a reason; which one depends on what failed. */
+static void scenario(const char *text, uint64_t salt) {
+    kvfi_url *url = NULL;
+    kvfi_tier *tier = NULL;
+    if (kvfi_url_parse(&url, NULL, text) != KVF_OK || kvfi_file_open(&tier, NULL, url) != KVF_OK) {
+        return;
+    }
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        (void)kvft_put(tier, salt + seed, 300000);
+        (void)kvft_get(tier, salt + seed, 300000);
+        (void)kvft_borrow(tier, salt + seed, 300000);
+        (void)kvft_peek(tier, salt + seed);
+    }
+    (void)kvft_put(tier, salt + 3, 300001); /* replaces */
+    (void)kvft_get(tier, salt + 3, 300001);
+    (void)kvft_get(tier, salt + 3, 300000);
+    kvf_error err;
+    (void)tier->ops->walk(tier, &err, NULL, true, visit, NULL, 1000);
+    kvfi_addr addr;
+    kvft_addr(&addr, salt);
+    (void)tier->ops->remove(tier, &err, &addr, KVFI_NEVER);
+    diagnosis d = {0};
+    tier->ops->doctor(tier, note, &d);
+    uint64_t removed;
+    if (salt % 3 == 0) {
+        (void)tier->ops->clear(tier, &removed, &err, NULL, 1000);
+    }
+    tier->ops->close(tier);
+}
+
+static void test_faults(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir();
+    char url[PATH_MAX];
+    snprintf(url, sizeof url, "file:%s/store?max=1M", dir);
+    int fds = num_fds();
+    for (int kind = KVFT_ALLOC; kind <= KVFT_SHORT; kind++) {
+        uint64_t points = 0;
+        for (uint64_t nth = 1;; nth++) {
+            kvft_faults_arm((kvft_fault_kind)kind, nth);
+            scenario(url, nth % 100 * 10);
+            uint64_t live = kvft_faults_live_allocs();
+            bool hit = kvft_faults_disarm();
+            assert_int_equal(live, 0);
+            assert_int_equal(num_fds(), fds);
+            if (!hit) {
+                break;
+            }
+            points++;
+        }
+        printf("%llu points\n", (unsigned long long)points);
+    }
+    kvfi_tier *tier = kvft_tier(url);
+    assert_int_equal(kvft_count(tier).damaged, 0);
+    assert_int_equal(kvft_put(tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 1, SIZE), KVF_WHY_NONE);
+    tier->ops->close(tier);
+    kvft_remove_dir(dir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_put_is_got),
+        cmocka_unit_test(test_only_its_user_can_look_inside),
+        cmocka_unit_test(test_scattered_memory),
+        cmocka_unit_test(test_use_keeps_young),
+        cmocka_unit_test(test_another_value_replaces),
+        cmocka_unit_test(test_torn_files_are_misses_and_go),
+        cmocka_unit_test(test_a_flipped_bit_is_a_miss_and_goes),
+        cmocka_unit_test(test_a_record_under_a_wrong_name),
+        cmocka_unit_test(test_whole_records_stay),
+        cmocka_unit_test(test_strange_things_in_the_way),
+        cmocka_unit_test(test_an_unreadable_page_is_a_miss),
+        cmocka_unit_test(test_a_slow_disk_costs_the_deadline),
+        cmocka_unit_test(test_the_oldest_go_first),
+        cmocka_unit_test(test_the_bound_holds_between_tiers),
+        cmocka_unit_test(test_too_large_for_the_bound),
+        cmocka_unit_test(test_borrowed_bytes_outlive_eviction),
+        cmocka_unit_test(test_a_wrong_count_is_corrected),
+        cmocka_unit_test(test_a_stuck_sweeper_is_passed_by),
+        cmocka_unit_test(test_when_nothing_can_be_evicted),
+        cmocka_unit_test(test_time_to_live),
+        cmocka_unit_test(test_without_unnamed_files),
+        cmocka_unit_test(test_temporaries_of_the_dead_go),
+        cmocka_unit_test(test_remove_and_clear),
+        cmocka_unit_test(test_the_walk_names_files),
+        cmocka_unit_test(test_the_folder_is_removed_under_it),
+        cmocka_unit_test(test_what_the_operator_must_mend),
+        cmocka_unit_test(test_a_read_only_folder),
+        cmocka_unit_test(test_a_full_disk),
+        cmocka_unit_test(test_a_disk_without_inodes),
+        cmocka_unit_test(test_a_read_only_mount),
+        cmocka_unit_test(test_the_doctor),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_killed_writers),
+        cmocka_unit_test(test_faults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
