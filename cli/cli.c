@@ -240,7 +240,7 @@ static int check_reachable(kvf_store *store, uint32_t tier) {
         return KVFCLI_FINE;
     }
     if (kvf_doctor(store, NULL, diagnose, &d) == KVF_OK && d.found) {
-        kvfcli_say("%s: %s", info.url, d.text);
+        kvfcli_say("%s", d.text); /* what was found names the store */
     } else {
         kvfcli_say("%s: no answer; `kvferry doctor` tells more", info.url);
     }

@@ -89,8 +89,12 @@ fuzz_one() {
     mkdir -p "$found"
     local inputs=("$found")
     [[ ! -d $corpus ]] || inputs+=("$corpus")
-    "$target" -max_total_time="${KVF_FUZZ_SECONDS:-20}" -rss_limit_mb=2048 -timeout=10 -print_final_stats=0 -verbosity=0 \
-        -artifact_prefix="build/fuzz/crash-$name-" "${inputs[@]}"
+    if ! "$target" -max_total_time="${KVF_FUZZ_SECONDS:-20}" -rss_limit_mb=2048 -timeout=10 \
+        -artifact_prefix="build/fuzz/crash-$name-" "${inputs[@]}" >"build/fuzz/$name.log" 2>&1; then
+        tail -n 40 "build/fuzz/$name.log"
+        return 1
+    fi
+    grep '^Done ' "build/fuzz/$name.log"
 }
 
 # --- the stages

@@ -4,7 +4,7 @@
  *
  *   kvf_llama_attach(&kv, &err, store, ctx, &options);          once per context
  *   kvf_llama_prefill(kv, &report, &err, seq, tokens, num);     loads what is stored, computes the rest, saves what is new
- *   ... llama_decode() as ever; kvf_llama_save() at the end to store the generated blocks too ...
+ *   ... llama_decode() as ever ...
  *
  * One kvf_llama belongs to one llama_context and to the thread that uses that context. It needs one sequence id of the context for
  * itself (scratch): create the context with kv_unified = true and n_seq_max one larger than you need.
@@ -35,7 +35,7 @@ typedef struct kvf_llama_options {
     const char *tenant;          /* NULL = none */
     const void *secret;          /* see kvf_space_options */
     size_t      secret_len;
-    uint32_t    block_tokens;    /* 0 = chosen so that a record is near 1 MiB */
+    uint32_t    block_tokens;    /* a power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
     uint32_t    budget_ms;       /* of one prefill's lookup and load; 0 = 10000 */
     int         portable;        /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a hit equals
                                     what would be computed here to the bit; 1: share across kinds of CPU, GPU and thread counts */
@@ -64,10 +64,14 @@ typedef struct kvf_llama_report {
 } kvf_llama_report;
 
 /* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
- * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the tokens that
- * it put there itself; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded, new whole
- * blocks are saved. The prompt is cut at the end of its last whole block, and at least one token is always computed, so that
- * the answer is the same with and without a hit. Store trouble is never an error here.
+ * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the whole blocks that
+ * it put there itself; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks
+ * are saved. The prompt is cut at the end of its last whole block, and at least one token is always computed.
+ *
+ * The answer is the same with and without a hit, to the bit, where the sequence takes the same cells: whole blocks are always computed in
+ * batches of at least 64 tokens, the rest behind the cut always in one small batch. (ggml's kernels for fewer than 64 rows round
+ * differently.) For the same reason the KV of generated tokens is not kept over a prefill: it is computed again, as a prompt is.
+ * Store trouble is never an error here.
  * Returns KVF_OK; KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is
  * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
@@ -75,7 +79,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_repor
 
 /* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the longest
  * stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt). kvf_llama_save saves the whole
- * blocks of the `num` tokens that the sequence holds and that the store is not known to have; returns how many were handed over. */
+ * blocks of the `num` tokens that the sequence holds and that the store is not known to have, as they are (blocks with generated tokens
+ * too: a later hit then continues this very computation); returns how many were handed over. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
 KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
 

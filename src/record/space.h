@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a key names: the identity of a space, and the chain from its token ids to block keys. Pure: no store, no I/O. The public
- * kvf_space (src/prefix) is an identity with a store. docs/record-format.md has the definitions and test vectors.
+ * What a key names: the identity of a space, and the chain from its token ids to block keys. Pure: no store, no I/O.
+ * The public kvf_space (src/prefix) is an identity with a store. docs/record-format.md has the definitions and test
+ * vectors.
  */
 #ifndef KVFI_SPACE_H
 #define KVFI_SPACE_H
@@ -9,24 +10,25 @@
 #include "base/base.h"
 #include "kvferry/space.h"
 
-#define KVFI_MAX_FIELDS 64u
-#define KVFI_MAX_NAME_BYTES 64u
-#define KVFI_MAX_VALUE_BYTES 4096u
-#define KVFI_MAX_SECRET_BYTES 1024u
-#define KVFI_MAX_BLOCK_TOKENS 4096u
+#define KVFI_MAX_FIELDS           64u
+#define KVFI_MAX_NAME_BYTES       64u
+#define KVFI_MAX_VALUE_BYTES      4096u
+#define KVFI_MAX_SECRET_BYTES     1024u
+#define KVFI_MAX_BLOCK_TOKENS     4096u
 #define KVFI_DEFAULT_BLOCK_TOKENS 256u
 
 typedef struct kvfi_identity {
-    uint8_t     digest[32];
-    kvfi_secret secret;       /* of the tenant; cleansed by cleanup */
-    uint32_t    block_tokens;
-    char       *text;         /* the fields as "name=value\n", sorted by name, "block_tokens" among them: what a space card holds */
-    size_t      text_len;
+    uint8_t digest[32];
+    kvfi_secret secret; /* of the tenant; cleansed by cleanup */
+    uint32_t block_tokens;
+    char *text; /* the fields as "name=value\n", sorted by name, "block_tokens" too: what a space card holds */
+    size_t text_len;
 } kvfi_identity;
 
-/* kvfi_identity_init checks the fields and computes the digest. `options` may be NULL; block_tokens of 0 there becomes 256.
- * Returns KVF_OK; KVF_REFUSED: a mandatory field is missing or empty; KVF_LIMIT: a name, value, number or the secret is malformed, too long or
- * given twice; KVF_NOMEM. After a failure *out is in the zero state, which cleanup accepts. */
+/* kvfi_identity_init checks the fields and computes the digest. `options` may be NULL; block_tokens of 0 there becomes
+ * 256. Returns KVF_OK; KVF_REFUSED: a mandatory field is missing or empty; KVF_LIMIT: a name, value, number or the
+ * secret is malformed, too long or given twice; KVF_NOMEM. After a failure *out is in the zero state, which cleanup
+ * accepts. */
 kvf_status kvfi_identity_init(kvfi_identity *out, kvf_error *, const kvf_field *fields, size_t num_fields,
                               const kvf_space_options *options);
 void kvfi_identity_cleanup(kvfi_identity *);

@@ -31,7 +31,9 @@ static kvf_reason fail(kvfi_conn *conn, kvf_reason why) {
 }
 
 kvf_reason kvfi_conn_broken(kvfi_conn *conn, const char *what) {
-    snprintf(conn->said, sizeof conn->said, "%s", what);
+    if (what != conn->said) {
+        snprintf(conn->said, sizeof conn->said, "%s", what);
+    }
     kvfi_log(KVF_LOG_WARN, "redis: %s; the connection is closed", what);
     return fail(conn, KVF_WHY_UNREACHABLE);
 }

@@ -186,10 +186,13 @@ static bool is_worth_draining(const loader *l, const kvfi_reply *reply) {
 }
 
 static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
-    request r = *at(l, 0);
+    if (l->num == 0) {
+        return kvfi_conn_broken(l->conn, "the server spoke without being asked");
+    }
     if (!reply->last) {
         return kvfi_conn_broken(l->conn, "the server answered a GET with an array");
     }
+    request r = *at(l, 0);
     l->named = false;
     if (r.item == NULL) {
         l->head++;
@@ -225,7 +228,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
 /* One step: an answer, or some bytes, or a wait. */
 static kvf_reason step(loader *l) {
     kvfi_reply reply;
-    if (!l->named && at(l, 0)->item != NULL) {
+    if (!l->named && l->num > 0 && at(l, 0)->item != NULL) {
         kvfi_resp_into(&l->conn->in, at(l, 0)->place);
         l->named = true;
     }
@@ -247,8 +250,11 @@ static kvf_reason step(loader *l) {
     return why;
 }
 
-/* How many of the requests in the ring are loads. */
-static bool has_loads(loader *l) {
+/* Is there anything that must be waited for? Refreshes are not. */
+static bool is_busy(loader *l) {
+    if (kvfi_resp_draining(&l->conn->in)) {
+        return true;
+    }
     for (unsigned i = 0; i < l->num; i++) {
         if (at(l, i)->item != NULL) {
             return true;
@@ -285,7 +291,7 @@ static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     l.dry = l.named = false;
     for (;;) {
         ask(&l);
-        if (!has_loads(&l)) {
+        if (!is_busy(&l)) {
             break;
         }
         kvf_reason why = step(&l);

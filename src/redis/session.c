@@ -11,6 +11,19 @@
 #define TEMPORARY_MS "600000" /* what a writer that dies halfway leaves behind goes away by itself */
 #define DEFAULT_MAX_BULK ((uint64_t)512 << 20)
 
+/* A server that copies a field of hundreds of megabytes into its answer does not move for a second or more, which says nothing about its
+ * health: such a talk has no other limit than its deadline. */
+static kvf_status begin_patient(kvfi_talk *talk, kvfi_tier *base, kvf_error *err, kvfi_lane_kind lane, int64_t deadline_us) {
+    KVFI_TRY(kvfi_talk_begin(talk, kvfi_redis_of(base), err, lane, deadline_us));
+    talk->conn->stall_ms = UINT32_MAX;
+    return KVF_OK;
+}
+
+static void end_patient(kvfi_talk *talk) {
+    talk->conn->stall_ms = talk->tier->conf.stall_ms;
+    kvfi_talk_end(talk);
+}
+
 typedef char temporary_name[MAX_ID_BYTES + 48];
 
 /* A name on the same slot of a Cluster as the id, since RENAME needs that: a name is on the slot of what stands in its first {...}, or
@@ -126,7 +139,7 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
     kvfi_talk talk;
     temporary_name key;
     KVFI_TRY(name_temporary(key, err, id));
-    KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, KVFI_LANE_STORE, deadline_us));
+    KVFI_TRY(begin_patient(&talk, base, err, KVFI_LANE_STORE, deadline_us));
     kvf_status status = check_type(&talk, id);
     if (status == KVF_OK) {
         status = put_fields(&talk, key, parts, num);
@@ -137,7 +150,7 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
             clean_up(&talk, key);
         }
     }
-    kvfi_talk_end(&talk);
+    end_patient(&talk);
     return status;
 }
 
@@ -224,13 +237,13 @@ static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kv
     if (strlen(id) > MAX_ID_BYTES) {
         return kvfi_fail(err, KVF_LIMIT, "the id of a session has at most %u bytes", MAX_ID_BYTES);
     }
-    KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, KVFI_LANE_LOAD, deadline_us));
+    KVFI_TRY(begin_patient(&talk, base, err, KVFI_LANE_LOAD, deadline_us));
     for (size_t from = 0; from < num && status == KVF_OK;) {
         size_t to = batch_end(from, num, id);
         status = read(&talk, id, parts, from, to);
         from = to;
     }
-    kvfi_talk_end(&talk);
+    end_patient(&talk);
     return status;
 }
 

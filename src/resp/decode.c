@@ -33,6 +33,10 @@ bool kvfi_resp_idle(const kvfi_resp *resp) {
     return resp->state == LINE && resp->begin == resp->end && resp->elements == 0;
 }
 
+bool kvfi_resp_draining(const kvfi_resp *resp) {
+    return (resp->state == BODY || resp->state == TAIL) && resp->to == TO_NOWHERE;
+}
+
 static size_t available(const kvfi_resp *resp) {
     return resp->end - resp->begin;
 }

@@ -92,5 +92,7 @@ static inline uint64_t kvfi_resp_left(const kvfi_resp *resp) {
 }
 /* No reply has begun, and no byte is left over. */
 bool kvfi_resp_idle(const kvfi_resp *);
+/* The body of a KVFI_RESP_OVERSIZE is still being thrown away. */
+bool kvfi_resp_draining(const kvfi_resp *);
 
 #endif

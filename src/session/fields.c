@@ -112,7 +112,10 @@ static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num
 /* What does not fit may be half of a session that is being replaced right now: *again asks for another look. */
 static kvf_status changed(const kvfi_session_call *call, bool *again, const char *what) {
     *again = true;
-    return kvfi_fail(call->err, KVF_MISS, "%s: it is damaged, or was replaced at the same time, twice", what);
+    return kvfi_fail(call->err, KVF_MISS,
+                     "%s: it was replaced while it was read (twice), or by a client that leaves an old meta behind, "
+                     "or is damaged",
+                     what);
 }
 
 /* Lengths that a call found, against those that were asked for. */

@@ -122,10 +122,10 @@ static bool add_optional(json_t *object, const kvfi_session_meta *meta) {
     if (meta->expires_s > 0) {
         ok = ok && set(object, "expires", json_integer(meta->expires_s));
     }
-    if (meta->id[0] != '\0') {
+    if (ok && meta->id[0] != '\0') {
         /* JSON is UTF-8: an id that is not can't be shown, and is left out. */
         json_t *id = json_string(meta->id);
-        ok = ok && (id == NULL || set(object, "id", id));
+        ok = id == NULL || set(object, "id", id);
     }
     return ok;
 }

@@ -13,49 +13,50 @@
 #include "kvferry/session.h"
 #include "store/tier.h"
 
-#define KVFI_MAX_META_BYTES ((size_t)1 << 20)
+#define KVFI_MAX_META_BYTES  ((size_t)1 << 20)
 #define KVFI_MAX_ARRAY_BYTES ((uint64_t)1 << 40)
-#define KVFI_MAX_PARTS 4096u /* of one array */
+#define KVFI_MAX_PARTS       4096u /* of one array */
 
 /* What meta says of one array. */
 typedef struct kvfi_array {
     uint64_t bytes;
-    uint8_t  xxh3[16]; /* XXH3-128 of the bytes */
-    char     dtype[16];
+    uint8_t xxh3[16]; /* XXH3-128 of the bytes */
+    char dtype[16];
     uint32_t num_dims;
     uint64_t dims[KVF_MAX_DIMS];
 } kvfi_array;
 
 typedef struct kvfi_session_meta {
     kvfi_array keys, values;
-    uint64_t   part_bytes; /* an array longer than this is spread over fields of this length; 0 = neither is */
-    uint32_t   num_tokens;
-    char       layout[65];
-    bool       has_space;
-    uint8_t    space[32];
-    int64_t    stored_s, expires_s; /* expires_s: 0 = the store itself lets it expire */
-    char       id[KVF_MAX_ID_BYTES + 1]; /* for people who list a folder; "" = not said */
+    uint64_t part_bytes; /* an array longer than this is spread over fields of this length; 0 = neither is */
+    uint32_t num_tokens;
+    char layout[65];
+    bool has_space;
+    uint8_t space[32];
+    int64_t stored_s, expires_s;   /* expires_s: 0 = the store itself lets it expire */
+    char id[KVF_MAX_ID_BYTES + 1]; /* for people who list a folder; "" = not said */
 } kvfi_session_meta;
 
-/* kvfi_session_meta_encode allocates `front` undefined bytes followed by the JSON, padded with blanks so that front + *out_len is a multiple of
- * `align`. KVF_OK, KVF_NOMEM. */
-kvf_status kvfi_session_meta_encode(uint8_t **out, size_t *out_len, kvf_error *, const kvfi_session_meta *, size_t front,
-                                    size_t align);
-/* kvfi_session_meta_decode trusts nothing: after KVF_OK every number is within its bound and shapes fit their bytes. Else KVF_MISS
- * with what is wrong. */
+/* kvfi_session_meta_encode allocates `front` undefined bytes followed by the JSON, padded with blanks so that front +
+ * *out_len is a multiple of `align`. KVF_OK, KVF_NOMEM. */
+kvf_status kvfi_session_meta_encode(uint8_t **out, size_t *out_len, kvf_error *, const kvfi_session_meta *,
+                                    size_t front, size_t align);
+/* kvfi_session_meta_decode trusts nothing: after KVF_OK every number is within its bound and shapes fit their bytes.
+ * KVF_MISS with what is wrong, or KVF_NOMEM. */
 kvf_status kvfi_session_meta_decode(kvfi_session_meta *out, kvf_error *, const void *text, size_t len);
 
 /* The bytes of one element, 0 for a dtype we don't know. */
 uint32_t kvfi_dtype_bytes(const char *dtype);
-/* KVF_OK, or KVF_LIMIT: dtype, shape and length of an array contradict each other, or are malformed. `name`: for the message. */
+/* KVF_OK, or KVF_LIMIT: dtype, shape and length of an array contradict each other, or are malformed. `name`: for the
+ * message. */
 kvf_status kvfi_array_check(const kvfi_array *, kvf_error *, const char *name);
 
 /* A session in memory: `pub` and one piece of memory that both arrays lie in. */
 typedef struct kvfi_loaded {
     kvf_session pub;
-    uint8_t    *mem;
-    size_t      mem_bytes;
-    bool        mapped;
+    uint8_t *mem;
+    size_t mem_bytes;
+    bool mapped;
 } kvfi_loaded;
 
 /* Memory for a session: page-aligned and unmapped at once when it is large. NULL without memory. */
@@ -67,14 +68,14 @@ void kvfi_loaded_describe(kvfi_loaded *, const kvfi_session_meta *, const uint8_
 
 /* One operation on one tier. */
 typedef struct kvfi_session_call {
-    kvfi_tier  *tier;
-    kvf_error  *err;
+    kvfi_tier *tier;
+    kvf_error *err;
     const char *id;
-    int64_t     deadline_us;
+    int64_t deadline_us;
 } kvfi_session_call;
 
-kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, const void *keys, const void *values,
-                                    uint32_t ttl_s);
+kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, const void *keys,
+                                    const void *values, uint32_t ttl_s);
 kvf_status kvfi_session_load_fields(const kvfi_session_call *, kvfi_loaded **out);
 
 kvf_status kvfi_session_save_value(const kvfi_session_call *, kvfi_session_meta *, const void *keys, const void *values,
@@ -85,7 +86,8 @@ kvf_status kvfi_session_remove_value(const kvfi_session_call *);
 /* Where sessions that are values live: all of them in one space, by which a walk tells them from blocks. */
 void kvfi_session_space(uint8_t out[32]);
 void kvfi_session_addr(kvfi_addr *out, const char *id);
-/* The id that a value's payload names, for listings; false where it names none. */
+/* The id that a value's payload of `len` bytes names, for listings; false where it names none. Only the meta at its
+ * beginning is read. */
 bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], const void *payload, size_t len);
 
 #endif

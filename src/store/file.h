@@ -80,6 +80,7 @@ typedef struct kvfi_opened {
 } kvfi_opened;
 kvf_reason kvfi_file_open_value(kvfi_file *, kvfi_opened *out, const kvfi_path *);
 kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *);
+bool kvfi_file_read_front(uint8_t *out, size_t len, const kvfi_opened *); /* the first bytes; false when they can't be read */
 bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *);
 bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat *);
 bool kvfi_file_expired(const kvfi_file *, const struct stat *);

@@ -126,10 +126,11 @@ static int show_value(const walk *w, const kvfi_file_name *name, const kvfi_open
                         .ttl_ms = ttl_left_ms(w->file, &opened->st),
                         .stored_s = opened->st.st_mtim.tv_sec,
                         .addr = name->addr};
-    uint8_t head[KVFI_HEADER_BYTES];
-    if (opened->st.st_size >= KVFI_HEADER_BYTES && kvfi_file_read_head(head, opened)) {
+    uint8_t head[KVFI_SIGHT_BYTES];
+    size_t len = opened->st.st_size < KVFI_SIGHT_BYTES ? (size_t)opened->st.st_size : KVFI_SIGHT_BYTES;
+    if (len >= KVFI_HEADER_BYTES && kvfi_file_read_front(head, len, opened)) {
         sight.head = head;
-        sight.head_len = sizeof head;
+        sight.head_len = len;
     }
     /* What is torn is shown with what can be told of it, and may be of any size. */
     if (!w->whole || sight.head == NULL || kvfi_file_is_torn(head, &opened->st)) {

@@ -99,7 +99,7 @@ static int meet_key(void *ctx, int dir, const char *base) {
         return meet_foreign(s, dir, base);
     }
     char path[sizeof s->folder + KEY_HEX + 2];
-    snprintf(path, sizeof path, "%s/%s", s->folder, base);
+    snprintf(path, sizeof path, "%s/%.*s", s->folder, (int)KEY_HEX, base);
     return s->fn(s->ctx, &(kvfi_file_name){.dir = dir, .base = base, .path = path, .addr = &s->addr});
 }
 
@@ -110,7 +110,7 @@ static int scan_space(scan *s, int space_dir, const char *space_name) {
         kvfi_hex(shard, &number, 1);
         int fd = open_folder(s, space_dir, shard);
         if (fd >= 0) {
-            snprintf(s->folder, sizeof s->folder, "%s/%s/%s", KVFI_FILE_DIR, space_name, shard);
+            snprintf(s->folder, sizeof s->folder, "%s/%.16s/%s", KVFI_FILE_DIR, space_name, shard);
             int stop = kvfi_file_each_in(fd, meet_key, s);
             if (stop != 0) {
                 return stop;

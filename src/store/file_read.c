@@ -100,10 +100,14 @@ static kvf_reason read_all(int fd, kvfi_cursor cursor, size_t bytes, int64_t dea
     return KVF_WHY_NONE;
 }
 
-bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *opened) {
-    struct iovec iov = {head, KVFI_HEADER_BYTES};
+bool kvfi_file_read_front(uint8_t *out, size_t len, const kvfi_opened *opened) {
+    struct iovec iov = {out, len};
     kvfi_cursor cursor = {.iov = &iov, .num = 1};
-    return read_all(opened->fd, cursor, KVFI_HEADER_BYTES, KVFI_NEVER) == KVF_WHY_NONE;
+    return read_all(opened->fd, cursor, len, KVFI_NEVER) == KVF_WHY_NONE;
+}
+
+bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *opened) {
+    return kvfi_file_read_front(head, KVFI_HEADER_BYTES, opened);
 }
 
 /* A file is torn when a crash of the machine, or a stranger, left something else than a whole record: it can never be a

@@ -470,7 +470,7 @@ static int show(const entry *e, bool whole, kvfi_sight_fn fn, void *ctx) {
     return fn(ctx, &(kvfi_sight){.kind = KVF_ENTRY_BLOCK,
                                  .name = name,
                                  .head = e->buf.data,
-                                 .head_len = whole ? e->len : KVFI_HEADER_BYTES,
+                                 .head_len = whole || e->len < KVFI_SIGHT_BYTES ? e->len : KVFI_SIGHT_BYTES,
                                  .stored_bytes = e->len,
                                  .ttl_ms = -1,
                                  .stored_s = e->stored_s,

@@ -63,17 +63,19 @@ typedef struct kvfi_loan {
 
 /* One field of a session, for tiers that keep sessions in a shape of their own (Redis: a HASH). */
 typedef struct kvfi_part {
-    char         name[24];
+    char         name[32];
     struct iovec data;  /* put: the bytes; get: where they go, and iov_len becomes the length that was there */
     bool         found; /* get, out */
 } kvfi_part;
 
+#define KVFI_SIGHT_BYTES 4096u
 /* What a walk shows: one value, or something else that lives in the tier. */
 typedef struct kvfi_sight {
     kvf_entry_kind kind;        /* BLOCK for any record (the layer above tells cards from blocks), SESSION or FOREIGN */
     const char    *name;
     const uint8_t *head;        /* the first bytes of the value */
-    size_t         head_len;    /* the whole value when the walk reads whole ones, else at least its header where there is one */
+    size_t         head_len;    /* the whole value when the walk reads whole ones, else at least its header where there is one; where sessions are
+                                   values, up to KVFI_SIGHT_BYTES, so that they can be named */
     uint64_t       stored_bytes;
     int64_t        ttl_ms;      /* -1 = none */
     int64_t        stored_s;    /* for what has no header; 0 = unknown */

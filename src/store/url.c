@@ -131,12 +131,12 @@ static kvf_status cut_scheme(span *out, kvf_error *err, const char *text, const 
         return KVF_OK;
     }
     if (url[0] == '/' || url[0] == '.') {
-        return kvfi_fail(err, KVF_CONFIG, "\"%s\" is not a store URL: a folder is written file:/its/absolute/path",
+        return kvfi_fail(err, KVF_CONFIG, "\"%.100s\" is not a store URL: a folder is written file:/its/absolute/path",
                          text);
     }
-    return kvfi_fail(err, KVF_CONFIG,
-                     "\"%s\" is not a store URL: write mem:, file:/folder, redis://host:6379 or redis+unix:///socket",
-                     text);
+    return kvfi_fail(
+        err, KVF_CONFIG,
+        "\"%.100s\" is not a store URL: write mem:, file:/folder, redis://host:6379 or redis+unix:///socket", text);
 }
 
 static bool all_digits(const char *p, const char *end) {
@@ -192,14 +192,15 @@ static kvf_status cut(pieces *out, kvf_error *err, const char *text, const char 
         out->query = span_of(p, stop);
     }
     if (stop < end) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: a # must be written %%23", text);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: a # must be written %%23", text);
     }
     if (out->path.len > 0 && out->path.at[0] != '/') {
         if (all_digits(out->path.at, until(out->path.at, stop, "/?"))) {
-            return kvfi_fail(err, KVF_CONFIG, "\"%s\" is not a store URL: did you mean redis://%s ?", text, text);
+            return kvfi_fail(err, KVF_CONFIG, "\"%.100s\" is not a store URL: did you mean redis://%.60s ?", text,
+                             text);
         }
         return kvfi_fail(err, KVF_CONFIG,
-                         "%s: the path must be absolute: write %.*s:/its/path, or %.*s://host for a host", text,
+                         "%.100s: the path must be absolute: write %.*s:/its/path, or %.*s://host for a host", text,
                          (int)out->scheme.len, out->scheme.at, (int)out->scheme.len, out->scheme.at);
     }
     return KVF_OK;
@@ -223,14 +224,14 @@ static kvf_status decode(char **out, kvf_error *err, const char *text, const cha
             if (!kvfi_unhex(&byte, hex, 1)) {
                 kvfi_free(copy);
                 return kvfi_fail(err, KVF_CONFIG,
-                                 "%s: a %% in %s must be followed by two hexadecimal digits; write %%25 for %%", text,
-                                 what);
+                                 "%.100s: a %% in %s must be followed by two hexadecimal digits; write %%25 for %%",
+                                 text, what);
             }
             i += 2;
         }
         if (byte < 0x20 || byte == 0x7f) {
             kvfi_free(copy);
-            return kvfi_fail(err, KVF_CONFIG, "%s: a control character (byte %u) in %s", text, byte, what);
+            return kvfi_fail(err, KVF_CONFIG, "%.100s: a control character (byte %u) in %s", text, byte, what);
         }
         copy[num++] = (char)byte;
     }
@@ -268,13 +269,13 @@ static kvf_status take_param(kvfi_url *url, kvf_error *err, span in) {
     const char *end = in.at + in.len;
     const char *equals = until(in.at, end, "=");
     if (equals == end || equals == in.at) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: \"%.*s\" behind the ? is not name=value", url->text,
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: \"%.*s\" behind the ? is not name=value", url->text,
                          (int)(equals - in.at < 64 ? equals - in.at : 64), in.at);
     }
     kvfi_url_param *param = &url->params[url->num_params];
     KVFI_TRY(decode(&param->name, err, url->text, "the name of a parameter", span_of(in.at, equals)));
     if (find(url, param->name) != NULL) {
-        kvf_status status = kvfi_fail(err, KVF_CONFIG, "%s: %.64s is given twice", url->text, param->name);
+        kvf_status status = kvfi_fail(err, KVF_CONFIG, "%.100s: %.64s is given twice", url->text, param->name);
         kvfi_free(param->name);
         param->name = NULL;
         return status;
@@ -293,7 +294,7 @@ static kvf_status take_query(kvfi_url *url, kvf_error *err, span in) {
         num += *p == '&';
     }
     if (num > MAX_PARAMS) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: more than %u parameters", url->text, MAX_PARAMS);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: more than %u parameters", url->text, MAX_PARAMS);
     }
     url->params = kvfi_alloc_zero(num, sizeof *url->params);
     if (url->params == NULL) {
@@ -316,14 +317,14 @@ static kvf_status check_local(const kvfi_url *url, kvf_error *err) {
     bool file = strcmp(url->scheme, "file") == 0;
     bool local = mem || file || strcmp(url->scheme, "redis+unix") == 0;
     if (local && url->hosts[0] != '\0') {
-        return kvfi_fail(err, KVF_CONFIG, "%s: %s has no host, but \"%.64s\" stands in its place: write %s%s",
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: %s has no host, but \"%.64s\" stands in its place: write %s%s",
                          url->text, url->scheme, url->hosts, url->scheme, mem ? ":" : ":///absolute/path");
     }
     if (mem && url->path[0] != '\0') {
-        return kvfi_fail(err, KVF_CONFIG, "%s: mem has no path: write mem: or mem:?max=1G", url->text);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: mem has no path: write mem: or mem:?max=1G", url->text);
     }
     if ((mem || file) && (url->user != NULL || url->password != NULL)) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: %s has no user and no password", url->text, url->scheme);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: %s has no user and no password", url->text, url->scheme);
     }
     return KVF_OK;
 }
@@ -501,27 +502,34 @@ static bool cut_entry(span *host, span *port, span in) {
     return host->len > 0 && host->len < 256;
 }
 
+static bool is_bare_ipv6(span in) {
+    const char *end = in.at + in.len;
+    const char *colon = until(in.at, end, ":");
+    return in.len > 0 && in.at[0] != '[' && colon < end && until(colon + 1, end, ":") < end;
+}
+
 kvf_status kvfi_url_host(const kvfi_url *url, kvf_error *err, size_t index, char host[256], uint16_t *port,
                          uint16_t default_port) {
     span in, name, number;
     if (url->hosts[0] == '\0') {
-        return kvfi_fail(err, KVF_CONFIG, "%s names no host: write %s://host:%u", url->text, url->scheme, default_port);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s names no host: write %s://host:%u", url->text, url->scheme,
+                         default_port);
     }
     if (!entry(&in, url->hosts, index)) {
-        return kvfi_fail(err, KVF_MISS, "%s has no host number %zu", url->text, index + 1);
+        return kvfi_fail(err, KVF_MISS, "%.100s has no host number %zu", url->text, index + 1);
+    }
+    if (is_bare_ipv6(in)) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: an IPv6 address stands in brackets, as in [::1]:%u", url->text,
+                         default_port);
     }
     if (!cut_entry(&name, &number, in)) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: \"%.*s\" is not host, host:port or [IPv6]:port", url->text,
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: \"%.*s\" is not host, host:port or [IPv6]:port", url->text,
                          (int)(in.len < 64 ? in.len : 64), in.at);
     }
     uint64_t value = default_port;
     if (number.at != NULL) {
-        if (memchr(number.at, ':', number.len) != NULL) {
-            return kvfi_fail(err, KVF_CONFIG, "%s: an IPv6 address stands in brackets, as in [::1]:%u", url->text,
-                             default_port);
-        }
         if (!kvfi_parse_u64(&value, number.at, number.len) || value < 1 || value > UINT16_MAX) {
-            return kvfi_fail(err, KVF_CONFIG, "%s: the port must be a number from 1 to 65535", url->text);
+            return kvfi_fail(err, KVF_CONFIG, "%.100s: the port must be a number from 1 to 65535", url->text);
         }
     }
     memcpy(host, name.at, name.len);

@@ -5,6 +5,7 @@
 # shellcheck source=common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 
+: "${KVF_BUILD:?the build folder}"
 head -c 300000 /dev/urandom >"$dir/payload"
 seq 1 1000 >"$dir/tokens"
 store=(--store "file:$dir/store")
@@ -130,6 +131,22 @@ XDG_CACHE_HOME="$dir/a cache%" run 0 put "${fields[@]}" --key "$key" "$dir/paylo
 [[ -d "$dir/a cache%/kvferry/store" ]]
 run 0 put "${fields[@]}" --key "$key" "$dir/payload" --store "file:$dir/one" --store "file:$dir/two"
 run 0 get "$key" -o "$dir/got" --store "file:$dir/two"
+
+# --- sessions
+head -c 4096 /dev/zero >"$dir/keys"
+"$KVF_BUILD/test/session_tool" save "file:$dir/store" "chat 1" "$dir/keys" "$dir/keys" float32 2 8 64
+run 0 ls "${store[@]}"
+says "chat 1"
+run 0 ls --json "${store[@]}"
+json '[s["session"] for s in d["tiers"][0]["sessions"]] == ["chat 1"] and len(d["tiers"][0]["spaces"]) == 1'
+run 0 inspect --session "chat 1" "${store[@]}"
+says "float32, 2 x 8 x 64"
+run 0 inspect --session "chat 1" --json "${store[@]}"
+json 'd["keys"] == {"bytes": 4096, "dtype": "float32", "dims": [2, 8, 64]} and d["has_meta"]'
+run 0 verify --json "${store[@]}"
+json 'd["num_sessions"] == 1 and d["damaged"] == []'
+run 0 clear --session "chat 1" "${store[@]}"
+run 1 inspect --session "chat 1" "${store[@]}"
 
 # --- clear
 run 2 clear "${store[@]}"

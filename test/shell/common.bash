@@ -17,7 +17,9 @@ tidy_up() {
     local rc=$? pid
     for pid in "${servers[@]}"; do
         kill -9 "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
     done
+    ! mountpoint -q "$dir/small" || umount "$dir/small"
     chmod -R u+rwx "$dir" 2>/dev/null || true
     rm -rf "$dir"
     ((rc == 0 || rc == 77)) || echo "FAILED (exit status $rc)" >&2

@@ -41,13 +41,15 @@ void kvft_addr(kvfi_addr *out, uint64_t seed) {
 
 void kvft_value_init(kvft_value *v, uint64_t seed, size_t payload_bytes) {
     size_t head = KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS);
-    *v = (kvft_value){.bytes = must(malloc(head + payload_bytes))};
+    *v = (kvft_value){.base = must(aligned_alloc(64, (head + payload_bytes + 127) / 64 * 64))};
+    v->bytes = (uint8_t *)v->base + (64 - head % 64) % 64;
     uint8_t *payload = v->bytes + head;
     kvft_bytes(payload, payload_bytes, seed);
     kvft_bytes((uint8_t *)v->tokens, sizeof v->tokens, seed ^ 0x5555);
     kvft_addr(&v->item.addr, seed);
-    v->block = (kvf_block){.key = v->item.addr.key, .tokens = v->tokens, .num_tokens = KVFT_VALUE_TOKENS, .first_token = 8};
-    size_t third = payload_bytes / 3;
+    v->block =
+        (kvf_block){.key = v->item.addr.key, .tokens = v->tokens, .num_tokens = KVFT_VALUE_TOKENS, .first_token = 8};
+    size_t third = payload_bytes / 3 / 64 * 64;
     v->iov[0] = (struct iovec){v->bytes, head};
     v->iov[1] = (struct iovec){payload, third};
     v->iov[2] = (struct iovec){payload, 0};
@@ -63,7 +65,7 @@ void kvft_value_init(kvft_value *v, uint64_t seed, size_t payload_bytes) {
 }
 
 void kvft_value_cleanup(kvft_value *v) {
-    free(v->bytes);
+    free(v->base);
 }
 
 static kvf_reason check(kvfi_item *item) {
@@ -71,7 +73,8 @@ static kvf_reason check(kvfi_item *item) {
     return kvfi_record_check(v->bytes, &item->addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 1);
 }
 
-static kvf_reason run(kvfi_tier *tier, kvft_value *v, void (*op)(kvfi_tier *, kvfi_feed *), kvf_reason (*checks)(kvfi_item *)) {
+static kvf_reason run(kvfi_tier *tier, kvft_value *v, void (*op)(kvfi_tier *, kvfi_feed *),
+                      kvf_reason (*checks)(kvfi_item *)) {
     kvfi_feed feed = {.items = &v->item, .num = 1, .deadline_us = kvfi_deadline(DEADLINE_US), .check = checks};
     feed.limit = 1;
     op(tier, &feed);

@@ -9,14 +9,16 @@
 
 kvfi_tier *kvft_tier(const char *url); /* opens or aborts with the message */
 
-/* A whole record; its bytes, address and tokens follow from the seed, as does the way its iovecs cut it. */
+/* A whole record in one piece, cut by iovecs; its bytes, address and tokens follow from the seed. The payload begins at
+ * a multiple of 64, as an engine's would. */
 enum { KVFT_VALUE_TOKENS = 4, KVFT_VALUE_IOVS = 5 };
 typedef struct kvft_value {
-    kvfi_item    item;
+    kvfi_item item;
     struct iovec iov[KVFT_VALUE_IOVS];
-    kvf_block    block;
-    uint32_t     tokens[KVFT_VALUE_TOKENS];
-    uint8_t     *bytes;
+    kvf_block block;
+    uint32_t tokens[KVFT_VALUE_TOKENS];
+    uint8_t *bytes;
+    void *base;
 } kvft_value;
 void kvft_value_init(kvft_value *, uint64_t seed, size_t payload_bytes); /* with its bytes */
 void kvft_value_cleanup(kvft_value *);
@@ -32,7 +34,7 @@ kvf_reason kvft_borrow(kvfi_tier *, uint64_t seed, size_t payload_bytes);
 
 /* All records of the tier, read and verified whole. */
 typedef struct kvft_census {
-    size_t   records, damaged, foreign;
+    size_t records, damaged, foreign;
     uint64_t bytes;
 } kvft_census;
 kvft_census kvft_count(kvfi_tier *);

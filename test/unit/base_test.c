@@ -270,7 +270,8 @@ static void deadlines(void **state) {
     assert_memory_not_equal(a, b, 32);
 }
 
-/* A peer that has gone is an errno, never a SIGPIPE. SIGPIPE has its default action here: a signal would end the test. */
+/* A peer that has gone is an errno, never a SIGPIPE. SIGPIPE has its default action here: a signal would end the test.
+ */
 static void no_sigpipe(void **state) {
     (void)state;
     int pair[2], pipes[2];

@@ -213,8 +213,8 @@ static void test_wrong_urls_are_refused(void **state) {
 
 typedef struct crowd {
     kvfi_tier *tier;
-    uint64_t   seed;
-    uint64_t   hits;
+    uint64_t seed;
+    uint64_t hits;
 } crowd;
 
 static void *mingle(void *arg) {

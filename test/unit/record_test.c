@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The record: the golden file byte for byte, every bit flipped, every length cut, and every way in which a record is not the one asked for.
+ * The record: the golden file byte for byte, every bit flipped, every length cut, and every way in which a record is
+ * not the one asked for.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 #include "record/record.h"
 #include "support/golden.h"
 
-#define NUM_TOKENS 16u
+#define NUM_TOKENS   16u
 #define RECORD_BYTES (KVFI_HEAD_BYTES(NUM_TOKENS) + KVFT_GOLDEN_PAYLOAD)
 
 /* The block of the golden record, and the record as we write it. */
@@ -164,7 +165,8 @@ static void without_tokens(void **state) {
     assert_int_equal(parse(head, sizeof head), KVF_WHY_NONE);
 }
 
-/* A header of ours with one field changed and its check made right again: what another version, or an attacker, could write. */
+/* A header of ours with one field changed and its check made right again: what another version, or an attacker, could
+ * write. */
 static kvf_reason decode_changed(void (*change)(kvfi_header *)) {
     uint8_t bytes[KVFI_HEADER_BYTES];
     kvfi_header header = {.num_tokens = 16, .payload_bytes = 1000, .raw_bytes = 1000};
@@ -241,10 +243,14 @@ static void other_names(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_file),       cmocka_unit_test(parse_gives_all_back),
-        cmocka_unit_test(every_bit_flipped), cmocka_unit_test(every_length_cut),
-        cmocka_unit_test(without_tokens),    cmocka_unit_test(not_the_one_that_was_asked_for),
-        cmocka_unit_test(bounds),            cmocka_unit_test(not_a_record),
+        cmocka_unit_test(golden_file),
+        cmocka_unit_test(parse_gives_all_back),
+        cmocka_unit_test(every_bit_flipped),
+        cmocka_unit_test(every_length_cut),
+        cmocka_unit_test(without_tokens),
+        cmocka_unit_test(not_the_one_that_was_asked_for),
+        cmocka_unit_test(bounds),
+        cmocka_unit_test(not_a_record),
         cmocka_unit_test(other_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

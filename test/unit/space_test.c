@@ -94,12 +94,12 @@ static void what_is_refused(void **state) {
     const struct {
         const char *name, *value, *word;
     } wrong[] = {
-        {"", "v", "0 bytes"},       {"A", "v", "a-z"},
-        {"a b", "v", "a-z"},        {"a=b", "v", "a-z"},
-        {long_name, "v", "65"},     {"x", long_value, "4096"},
-        {"x", "a\nb", "control"},   {"x", "\x7f", "control"},
+        {"", "v", "0 bytes"},        {"A", "v", "a-z"},
+        {"a b", "v", "a-z"},         {"a=b", "v", "a-z"},
+        {long_name, "v", "65"},      {"x", long_value, "4096"},
+        {"x", "a\nb", "control"},    {"x", "\x7f", "control"},
         {"model", "again", "twice"}, {"block_tokens", "8", "options"},
-        {NULL, "v", "no name"},     {"x", NULL, "no value"},
+        {NULL, "v", "no name"},      {"x", NULL, "no value"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         fields[3] = (kvf_field){wrong[i].name, wrong[i].value};
