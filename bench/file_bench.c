@@ -20,7 +20,7 @@
 #include "support/kit.h"
 #include "support/tiers.h"
 
-enum { ROUNDS = 9, MAX_VARIANTS = 16, MAX_THREADS = 4 };
+enum { ROUNDS = 9, MAX_VARIANTS = 20, MAX_THREADS = 4 };
 
 typedef struct bench {
     char dir[512]; /* of the bare files; "" for memory */
@@ -133,6 +133,31 @@ static double get_checked2(bench *b) {
 }
 static double get_checked4(bench *b) {
     return run_feed(b, b->tier->ops->get, check, 4);
+}
+
+/* From the disk: the pages are dropped from the cache first. Of no effect in memory. */
+static double get_cold_with(bench *b, int threads) {
+    for (size_t i = 0; i < b->num; i++) {
+        char path[700], space[17], key[65];
+        kvfi_hex(space, b->values[i].item.addr.space, 8);
+        kvfi_hex(key, b->values[i].item.addr.key.bytes, 32);
+        snprintf(path, sizeof path, "%s/store/kvf1/%s/%.2s/%s", b->dir, space, key, key);
+        int fd = open(path, O_RDONLY);
+        if (fd < 0 || fdatasync(fd) != 0 || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) != 0) {
+            die(path);
+        }
+        close(fd);
+    }
+    return run_feed(b, b->tier->ops->get, check, threads);
+}
+static double get_cold(bench *b) {
+    return get_cold_with(b, 1);
+}
+static double get_cold2(bench *b) {
+    return get_cold_with(b, 2);
+}
+static double get_cold4(bench *b) {
+    return get_cold_with(b, 4);
 }
 
 static double borrow_with(bench *b, bool checked) {
@@ -334,6 +359,9 @@ static void bench_folder(const char *folder, size_t bytes) {
         {.name = "borrow", .run = borrow, .limit = 10},
         {.name = "borrow, checked", .run = borrow_checked, .limit = 10},
         {.name = "peek", .run = peek, .per_item = true},
+        {.name = "get, uncached", .run = get_cold, .limit = 4},
+        {.name = "get, uncached, 2 threads", .run = get_cold2, .limit = 4},
+        {.name = "get, uncached, 4 threads", .run = get_cold4, .limit = 4},
     };
     bench b = {0};
     char url[600];

@@ -57,19 +57,11 @@ def run(op, transport, where, size, passes, serial):
             k, _ = manager.load_kv_cache(f"session:{s}:{i}")
             assert k is not None and len(k) == half
 
-    def forget(s):
-        client.unlink(*[f"session:{s}:{i}" for i in range(NUM)])
-
     save(serial)
     if op == "get":
         load(serial)
-    else:
-        forget(serial)
-        save(serial)
     spent = seconds = 0.0
     for _ in range(passes):
-        if op == "set":
-            forget(serial)
         before, begin = cpu(), time.monotonic()
         if op == "get":
             load(serial)

@@ -191,6 +191,8 @@ make_venv() {
     show "downloading redis-py, hiredis and numpy (18 MB)" "$log" "$venv/bin/python" -m pip install \
         --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$requirements" ||
         fail "pip could not install $requirements (log: $log). Check the network, then run this again."
+    "$venv/bin/python" -c 'import hiredis, numpy, redis' 2>>"$log" ||
+        fail "redis-py and numpy do not run in $venv (log: $log)."
     touch "$venv/.complete"
 }
 
@@ -245,7 +247,7 @@ build_llama() {
         -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DCMAKE_INSTALL_LIBDIR=lib \
         -DCMAKE_INSTALL_PREFIX="$temp/llama" "-DCMAKE_INSTALL_RPATH=\$ORIGIN" ||
         fail "llama.cpp could not be configured (log: $log)."
-    show "building llama.cpp for this CPU (once; about 5 minutes on 2 cores)" "$log" cmake --build "$temp/build" ||
+    show "building llama.cpp for this CPU" "$log" cmake --build "$temp/build" ||
         fail "llama.cpp could not be built (log: $log). Is the disk or the memory full? Then run this again."
     show "installing llama.cpp into the cache" "$log" cmake --install "$temp/build" ||
         fail "llama.cpp could not be installed into $cache (log: $log)."

@@ -151,11 +151,10 @@ static kvf_reason borrow_from_any(kvf_space *space, loan *out, const kvfi_addr *
     return first;
 }
 
+/* An absent block is not counted: no tier that lends has it, but a load may still find it. */
 static kvf_status borrow_miss(kvf_space *space, const kvfi_addr *addr, kvf_block *block, kvf_reason why) {
-    if (why == KVF_WHY_ABSENT) {
-        /* Another tier may have it: only a load can tell. */
-        atomic_fetch_add(&space->store->stats.misses[why], 1);
-    } else {
+    if (why != KVF_WHY_ABSENT) {
+        atomic_fetch_add(&space->store->stats.loads, 1);
         note_miss(space->store, addr, why, kvfi_deadline(REMOVE_BUDGET_US));
     }
     block->status = KVF_MISS;
@@ -167,7 +166,6 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
     kvf_store *store = space->store;
     kvfi_addr addr = {.key = block->key};
     memcpy(addr.space, space->identity.digest, sizeof addr.space);
-    atomic_fetch_add(&store->stats.loads, 1);
     if (!kvfi_store_is_ours(store)) {
         return borrow_miss(space, &addr, block, KVF_WHY_CLOSED);
     }
@@ -185,6 +183,7 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
     }
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
     *out = (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head, .opaque = lent};
+    atomic_fetch_add(&store->stats.loads, 1);
     atomic_fetch_add(&store->stats.load_hits, 1);
     atomic_fetch_add(&store->stats.loaded_bytes, lent->loan.len);
     block->status = KVF_OK;

@@ -225,6 +225,19 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
 
 /* ---- the exchange ---- */
 
+/* Is there anything that must be waited for? Refreshes are not. */
+static bool is_busy(loader *l) {
+    if (kvfi_resp_draining(&l->conn->in)) {
+        return true;
+    }
+    for (unsigned i = 0; i < l->num; i++) {
+        if (at(l, i)->item != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* One step: an answer, or some bytes, or a wait. */
 static kvf_reason step(loader *l) {
     kvfi_reply reply;
@@ -239,6 +252,9 @@ static kvf_reason step(loader *l) {
     if (event == KVFI_RESP_BAD) {
         return kvfi_conn_broken(l->conn, "the server said what is not RESP");
     }
+    if (!is_busy(l)) {
+        return KVF_WHY_NONE; /* the last of what had to be thrown away has come */
+    }
     bool got = false;
     kvf_reason why = kvfi_conn_send(l->conn);
     if (why == KVF_WHY_NONE) {
@@ -248,19 +264,6 @@ static kvf_reason step(loader *l) {
         why = got ? kvfi_conn_in_time(l->conn, l->feed->deadline_us) : kvfi_conn_wait(l->conn, l->feed->deadline_us);
     }
     return why;
-}
-
-/* Is there anything that must be waited for? Refreshes are not. */
-static bool is_busy(loader *l) {
-    if (kvfi_resp_draining(&l->conn->in)) {
-        return true;
-    }
-    for (unsigned i = 0; i < l->num; i++) {
-        if (at(l, i)->item != NULL) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* The connection is gone: so are all items that were on their way. */

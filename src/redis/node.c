@@ -5,6 +5,7 @@
 
 #define MIN_BACKOFF_MS 50u
 #define MAX_BACKOFF_MS 1000u
+#define FAIR_TRY_US 10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
 #define RECHECK_US 2000 /* how often someone who waits for a connection looks whether there is work left for it */
 
 kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
@@ -151,26 +152,35 @@ static kvf_status introduce(kvfi_conn *conn, kvf_error *err, const kvfi_redis_co
     return read_introduction(conn, err, conf, steps, num, why, deadline_us);
 }
 
-/* Connects and introduces itself. Counts for the breaker. */
-static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
-    int64_t own_deadline_us = kvfi_deadline((int64_t)node->conf->connect_ms * 1000);
-    if (own_deadline_us > deadline_us) {
-        own_deadline_us = deadline_us;
-    }
-    kvf_reason why = kvfi_conn_open(conn, &node->server, own_deadline_us);
+static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    kvf_reason why = kvfi_conn_open(conn, &node->server, deadline_us);
     if (why != KVF_WHY_NONE) {
         (void)kvfi_fail(err, KVF_MISS, "%s: no connection: %s", node->conf->text, conn->said);
-    } else {
-        atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
-        if (introduce(conn, err, node->conf, &why, own_deadline_us) != KVF_OK) {
-            (void)kvfi_conn_broken(conn, conn->said);
-        }
+        return why;
     }
-    if (why == KVF_WHY_BUDGET && own_deadline_us < deadline_us) {
-        why = KVF_WHY_UNREACHABLE; /* not the caller's deadline but ours */
+    atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
+    if (introduce(conn, err, node->conf, &why, deadline_us) != KVF_OK && kvfi_conn_is_open(conn)) {
+        (void)kvfi_conn_broken(conn, conn->said);
     }
-    locked(node, why == KVF_WHY_NONE ? note_success : note_failure);
     return why;
+}
+
+/* Connects within connect_ms, or the caller's deadline when that comes first, and tells the breaker. */
+static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    int64_t from_us = kvfi_sys->now_us();
+    int64_t own_deadline_us = from_us + (int64_t)node->conf->connect_ms * 1000;
+    bool hurried = deadline_us < own_deadline_us;
+    kvf_reason why = open_and_introduce(node, conn, err, hurried ? deadline_us : own_deadline_us);
+    bool timed_out = kvfi_sys->now_us() >= (hurried ? deadline_us : own_deadline_us);
+    if (why == KVF_WHY_NONE) {
+        locked(node, note_success);
+    } else if (!(hurried && timed_out) || deadline_us - from_us >= FAIR_TRY_US) {
+        locked(node, note_failure);
+    }
+    if (why == KVF_WHY_UNREACHABLE && hurried && timed_out) {
+        return KVF_WHY_BUDGET;
+    }
+    return why == KVF_WHY_BUDGET && !hurried ? KVF_WHY_UNREACHABLE : why;
 }
 
 /* ---- lanes ---- */
@@ -235,6 +245,10 @@ static bool is_fit(kvfi_conn *conn, int64_t deadline_us) {
 static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     if (is_fit(conn, deadline_us)) {
         return KVF_WHY_NONE;
+    }
+    if (kvfi_sys->now_us() >= deadline_us) {
+        (void)kvfi_fail(err, KVF_MISS, "%s: no connection before the deadline", node->conf->text);
+        return KVF_WHY_BUDGET;
     }
     pthread_mutex_lock(&node->lock);
     bool may = may_try(node);

@@ -119,7 +119,7 @@ kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
         kvfi_url_free(url);
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
-    file->tier = (kvfi_tier){.ops = &ops, .url = url, .get_threads = 2, .put_threads = 2};
+    file->tier = (kvfi_tier){.ops = &ops, .url = url, .get_threads = 4, .put_threads = 2};
     kvf_status status = take_params(file, err, url);
     if (status == KVF_OK) {
         status = take_root(file, err, url);
@@ -136,8 +136,8 @@ kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     (void)kvfi_file_usage_read(file, &usage);
     file->shared_bytes = usage.bytes;
     file->swept_s = usage.swept_s;
-    if (kvfi_file_is_over(file, 0) || kvfi_file_sweep_due(file)) {
-        (void)kvfi_file_sweep(file, 0, kvfi_deadline(OPEN_SWEEP_US));
+    if (kvfi_file_sweep_due(file)) { /* who only looks must not evict: that is for who stores */
+        (void)kvfi_file_sweep(file, KVFI_FILE_COUNT_ONLY, kvfi_deadline(OPEN_SWEEP_US));
     }
     *out = &file->tier;
     return KVF_OK;

@@ -80,7 +80,8 @@ typedef struct kvfi_opened {
 } kvfi_opened;
 kvf_reason kvfi_file_open_value(kvfi_file *, kvfi_opened *out, const kvfi_path *);
 kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *);
-bool kvfi_file_read_front(uint8_t *out, size_t len, const kvfi_opened *); /* the first bytes; false when they can't be read */
+bool kvfi_file_read_front(uint8_t *out, size_t len,
+                          const kvfi_opened *); /* the first bytes; false when they can't be read */
 bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *);
 bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat *);
 bool kvfi_file_expired(const kvfi_file *, const struct stat *);
@@ -118,6 +119,7 @@ void kvfi_file_release(kvfi_file *, uint64_t charge);
 /* kvfi_file_sweep counts what is there, removes what is stale, and evicts the least recently used: down to nine tenths
  * of the bound when it is exceeded, and at least `must_free` bytes. Does nothing while another process or thread is at
  * it. Returns the bytes it freed. */
+#define KVFI_FILE_COUNT_ONLY UINT64_MAX /* as must_free: evicts nothing */
 uint64_t kvfi_file_sweep(kvfi_file *, uint64_t must_free, int64_t deadline_us);
 bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for long */
 

@@ -143,6 +143,9 @@ static uint64_t evict(census *c, uint64_t goal, uint64_t *out_records) {
 
 static uint64_t goal_of(const kvfi_file *file, uint64_t total, uint64_t must_free) {
     uint64_t goal = 0;
+    if (must_free == KVFI_FILE_COUNT_ONLY) {
+        return 0;
+    }
     uint64_t all = total + (uint64_t)file->in_flight_bytes;
     if (all > file->max_bytes) {
         goal = all - (file->max_bytes - file->max_bytes / 10);
@@ -166,7 +169,24 @@ static void rest(kvfi_file *file, int64_t began_us) {
     file->rest_until_us = now + (pause > REST_US ? pause : REST_US);
 }
 
-/* `fd` is the locked usage file, or -1 where the lock's holder is stuck. */
+/* Scans all. What it counted replaces the shared count; a scan that was cut short can only raise it. Returns true when
+ * it saw everything. */
+static bool take_census(census *c, kvfi_usage *usage) {
+    uint8_t first = 0; /* a scan that is cut short begins elsewhere the next time */
+    (void)kvfi_sys->random(&first, sizeof first);
+    drop_stale_temporaries(c->file);
+    bool whole = kvfi_file_scan(c->file, NULL, NULL, first, meet, c) == KVF_OK && !c->cut;
+    if (whole || usage->bytes < c->bytes) {
+        usage->bytes = c->bytes;
+        usage->records = c->records;
+    }
+    if (whole) {
+        usage->swept_s = kvfi_sys->wall_us() / 1000000;
+    }
+    return whole;
+}
+
+/* `fd` is the locked usage file, or -1 where the lock's holder is stuck: then the count stays in this process. */
 static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadline_us) {
     kvfi_usage usage = {.bytes = file->shared_bytes};
     if (fd >= 0) {
@@ -174,22 +194,10 @@ static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadl
         if (must_free == 0 && !kvfi_file_is_over(file, 0) && !kvfi_file_sweep_due(file)) {
             return 0; /* another process has just swept */
         }
-    } else {
-        usage.bytes += (uint64_t)atomic_exchange(&file->pending_bytes, 0);
     }
     int64_t began_us = kvfi_sys->now_us();
     census c = {.file = file, .deadline_us = deadline_us};
-    uint8_t first = 0; /* a scan that is cut short begins elsewhere the next time */
-    (void)kvfi_sys->random(&first, sizeof first);
-    drop_stale_temporaries(file);
-    bool whole = kvfi_file_scan(file, NULL, NULL, first, meet, &c) == KVF_OK && !c.cut;
-    if (whole || usage.bytes < c.bytes) {
-        usage.bytes = c.bytes;
-        usage.records = c.records;
-    }
-    if (whole) {
-        usage.swept_s = kvfi_sys->wall_us() / 1000000;
-    }
+    bool whole = take_census(&c, &usage);
     uint64_t goal = goal_of(file, usage.bytes, must_free);
     uint64_t records = 0;
     uint64_t freed = evict(&c, goal, &records);
@@ -198,8 +206,12 @@ static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadl
     usage.records -= records < usage.records ? records : usage.records;
     if (fd >= 0) {
         kvfi_file_usage_set(file, fd, &usage);
-    } else {
+    } else if (whole) {
         file->shared_bytes = usage.bytes;
+        file->pending_bytes = 0; /* counted */
+        file->pending_records = 0;
+    } else {
+        atomic_fetch_sub(&file->pending_bytes, (int64_t)freed);
     }
     if (freed < goal || (!whole && goal == 0)) {
         rest(file, began_us);
@@ -219,7 +231,7 @@ uint64_t kvfi_file_sweep(kvfi_file *file, uint64_t must_free, int64_t deadline_u
     }
     int fd = kvfi_file_usage_lock(file);
     uint64_t freed = 0;
-    if (fd >= 0 || kvfi_file_is_over(file, slack(file))) {
+    if (fd >= 0 || (must_free != KVFI_FILE_COUNT_ONLY && kvfi_file_is_over(file, slack(file)))) {
         freed = sweep(file, fd, must_free, deadline_us);
     }
     if (fd >= 0) {

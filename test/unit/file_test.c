@@ -496,6 +496,29 @@ static void test_the_bound_holds_between_tiers(void **state) {
     close_place(&p);
 }
 
+/* Somebody who looks at a folder with another bound, even to count it, takes nothing from it; who stores does. */
+static void test_opening_does_not_evict(void **state) {
+    (void)state;
+    place p = open_place("?max=4M");
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    p.tier->ops->close(p.tier);
+    for (int counted = 0; counted < 2; counted++) {
+        char url[2 * PATH_MAX];
+        snprintf(url, sizeof url, "file:%s/store?max=1M", p.dir);
+        p.tier = kvft_tier(url);
+        assert_int_equal(kvft_count(p.tier).records, 40);
+        assert_int_equal(info_of(p.tier).num_records, 40);
+        p.tier->ops->close(p.tier);
+        unlink(below(&p, "usage"));
+        p.tier = kvft_tier(url);
+    }
+    assert_int_equal(kvft_put(p.tier, 41, SIZE), KVF_WHY_NONE);
+    assert_true(kvft_count(p.tier).records * CHARGE <= 1u << 20);
+    close_place(&p);
+}
+
 static void test_too_large_for_the_bound(void **state) {
     (void)state;
     place p = open_place("?max=1M");
@@ -1293,6 +1316,7 @@ int main(void) {
         cmocka_unit_test(test_a_slow_disk_costs_the_deadline),
         cmocka_unit_test(test_the_oldest_go_first),
         cmocka_unit_test(test_the_bound_holds_between_tiers),
+        cmocka_unit_test(test_opening_does_not_evict),
         cmocka_unit_test(test_too_large_for_the_bound),
         cmocka_unit_test(test_borrowed_bytes_outlive_eviction),
         cmocka_unit_test(test_a_wrong_count_is_corrected),

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The fields of the space. What is here must be everything that changes the bytes of a block; llama.cpp checks none of it when it imports one.
+ */
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+#define MAX_FIELDS 16u
+#define VALUE_BYTES 256u
+
+typedef struct fields {
+    kvf_field field[MAX_FIELDS];
+    char      values[MAX_FIELDS][VALUE_BYTES];
+    size_t    num;
+} fields;
+
+static void add(fields *f, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void add(fields *f, const char *name, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(f->values[f->num], VALUE_BYTES, format, args);
+    va_end(args);
+    f->field[f->num] = (kvf_field){name, f->values[f->num]};
+    f->num++;
+}
+
+static void add_digest(fields *f, const char *name, const void *bytes, size_t len) {
+    uint8_t digest[32] = {0};
+    char hex[65];
+    EVP_Digest(bytes, len, digest, NULL, EVP_sha256(), NULL);
+    for (size_t i = 0; i < sizeof digest; i++) {
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    }
+    add(f, name, "sha256:%s", hex);
+}
+
+static const char *flash_name(enum llama_flash_attn_type type) {
+    return type == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : type == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : "auto";
+}
+
+static void add_shape(fields *f, const kvf_llama *kv, const struct llama_context_params *params) {
+    const kvfl_shape *s = &kv->shape;
+    add(f, "kv", "k=%s/%zu v=%s/%zu%s layers=%u fa=%s", ggml_type_name((enum ggml_type)s->k_type), s->k_row_bytes,
+        ggml_type_name((enum ggml_type)s->v_type), s->v_row_bytes, s->v_trans ? " transposed" : "", s->num_layers,
+        flash_name(params->flash_attn_type));
+}
+
+/* What the context was told about positions; 0 there means "as the model says", and the model is in the space. A model with two sets of factors
+ * (LongRoPE) picks one by the size of the context. */
+static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_params *p) {
+    bool beyond = llama_n_ctx_seq(kv->ctx) > (uint32_t)llama_model_n_ctx_train(kv->model);
+    add(f, "rope", "type=%d scaling=%d base=%.9g scale=%.9g yarn=%.9g,%.9g,%.9g,%.9g,%u beyond-training=%d",
+        (int)llama_model_rope_type(kv->model), (int)p->rope_scaling_type, (double)p->rope_freq_base,
+        (double)p->rope_freq_scale, (double)p->yarn_ext_factor, (double)p->yarn_attn_factor, (double)p->yarn_beta_fast,
+        (double)p->yarn_beta_slow, p->yarn_orig_ctx, beyond);
+}
+
+static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const uint8_t *probe, size_t probe_len) {
+    const char *rotation = getenv("LLAMA_ATTN_ROT_DISABLE"); /* read by llama.cpp when it makes a quantised cache */
+    if (rotation != NULL) {
+        add(f, "rotation", "disable=%.64s", rotation);
+    }
+    if (kv->step % KVFL_MIN_BATCH != 0) {
+        add(f, "batch", "%u", kv->step); /* batches too small for kernels that agree: blocks of such a context are its own */
+    }
+    if (o->adapters != NULL && o->adapters[0] != '\0') {
+        add_digest(f, "adapters", o->adapters, strlen(o->adapters));
+    }
+    if (o->tenant != NULL && o->tenant[0] != '\0') {
+        add_digest(f, "tenant", o->tenant, strlen(o->tenant));
+    }
+    if (!o->portable) {
+        add_digest(f, "probe", probe + kv->shape.meta_bytes, probe_len - kv->shape.meta_bytes);
+    }
+}
+
+kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const uint8_t *probe,
+                           size_t probe_len) {
+    fields f = {.num = 0};
+    char weights[65];
+    kvf_status status = kvfl_hash_weights(weights, err, o->model_path);
+    if (status != KVF_OK) {
+        return status;
+    }
+    add(&f, "engine", "llama.cpp state-seq-%d", LLAMA_STATE_SEQ_VERSION);
+    add(&f, "model", "sha256:%s", weights);
+    add_shape(&f, kv, o->context_params);
+    add_rope(&f, kv, o->context_params);
+    add_rest(&f, kv, o, probe, probe_len);
+    kvf_space_options options = {.struct_size = sizeof options,
+                                 .block_tokens = kv->block_tokens,
+                                 .secret = o->secret,
+                                 .secret_len = o->secret_len};
+    return kvf_space_open(&kv->space, err, kv->store, f.field, f.num, &options);
+}

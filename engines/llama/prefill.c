@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+typedef struct prefill {
+    kvf_llama         *kv;
+    kvf_llama_report  *report;
+    kvf_error         *err;
+    llama_seq_id       seq;
+    const llama_token *tokens;
+    size_t             num, cut;
+    size_t             have; /* tokens that the sequence holds */
+} prefill;
+
+/* ---- what is there already ---- */
+
+/* The whole blocks of the prompt that this sequence still holds from an earlier prefill; the rest of the sequence goes. */
+static void keep_resident(prefill *p) {
+    kvf_llama *kv = p->kv;
+    kvfl_resident *resident = &kv->residents[p->seq];
+    size_t same = 0;
+    while (same < resident->num && same < p->cut && resident->tokens[same] == p->tokens[same]) {
+        same++;
+    }
+    same = same / kv->block_tokens * kv->block_tokens;
+    bool there = same > 0 && llama_memory_seq_pos_min(kv->mem, p->seq) == 0 &&
+                 llama_memory_seq_pos_max(kv->mem, p->seq) >= (llama_pos)same - 1;
+    if (there) {
+        there = llama_memory_seq_rm(kv->mem, p->seq, (llama_pos)same, -1);
+    }
+    if (!there) {
+        llama_memory_seq_rm(kv->mem, p->seq, -1, -1);
+        same = 0;
+    }
+    resident->num = 0; /* until this prefill has ended well */
+    p->have = same;
+    p->report->resident_tokens = (uint32_t)same;
+}
+
+static void note_resident(prefill *p) {
+    kvfl_resident *resident = &p->kv->residents[p->seq];
+    if (resident->tokens == NULL) {
+        resident->tokens = calloc(p->kv->n_ctx, sizeof *resident->tokens);
+    }
+    if (resident->tokens != NULL && p->cut > 0) {
+        memcpy(resident->tokens, p->tokens, p->cut * sizeof *p->tokens);
+        resident->num = p->cut;
+    }
+}
+
+static void load_stored(prefill *p) {
+    size_t blocks = p->kv->block_tokens;
+    if (p->kv->space == NULL || p->cut == 0) {
+        return;
+    }
+    kvfl_chain(p->kv, p->tokens, p->cut);
+    p->have = kvfl_load(p->kv, p->report, p->seq, p->have / blocks, p->cut / blocks) * blocks;
+    if (p->have < p->report->resident_tokens) {
+        p->report->resident_tokens = 0; /* a doubt cleared the sequence */
+        p->report->loaded_tokens = 0;
+    }
+}
+
+/* ---- computing the rest ---- */
+
+static kvf_status decode(prefill *p, size_t num) {
+    struct llama_batch *batch = &p->kv->batch;
+    int64_t begin = kvfl_now_us();
+    batch->n_tokens = (int32_t)num;
+    for (size_t i = 0; i < num; i++) {
+        batch->token[i] = p->tokens[p->have + i];
+        batch->pos[i] = (llama_pos)(p->have + i);
+        batch->n_seq_id[i] = 1;
+        batch->seq_id[i][0] = p->seq;
+        batch->logits[i] = p->have + i + 1 == p->num;
+    }
+    int rc = llama_decode(p->kv->ctx, *batch);
+    p->report->compute_us += kvfl_now_us() - begin;
+    if (rc == 2) {
+        return kvfl_fail(p->err, KVF_CLOSED, "stopped");
+    }
+    if (rc != 0) {
+        return kvfl_fail(p->err, KVF_IO, "llama_decode failed (%d)%s", rc, rc == 1 ? ": the KV cache is full" : "");
+    }
+    p->have += num;
+    p->report->computed_tokens += (uint32_t)num;
+    return KVF_OK;
+}
+
+static kvf_status tell_progress(const prefill *p) {
+    const kvf_llama *kv = p->kv;
+    if (kv->progress != NULL && kv->progress(kv->progress_ctx, (uint32_t)p->have, (uint32_t)p->num) != 0) {
+        return kvfl_fail(p->err, KVF_CLOSED, "stopped");
+    }
+    return KVF_OK;
+}
+
+/* Up to the cut in large batches, saving each block when it is whole; then, apart, what is behind the cut. */
+static kvf_status compute(prefill *p, size_t end) {
+    size_t block = p->kv->block_tokens;
+    kvf_status status = tell_progress(p);
+    while (status == KVF_OK && p->have < end) {
+        size_t before = p->have / block;
+        status = decode(p, end - p->have < p->kv->step ? end - p->have : p->kv->step);
+        if (status == KVF_OK) {
+            kvfl_save(p->kv, p->report, p->seq, before, (p->have < p->cut ? p->have : p->cut) / block);
+            status = tell_progress(p);
+        }
+    }
+    return status;
+}
+
+static kvf_status check(const prefill *p) {
+    const kvf_llama *kv = p->kv;
+    if (p->num == 0) {
+        return kvfl_fail(p->err, KVF_LIMIT, "the prompt is empty");
+    }
+    if (p->num > kv->n_ctx) {
+        return kvfl_fail(p->err, KVF_LIMIT, "the prompt has %zu tokens, and the context holds %u", p->num, kv->n_ctx);
+    }
+    if (p->seq < 0 || (size_t)p->seq >= kv->num_seqs || p->seq == kv->scratch) {
+        return kvfl_fail(p->err, KVF_LIMIT, "there is no sequence %d, or it is the scratch sequence", p->seq);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
+                             const llama_token *tokens, size_t num) {
+    kvf_llama_report own = {0};
+    prefill p = {.kv = kv, .report = &own, .err = err, .seq = seq, .tokens = tokens, .num = num, .cut = kvf_llama_cut(kv, num)};
+    kvf_status status = check(&p);
+    if (status != KVF_OK) {
+        return status;
+    }
+    own.num_tokens = (uint32_t)num;
+    keep_resident(&p);
+    load_stored(&p);
+    status = compute(&p, p.cut);
+    if (status == KVF_OK) {
+        status = compute(&p, num);
+    }
+    if (status == KVF_OK) {
+        note_resident(&p);
+    } else if (status == KVF_CLOSED) {
+        llama_memory_seq_rm(kv->mem, seq, (llama_pos)p.have, -1); /* what a stopped batch left behind */
+    } else {
+        llama_memory_seq_rm(kv->mem, seq, -1, -1);
+    }
+    if (report != NULL) {
+        *report = own;
+    }
+    return status;
+}
