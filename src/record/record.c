@@ -161,15 +161,16 @@ kvf_reason kvfi_record_check(const uint8_t *head, const kvfi_addr *addr, const k
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    if (!same_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens)) {
-        return KVF_WHY_OTHER_TOKENS;
-    }
     if (kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
         return KVF_WHY_TRUNCATED;
     }
     uint8_t checksum[16];
     body_checksum(checksum, head + KVFI_HEADER_BYTES, num_tokens, payload, num_iov);
-    return memcmp(checksum, header.checksum, 16) == 0 ? KVF_WHY_NONE : KVF_WHY_CHECKSUM;
+    if (memcmp(checksum, header.checksum, 16) != 0) {
+        return KVF_WHY_CHECKSUM;
+    }
+    /* After the checksum, so that damage to a token is called damage, and mended. */
+    return same_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens) ? KVF_WHY_NONE : KVF_WHY_OTHER_TOKENS;
 }
 
 kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload,

@@ -42,6 +42,11 @@ static void note_failure(kvfi_node *node) {
     node->breaker = (kvfi_breaker){.until_us = kvfi_sys->now_us() + (int64_t)jittered_ms * 1000, .backoff_ms = backoff_ms};
 }
 
+/* Nothing was learned: the next one may try. */
+static void note_nothing(kvfi_node *node) {
+    node->breaker.until_us = 0;
+}
+
 static void locked(kvfi_node *node, void (*note)(kvfi_node *)) {
     pthread_mutex_lock(&node->lock);
     note(node);
@@ -172,11 +177,8 @@ static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, i
     bool hurried = deadline_us < own_deadline_us;
     kvf_reason why = open_and_introduce(node, conn, err, hurried ? deadline_us : own_deadline_us);
     bool timed_out = kvfi_sys->now_us() >= (hurried ? deadline_us : own_deadline_us);
-    if (why == KVF_WHY_NONE) {
-        locked(node, note_success);
-    } else if (!(hurried && timed_out) || deadline_us - from_us >= FAIR_TRY_US) {
-        locked(node, note_failure);
-    }
+    bool fair = !(hurried && timed_out) || deadline_us - from_us >= FAIR_TRY_US;
+    locked(node, why == KVF_WHY_NONE ? note_success : fair ? note_failure : note_nothing);
     if (why == KVF_WHY_UNREACHABLE && hurried && timed_out) {
         return KVF_WHY_BUDGET;
     }
@@ -228,11 +230,7 @@ static bool is_fit(kvfi_conn *conn, int64_t deadline_us) {
         return false;
     }
     bool got = false;
-    if (conn->owed > 0) {
-        if (kvfi_conn_skip_owed(conn, deadline_us) != KVF_WHY_NONE) {
-            return false;
-        }
-    } else if (kvfi_conn_recv(conn, &got) != KVF_WHY_NONE) {
+    if (kvfi_conn_skip_owed(conn, deadline_us) != KVF_WHY_NONE || kvfi_conn_recv(conn, &got) != KVF_WHY_NONE) {
         return false;
     }
     if (got || !kvfi_resp_idle(&conn->in)) {

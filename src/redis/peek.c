@@ -52,9 +52,10 @@ static kvf_reason hear(lookup *l) {
     kvfi_reply reply;
     kvfi_resp_event event = KVFI_RESP_MORE;
     while (l->answered < l->asked && (event = kvfi_resp_next(&l->conn->in, &reply)) == KVFI_RESP_REPLY) {
-        if (!reply.last || !read_answer(&l->out[l->answered++], &reply)) {
+        if (!reply.last || !read_answer(&l->out[l->answered], &reply)) {
             return kvfi_conn_broken(l->conn, "the server answered a GETRANGE with what is no short string");
         }
+        l->answered++;
     }
     return event == KVFI_RESP_BAD ? kvfi_conn_broken(l->conn, "the server said what is not RESP") : KVF_WHY_NONE;
 }

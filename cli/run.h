@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry run: what its files share. run.c reads the arguments and says in which order things happen; input: the text of the prompt;
+ * model: weights and context; text: tokens, chat template, UTF-8; session: a conversation in a store; answer: prefill and
+ * generation; bar: progress; report: what is said at the end.
+ */
+#ifndef KVFCLI_RUN_H
+#define KVFCLI_RUN_H
+
+#include <kvferry/llama.h>
+
+#include "cli.h"
+
+/* ---- memory that grows; all zeros is empty. The calls return false without memory. */
+typedef struct kvfcli_string {
+    char  *text; /* ends in NUL, which `len` does not count; NULL when empty */
+    size_t len, cap;
+} kvfcli_string;
+bool kvfcli_string_add(kvfcli_string *string, const char *text, size_t len);
+void kvfcli_string_cleanup(kvfcli_string *string);
+
+typedef struct kvfcli_tokens {
+    llama_token *ids;
+    size_t       num, cap;
+} kvfcli_tokens;
+bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num);
+void kvfcli_tokens_cleanup(kvfcli_tokens *tokens);
+
+int     kvfcli_no_memory(void); /* says so; KVFCLI_IO */
+int64_t kvfcli_now_us(void);
+
+/* ---- what the command line says */
+typedef struct kvfcli_run_options {
+    const char *model, *file, *prompt, *session;
+    bool        no_store, restart, raw, quiet, portable, json, verbose;
+    bool        seed_given;
+    uint32_t    num_answer, ctx_size, budget_ms, seed;
+    int32_t     threads;
+    float       temp;
+    enum ggml_type             kv_type;
+    enum llama_flash_attn_type flash_attn;
+} kvfcli_run_options;
+
+/* ---- input (run_input.c) */
+/* kvfcli_read_prompt puts the document and the question into one text. Returns 0, or an exit code after a message. */
+int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options);
+
+/* ---- progress on stderr (run_bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over sooner */
+typedef struct kvfcli_bar {
+    const char *what, *unit;
+    bool        quiet, terminal, drawn;
+    int64_t     started_us, shown_us;
+    uint32_t    first; /* what was done when it started, which says nothing about the speed */
+} kvfcli_bar;
+void kvfcli_bar_start(kvfcli_bar *bar, const char *what, const char *unit, bool quiet);
+void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
+void kvfcli_bar_end(kvfcli_bar *bar);
+
+/* ---- model and context (run_model.c) */
+typedef struct kvfcli_engine {
+    struct llama_model         *model;
+    const struct llama_vocab   *vocab;
+    struct llama_context       *ctx;
+    struct llama_context_params params;
+    kvf_llama                  *kv; /* NULL: this context is refused, for the reason in `refused` */
+    kvfcli_bar                  bar;
+    char                        refused[252];
+    int64_t                     model_us, context_us, attach_us;
+} kvfcli_engine;
+
+enum { KVFCLI_TEXT_SEQ = 0, KVFCLI_SCRATCH_SEQ = 1, KVFCLI_NUM_SEQS = 2 };
+
+/* kvfcli_check_model_file finds what is plainly no model before llama.cpp does, which tells it with less care. KVF_OK or KVF_LIMIT. */
+kvf_status kvfcli_check_model_file(kvf_error *err, const char *path);
+/* Both return 0, or an exit code after a message. */
+int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options);
+/* kvfcli_make_context makes a context for a prompt of num_prompt tokens and the answer, and lowers *num_answer to what fits. */
+int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt, uint32_t *num_answer);
+/* kvfcli_attach never fails: what can't use a store goes on without. */
+void kvfcli_attach(kvfcli_engine *engine, kvf_store *store, const kvfcli_run_options *options);
+void kvfcli_engine_cleanup(kvfcli_engine *engine);
+/* From here on the log of llama.cpp goes to stderr (verbose), or nowhere but its last error. */
+void        kvfcli_watch_llama(bool verbose);
+const char *kvfcli_llama_error(void); /* the first error since the last call of kvfcli_watch_llama; "" = none */
+
+/* ---- text and tokens (run_text.c) */
+typedef struct kvfcli_message {
+    const char *role, *text;
+} kvfcli_message;
+
+typedef struct kvfcli_template {
+    const char *text; /* NULL: ChatML */
+    bool        raw;  /* none: the text goes in as it is */
+} kvfcli_template;
+/* kvfcli_choose_template takes the model's own; says so where that can't be done. */
+kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kvfcli_run_options *options);
+
+/* Both return 0, or an exit code after a message. kvfcli_tokenize_chat makes the prompt that ends where the next answer begins;
+ * kvfcli_tokenize_turn only what comes behind an answer: the end of that and the next question. */
+int kvfcli_tokenize_chat(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
+                         const kvfcli_message *messages, size_t num);
+int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
+                         const char *question);
+
+/* Text that arrives in pieces which may end inside a character; what is no UTF-8 becomes U+FFFD. */
+typedef struct kvfcli_utf8 {
+    char   held[4]; /* the beginning of a character */
+    size_t num_held;
+} kvfcli_utf8;
+/* kvfcli_utf8_feed appends the whole characters of held and new bytes to `out`; kvfcli_utf8_end what is left. */
+bool kvfcli_utf8_feed(kvfcli_utf8 *utf8, kvfcli_string *out, const char *bytes, size_t len);
+bool kvfcli_utf8_end(kvfcli_utf8 *utf8, kvfcli_string *out);
+/* kvfcli_utf8_check returns the number of leading bytes that are UTF-8 (len: all). */
+size_t kvfcli_utf8_check(const char *bytes, size_t len);
+/* The text of a token, appended to `out` in whole characters. */
+bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_vocab *vocab, llama_token token);
+
+/* ---- a conversation in a store (run_session.c) */
+typedef struct kvfcli_turn {
+    char *question, *answer;
+} kvfcli_turn;
+
+typedef struct kvfcli_chat {
+    const char   *id;
+    kvf_store    *store;
+    kvf_space    *space;
+    kvfcli_turn  *turns;
+    size_t        num_turns;
+    kvfcli_tokens tokens;     /* of all turns, answers included, as the model saw and said them */
+    uint8_t       engine[32]; /* the space whose tokens these are */
+    kvf_key       last;       /* stands for the content of the last turn */
+    size_t        num_stale;  /* records behind the last turn that belong to another past */
+    uint32_t      budget_ms;
+    int64_t       load_us;
+} kvfcli_chat;
+
+/* kvfcli_chat_load finds the turns of the conversation; none is fine. Returns 0, or an exit code after a message. */
+int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options);
+/* The messages of all turns and the question: 2 * num_turns + 1 of them, to be freed with free(). NULL without memory. */
+kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *question);
+
+/* What a turn adds. `whole`: `prompt` is all that the model saw, not only what was new. */
+typedef struct kvfcli_new_turn {
+    const char          *question, *answer;
+    const llama_token   *prompt;
+    size_t               num_prompt;
+    const kvfcli_tokens *said;
+    bool                 whole;
+    const uint8_t       *engine; /* 32 bytes */
+} kvfcli_new_turn;
+/* kvfcli_chat_add stores it. Returns 0, or an exit code after a message. */
+int  kvfcli_chat_add(kvfcli_chat *chat, const kvfcli_new_turn *turn);
+void kvfcli_chat_cleanup(kvfcli_chat *chat);
+
+/* ---- all of one run (run.c) */
+typedef enum kvfcli_stop { KVFCLI_STOP_END, KVFCLI_STOP_LENGTH, KVFCLI_STOP_INTERRUPTED } kvfcli_stop;
+
+typedef struct kvfcli_run_state {
+    kvfcli_run_options options;
+    kvf_store         *store; /* NULL: none */
+    kvfcli_engine      engine;
+    kvfcli_chat        chat;
+    kvfcli_string      question;
+    kvfcli_template    chat_template;
+
+    kvfcli_tokens      prompt;
+    size_t             num_old; /* tokens of the prompt that are earlier turns, exactly */
+    bool               whole;   /* the prompt was made anew from the messages, not added to the tokens of earlier turns */
+    uint32_t           num_answer;
+    kvf_llama_report   report;
+    char               source[256]; /* where the loaded blocks came from; "" = nothing was loaded */
+
+    kvfcli_tokens      said;
+    kvfcli_string      answer;
+    kvfcli_stop        stop;
+    uint32_t           seed;
+
+    int64_t            before_us; /* what belongs to the time to the first token and was over before the context was made */
+    int64_t            began_us;  /* the rest of that time counts from here */
+    int64_t            tokenize_us, ttft_us, generate_us, flush_us;
+    uint64_t           unwritten; /* blocks that the store did not take */
+    kvf_reason         unwritten_why;
+} kvfcli_run_state;
+
+/* ---- prefill and generation (run_answer.c). Returns 0 (also when interrupted), or an exit code after a message. */
+int kvfcli_prefill(kvfcli_run_state *run);
+int kvfcli_generate(kvfcli_run_state *run);
+
+/* ---- what is said at the end (run_report.c) */
+void kvfcli_report(const kvfcli_run_state *run);
+int  kvfcli_report_json(const kvfcli_run_state *run, int code);
+
+#endif

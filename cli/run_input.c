@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry run: the text of the prompt, from a file and the command line.
+ */
+#include "run.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* More than any context holds. */
+#define MAX_PROMPT_BYTES ((size_t)64 << 20)
+
+int kvfcli_no_memory(void) {
+    kvfcli_say("no memory");
+    return KVFCLI_IO;
+}
+
+/* ---- memory that grows ---- */
+
+static bool grow(void **memory, size_t *cap, size_t need, size_t size) {
+    if (need <= *cap) {
+        return true;
+    }
+    size_t room = *cap * 2 > need ? *cap * 2 : need + 64;
+    void *more = realloc(*memory, room * size);
+    if (more == NULL) {
+        return false;
+    }
+    *memory = more;
+    *cap = room;
+    return true;
+}
+
+bool kvfcli_string_add(kvfcli_string *string, const char *text, size_t len) {
+    void *memory = string->text;
+    if (!grow(&memory, &string->cap, string->len + len + 1, 1)) {
+        return false;
+    }
+    string->text = memory;
+    if (len > 0) {
+        memcpy(string->text + string->len, text, len);
+    }
+    string->len += len;
+    string->text[string->len] = '\0';
+    return true;
+}
+
+void kvfcli_string_cleanup(kvfcli_string *string) {
+    free(string->text);
+    *string = (kvfcli_string){0};
+}
+
+bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num) {
+    void *memory = tokens->ids;
+    if (!grow(&memory, &tokens->cap, tokens->num + num, sizeof *ids)) {
+        return false;
+    }
+    tokens->ids = memory;
+    if (num > 0) {
+        memcpy(tokens->ids + tokens->num, ids, num * sizeof *ids);
+    }
+    tokens->num += num;
+    return true;
+}
+
+void kvfcli_tokens_cleanup(kvfcli_tokens *tokens) {
+    free(tokens->ids);
+    *tokens = (kvfcli_tokens){0};
+}
+
+/* ---- the file ---- */
+
+static int read_stream(kvfcli_string *out, FILE *in, const char *name) {
+    char chunk[65536];
+    size_t len;
+    errno = 0;
+    while ((len = fread(chunk, 1, sizeof chunk, in)) > 0) {
+        if (!kvfcli_string_add(out, chunk, len)) {
+            return kvfcli_no_memory();
+        }
+        if (out->len > MAX_PROMPT_BYTES) {
+            kvfcli_say("%s: longer than %zu MiB, which no context holds", name, MAX_PROMPT_BYTES >> 20);
+            return KVFCLI_INPUT;
+        }
+    }
+    if (ferror(in)) {
+        kvfcli_say("%s: %s", name, strerror(errno));
+        return KVFCLI_INPUT;
+    }
+    return KVFCLI_FINE;
+}
+
+static int read_file(kvfcli_string *out, const char *path) {
+    if (strcmp(path, "-") == 0) {
+        return read_stream(out, stdin, "stdin");
+    }
+    FILE *in = fopen(path, "rb");
+    if (in == NULL) {
+        kvfcli_say("%s: %s", path, strerror(errno));
+        return KVFCLI_INPUT;
+    }
+    int code = read_stream(out, in, path);
+    fclose(in);
+    return code;
+}
+
+/* The tokenizer wants C strings, and a session is kept as JSON: text without NUL, in UTF-8. */
+static int check_text(const kvfcli_string *text, const char *name) {
+    size_t good = kvfcli_utf8_check(text->text, text->len);
+    size_t line = 1;
+    for (size_t i = 0; i < good; i++) {
+        line += text->text[i] == '\n';
+    }
+    if (good < text->len) {
+        kvfcli_say("%s: line %zu is not UTF-8 text (iconv can convert other encodings)", name, line);
+        return KVFCLI_INPUT;
+    }
+    if (text->len > 0 && memchr(text->text, '\0', text->len) != NULL) {
+        kvfcli_say("%s: it has a NUL byte, so it is not text", name);
+        return KVFCLI_INPUT;
+    }
+    return KVFCLI_FINE;
+}
+
+static bool is_blank(const char *text, size_t len) {
+    for (size_t i = 0; i < len; i++) {
+        if (strchr(" \t\r\n", text[i]) == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The document comes first, so that other questions about it share its blocks. */
+static int add_question(kvfcli_string *out, const char *question) {
+    size_t len = strlen(question);
+    if (kvfcli_utf8_check(question, len) < len) {
+        kvfcli_say("the text of -p is not UTF-8");
+        return KVFCLI_INPUT;
+    }
+    if (out->len > 0 && !kvfcli_string_add(out, "\n\n", 2)) {
+        return kvfcli_no_memory();
+    }
+    return kvfcli_string_add(out, question, len) ? KVFCLI_FINE : kvfcli_no_memory();
+}
+
+int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options) {
+    int code = KVFCLI_FINE;
+    if (options->file != NULL) {
+        code = read_file(out, options->file);
+        code = code == KVFCLI_FINE ? check_text(out, strcmp(options->file, "-") == 0 ? "stdin" : options->file) : code;
+    }
+    if (code == KVFCLI_FINE && options->prompt != NULL) {
+        code = add_question(out, options->prompt);
+    }
+    if (code == KVFCLI_FINE && is_blank(out->text, out->len)) {
+        kvfcli_say("the prompt is empty: give text with -p TEXT or -f FILE");
+        return KVFCLI_INPUT;
+    }
+    return code;
+}

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The llama.cpp engine on toy models of every kind: what is taken, what is refused; and faults of every kind in the store, after
+ * which the answer is that of a clean run.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "lab.h"
+
+#include <cmocka.h>
+
+#define NUM 300u     /* 4 blocks of 64, and 44 tokens behind the cut */
+#define BLOCKS 4u
+#define MODEL_PATH __FILE__ /* any file stands for the toy's: its bytes are hashed, never read as a model */
+
+static llama_token *toy_prompt(unsigned seed) {
+    llama_token *tokens = lab_prompt(NUM, seed);
+    for (size_t i = 0; i < NUM; i++) {
+        tokens[i] %= 128;
+    }
+    return tokens;
+}
+
+/* ---- what is refused ---- */
+
+static void refused(const char *arch, bool hybrid, lab_config config, const char *because) {
+    struct llama_model *model = lab_toy(arch, hybrid, 1);
+    if (model == NULL) {
+        fail_msg("no toy model of kind %s", arch);
+    }
+    lab l = lab_open(model, &config, "mem:", MODEL_PATH);
+    if (l.status != KVF_REFUSED || strstr(l.err.what, because) == NULL) {
+        fail_msg("%s: %s: %s", arch, kvf_status_name(l.status), l.err.what);
+    }
+    lab_close(&l);
+    llama_model_free(model);
+}
+
+static void test_what_is_not_proven_is_refused(void **state) {
+    (void)state;
+    lab_config plain = {.kv_type = GGML_TYPE_F16, .flash = true};
+    refused("gemma3", false, plain, "sliding-window");
+    refused("mamba", false, plain, "recurrent");
+    refused("jamba", true, plain, "hybrid");
+    refused("lfm2", true, plain, "hybrid");
+    lab_config split = plain;
+    split.split = true;
+    refused("llama", false, split, "unified");
+    lab_config single = plain;
+    single.n_seq = 1;
+    refused("llama", false, single, "n_seq_max");
+}
+
+static void test_bad_options_are_errors(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
+    struct llama_context_params params = lab_params(&config);
+    struct llama_context *ctx = llama_init_from_model(model, params);
+    kvf_store *store = kvft_store("mem:");
+    kvf_llama *kv = NULL;
+    kvf_error err;
+    kvf_llama_options good = {.struct_size = sizeof good, .scratch_seq = 3, .model_path = MODEL_PATH, .context_params = &params};
+    kvf_llama_options o = good;
+    o.model_path = "/nonexistent/model.gguf";
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_CONFIG);
+    assert_non_null(strstr(err.what, "/nonexistent/model.gguf"));
+    o = good;
+    o.scratch_seq = 4;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_REFUSED);
+    o = good;
+    o.block_tokens = 32;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    o = good;
+    o.context_params = NULL;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &good), KVF_OK);
+    kvf_llama *second = NULL;
+    llama_token token = 5;
+    struct llama_batch batch = llama_batch_get_one(&token, 1);
+    assert_int_equal(llama_decode(ctx, batch), 0); /* in sequence 0 */
+    o = good;
+    o.scratch_seq = 0;
+    assert_int_equal(kvf_llama_attach(&second, &err, store, ctx, &o), KVF_REFUSED);
+    assert_non_null(strstr(err.what, "in use"));
+    kvf_llama_detach(kv);
+    kvf_store_close(store);
+    llama_free(ctx);
+    llama_model_free(model);
+}
+
+/* ---- prefill ---- */
+
+static void test_prompts_of_every_length(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ctx = 512};
+    lab l = lab_open(model, &config, "mem:", MODEL_PATH);
+    assert_int_equal(l.status, KVF_OK);
+    llama_token *tokens = lab_prompt(600, 3);
+    for (size_t i = 0; i < 600; i++) {
+        tokens[i] %= 128;
+    }
+    const size_t lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 300, 511, 512};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        kvf_llama_report report;
+        float *logits = lab_prefill(&l, &report, 0, tokens, lengths[i]);
+        assert_int_equal(report.resident_tokens + report.loaded_tokens + report.computed_tokens, lengths[i]);
+        assert_true(report.computed_tokens >= 1);
+        assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(l.ctx), 0), (int)lengths[i] - 1);
+        free(logits);
+    }
+    kvf_error err;
+    assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 0, tokens, 0), KVF_LIMIT);
+    assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 0, tokens, 513), KVF_LIMIT);
+    assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 3, tokens, 10), KVF_LIMIT); /* scratch */
+    assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 9, tokens, 10), KVF_LIMIT);
+    free(tokens);
+    lab_close(&l);
+    llama_model_free(model);
+}
+
+static int stop_at_128(void *ctx, uint32_t done, uint32_t num) {
+    (void)num;
+    *(uint32_t *)ctx = done;
+    return done >= 128;
+}
+
+static void test_progress_can_stop(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ubatch = 64};
+    struct llama_context_params params = lab_params(&config);
+    struct llama_context *ctx = llama_init_from_model(model, params);
+    kvf_store *store = kvft_store("mem:");
+    uint32_t seen = 0;
+    kvf_llama_options o = {.struct_size = sizeof o, .scratch_seq = 3, .model_path = MODEL_PATH, 
+                           .context_params = &params, .block_tokens = 64, .progress = stop_at_128, .progress_ctx = &seen};
+    kvf_llama *kv = NULL;
+    kvf_error err;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_OK);
+    llama_token *tokens = toy_prompt(1);
+    assert_int_equal(kvf_llama_prefill(kv, NULL, &err, 0, tokens, NUM), KVF_CLOSED);
+    assert_int_equal(seen, 128);
+    assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(ctx), 0), 127);
+    free(tokens);
+    kvf_llama_detach(kv);
+    kvf_store_close(store);
+    llama_free(ctx);
+    llama_model_free(model);
+}
+
+static void test_chat_keeps_what_is_resident(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
+    lab l = lab_open(model, &config, NULL, NULL); /* without a store: computing only */
+    assert_int_equal(l.status, KVF_OK);
+    llama_token *tokens = toy_prompt(1);
+    kvf_llama_report report;
+    float *first = lab_prefill(&l, &report, 0, tokens, 200);
+    free(first);
+    float *again = lab_prefill(&l, &report, 0, tokens, NUM);
+    assert_int_equal(report.resident_tokens, 192);
+    float *clean = lab_prefill(&l, &report, 1, tokens, NUM);
+    assert_int_equal(report.resident_tokens, 0);
+    assert_true(lab_compare(clean, again, lab_vocab(&l)).nmse <= 1e-3); /* other cells */
+    free(again);
+    free(clean);
+    free(tokens);
+    lab_close(&l);
+    llama_model_free(model);
+}
+
+/* ---- what makes another space ---- */
+
+static void digest_of(struct llama_model *model, lab_config config, const char *path, uint8_t out[32]) {
+    lab l = lab_open(model, &config, "mem:", path);
+    if (l.status != KVF_OK) {
+        fail_msg("%s", l.err.what);
+    }
+    kvf_space_digest(kvf_llama_space(l.kv), out);
+    lab_close(&l);
+}
+
+static void test_everything_that_matters_changes_the_space(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    struct llama_model *same_shape = lab_toy("llama", false, 2);
+    lab_config base = {.kv_type = GGML_TYPE_F16, .flash = true};
+    uint8_t first[32], other[32];
+    digest_of(model, base, MODEL_PATH, first);
+    digest_of(model, base, MODEL_PATH, other);
+    assert_memory_equal(first, other, 32);
+    lab_config threads = base;
+    threads.threads = 1; /* does not matter */
+    digest_of(model, threads, MODEL_PATH, other);
+    assert_memory_equal(first, other, 32);
+
+    lab_config changed = base;
+    changed.kv_type = GGML_TYPE_Q8_0;
+    digest_of(model, changed, MODEL_PATH, other);
+    assert_memory_not_equal(first, other, 32);
+    changed = base;
+    changed.flash = false;
+    digest_of(model, changed, MODEL_PATH, other);
+    assert_memory_not_equal(first, other, 32);
+    /* The file is the same, and so are all shapes: the probe tells the weights apart. */
+    digest_of(same_shape, base, MODEL_PATH, other);
+    assert_memory_not_equal(first, other, 32);
+    llama_model_free(model);
+    llama_model_free(same_shape);
+}
+
+/* ---- faults in the store ---- */
+
+typedef struct damage_site {
+    char                 *dir;
+    char                  url[200];
+    char                  paths[BLOCKS][400];
+    struct llama_model   *model;
+    llama_token          *tokens;
+    float                *clean;
+    size_t                vocab;
+} damage_site;
+
+static const lab_config site_config = {.kv_type = GGML_TYPE_F16, .flash = true};
+
+static void find_paths(damage_site *site, const lab *l) {
+    uint8_t digest[32];
+    kvf_key keys[BLOCKS];
+    uint32_t tokens[NUM];
+    kvf_space_digest(kvf_llama_space(l->kv), digest);
+    for (size_t i = 0; i < NUM; i++) {
+        tokens[i] = (uint32_t)site->tokens[i];
+    }
+    assert_int_equal(kvf_chain(kvf_llama_space(l->kv), keys, BLOCKS, tokens, NUM), BLOCKS);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        char *at = site->paths[i];
+        at += sprintf(at, "%s/kvf1/", site->dir);
+        for (size_t b = 0; b < 8; b++) {
+            at += sprintf(at, "%02x", digest[b]);
+        }
+        at += sprintf(at, "/%02x/", keys[i].bytes[0]);
+        for (size_t b = 0; b < 32; b++) {
+            at += sprintf(at, "%02x", keys[i].bytes[b]);
+        }
+    }
+}
+
+/* Stores the prompt's blocks into a fresh folder. */
+static void fill(damage_site *site) {
+    lab l = lab_open(site->model, &site_config, site->url, MODEL_PATH);
+    kvf_llama_report report;
+    float *logits = lab_prefill(&l, &report, 0, site->tokens, NUM);
+    assert_int_equal(kvf_store_flush(l.store, 10000), KVF_OK);
+    find_paths(site, &l);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        if (access(site->paths[i], R_OK) != 0) {
+            fail_msg("%s is not there", site->paths[i]);
+        }
+    }
+    free(logits);
+    lab_close(&l);
+}
+
+static kvf_reason expect_mended(damage_site *site, const char *what, size_t blocks) {
+    lab l = lab_open(site->model, &site_config, site->url, MODEL_PATH);
+    kvf_llama_report report;
+    float *logits = lab_prefill(&l, &report, 0, site->tokens, NUM);
+    kvf_reason why = report.why;
+    if (report.loaded_tokens != blocks * 64) {
+        fail_msg("%s: %u tokens loaded, then: %s", what, report.loaded_tokens, kvf_reason_name(report.why));
+    }
+    if (memcmp(logits, site->clean, site->vocab * sizeof *logits) != 0) {
+        fail_msg("%s: the answer is not that of a clean run", what);
+    }
+    free(logits);
+    lab_close(&l);
+    /* What was damaged has been removed and stored again. */
+    lab again = lab_open(site->model, &site_config, site->url, MODEL_PATH);
+    logits = lab_prefill(&again, &report, 0, site->tokens, NUM);
+    if (report.loaded_tokens != BLOCKS * 64) {
+        fail_msg("%s: not mended: %u tokens loaded, then: %s", what, report.loaded_tokens, kvf_reason_name(report.why));
+    }
+    assert_memory_equal(logits, site->clean, site->vocab * sizeof *logits);
+    free(logits);
+    lab_close(&again);
+    return why;
+}
+
+static void expect_run(damage_site *site, const char *what, size_t blocks, kvf_reason why) {
+    kvf_reason found = expect_mended(site, what, blocks);
+    if (found != why) {
+        fail_msg("%s: the reason was %s", what, kvf_reason_name(found));
+    }
+}
+
+static void flip(const char *path, off_t at) {
+    int fd = open(path, O_RDWR);
+    uint8_t byte = 0;
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 0x10;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static void test_faults_end_as_misses(void **state) {
+    (void)state;
+    damage_site site = {.dir = kvft_temp_dir(), .model = lab_toy("llama", false, 1), .tokens = toy_prompt(9)};
+    snprintf(site.url, sizeof site.url, "file:%s", site.dir);
+    lab clean = lab_open(site.model, &site_config, NULL, NULL);
+    kvf_llama_report report;
+    site.vocab = lab_vocab(&clean);
+    site.clean = lab_prefill(&clean, &report, 0, site.tokens, NUM);
+    lab_close(&clean);
+    fill(&site);
+
+    flip(site.paths[2], 128 + 64 * 4 + 5000); /* the payload */
+    expect_run(&site, "flipped payload", 2, KVF_WHY_CHECKSUM);
+    flip(site.paths[1], 128 + 7); /* a token */
+    expect_run(&site, "flipped token", 1, KVF_WHY_CHECKSUM);
+    const off_t in_header[] = {0, 4, 6, 9, 20, 50, 80, 84, 90, 100, 115, 125};
+    for (size_t i = 0; i < sizeof in_header / sizeof in_header[0]; i++) {
+        flip(site.paths[2], in_header[i]);
+        expect_mended(&site, "flipped header", 2);
+    }
+    assert_int_equal(unlink(site.paths[3]), 0);
+    expect_run(&site, "gone", 3, KVF_WHY_ABSENT);
+    assert_int_equal(truncate(site.paths[0], 5000), 0);
+    expect_run(&site, "truncated", 0, KVF_WHY_ABSENT);
+
+    free(site.clean);
+    free(site.tokens);
+    llama_model_free(site.model);
+    kvft_remove_dir(site.dir);
+}
+
+int main(void) {
+    llama_log_set(lab_quiet, NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_not_proven_is_refused),
+        cmocka_unit_test(test_bad_options_are_errors),
+        cmocka_unit_test(test_prompts_of_every_length),
+        cmocka_unit_test(test_progress_can_stop),
+        cmocka_unit_test(test_chat_keeps_what_is_resident),
+        cmocka_unit_test(test_everything_that_matters_changes_the_space),
+        cmocka_unit_test(test_faults_end_as_misses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

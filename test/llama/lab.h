@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the llama.cpp tests share: the real model ($KVF_MODEL), contexts, toy models, and the comparison of logits.
+ */
+#ifndef KVFT_LAB_H
+#define KVFT_LAB_H
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ggml-backend.h>
+#include <gguf.h>
+
+#include "kvferry/llama.h"
+#include "support/kit.h"
+
+typedef struct lab_config {
+    enum ggml_type kv_type;
+    bool           flash;
+    uint32_t       n_ctx, n_seq;
+    bool           split; /* not unified */
+    uint32_t       n_ubatch;
+    int            threads;
+} lab_config;
+
+typedef struct lab {
+    struct llama_context_params params;
+    struct llama_context       *ctx;
+    kvf_store                  *store;
+    kvf_llama                  *kv;
+    kvf_status                  status; /* of the attach */
+    kvf_error                   err;
+} lab;
+
+static inline void lab_quiet(enum ggml_log_level level, const char *text, void *ctx) {
+    (void)ctx;
+    if (level == GGML_LOG_LEVEL_ERROR && getenv("KVFT_VERBOSE") != NULL) {
+        fputs(text, stderr);
+    }
+}
+
+static inline struct llama_model *lab_model(void) {
+    const char *path = getenv("KVF_MODEL");
+    llama_log_set(lab_quiet, NULL);
+    return path != NULL ? llama_model_load_from_file(path, llama_model_default_params()) : NULL;
+}
+
+static inline struct llama_context_params lab_params(const lab_config *c) {
+    struct llama_context_params p = llama_context_default_params();
+    p.n_ctx = c->n_ctx != 0 ? c->n_ctx : 1024;
+    p.n_seq_max = c->n_seq != 0 ? c->n_seq : 4;
+    p.kv_unified = !c->split;
+    p.n_threads = p.n_threads_batch = c->threads != 0 ? c->threads : 2;
+    p.n_ubatch = c->n_ubatch != 0 ? c->n_ubatch : 512;
+    p.type_k = c->kv_type;
+    p.type_v = c->kv_type;
+    p.flash_attn_type = c->flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    return p;
+}
+
+/* url NULL: without a store. The last sequence is scratch. */
+static inline lab lab_open(struct llama_model *model, const lab_config *config, const char *url, const char *model_path) {
+    lab l = {.params = lab_params(config)};
+    l.ctx = llama_init_from_model(model, l.params);
+    if (l.ctx == NULL) {
+        fprintf(stderr, "no context\n");
+        abort();
+    }
+    l.store = url != NULL ? kvft_store(url) : NULL;
+    kvf_llama_options options = {.struct_size = sizeof options,
+                                 .scratch_seq = (llama_seq_id)l.params.n_seq_max - 1,
+                                 .model_path = model_path,
+                                 .context_params = &l.params,
+                                 .block_tokens = 64};
+    l.status = kvf_llama_attach(&l.kv, &l.err, l.store, l.ctx, &options);
+    return l;
+}
+
+static inline void lab_close(lab *l) {
+    kvf_llama_detach(l->kv);
+    kvf_store_close(l->store);
+    llama_free(l->ctx);
+}
+
+static inline llama_token *lab_prompt(size_t num, unsigned seed) {
+    llama_token *tokens = calloc(num + 1, sizeof *tokens);
+    uint64_t random = seed;
+    for (size_t i = 0; i < num; i++) {
+        tokens[i] = (llama_token)(100 + kvft_random(&random) % 40000);
+    }
+    return tokens;
+}
+
+static inline size_t lab_vocab(const lab *l) {
+    return (size_t)llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(l->ctx)));
+}
+
+/* The logits behind the prompt, in a copy. */
+static inline float *lab_prefill(lab *l, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
+    kvf_error err = {0};
+    if (kvf_llama_prefill(l->kv, report, &err, seq, tokens, num) != KVF_OK) {
+        fprintf(stderr, "prefill: %s\n", err.what);
+        abort();
+    }
+    size_t bytes = lab_vocab(l) * sizeof(float);
+    float *logits = malloc(bytes);
+    memcpy(logits, llama_get_logits_ith(l->ctx, -1), bytes);
+    return logits;
+}
+
+typedef struct lab_difference {
+    bool   identical, same_argmax;
+    double nmse;
+} lab_difference;
+
+static inline lab_difference lab_compare(const float *a, const float *b, size_t num) {
+    double error = 0, power = 0;
+    size_t max_a = 0, max_b = 0;
+    for (size_t i = 0; i < num; i++) {
+        double d = (double)a[i] - (double)b[i];
+        error += d * d;
+        power += (double)a[i] * (double)a[i];
+        max_a = a[i] > a[max_a] ? i : max_a;
+        max_b = b[i] > b[max_b] ? i : max_b;
+    }
+    return (lab_difference){.identical = memcmp(a, b, num * sizeof *a) == 0,
+                            .same_argmax = max_a == max_b,
+                            .nmse = power > 0 ? error / power : error};
+}
+
+/* ---- toy models: random weights, made in memory in milliseconds ---- */
+
+static inline void lab_random_tensor(struct ggml_tensor *tensor, void *ctx) {
+    uint64_t random = *(const uint64_t *)ctx;
+    for (const char *c = tensor->name; *c != '\0'; c++) {
+        random = random * 31 + (uint8_t)*c;
+    }
+    bool decay = strstr(tensor->name, "ssm_a") != NULL; /* of a recurrent layer: negative */
+    size_t num = (size_t)ggml_nelements(tensor), bytes = ggml_nbytes(tensor);
+    uint8_t *data = malloc(bytes);
+    for (size_t i = 0; i < num; i++) {
+        float value = ((float)(kvft_random(&random) % 2001) / 1000.0f - 1.0f) * 0.2f;
+        value = decay ? -fabsf(value) : value;
+        if (tensor->type == GGML_TYPE_F32) {
+            ((float *)(void *)data)[i] = value;
+        } else {
+            ((ggml_fp16_t *)(void *)data)[i] = ggml_fp32_to_fp16(value);
+        }
+    }
+    ggml_backend_tensor_set(tensor, data, 0, bytes);
+    free(data);
+}
+
+static inline void lab_u32(struct gguf_context *g, const char *arch, const char *name, uint32_t value) {
+    char key[128];
+    snprintf(key, sizeof key, "%s.%s", arch, name);
+    gguf_set_val_u32(g, key, value);
+}
+
+static inline void lab_f32(struct gguf_context *g, const char *arch, const char *name, float value) {
+    char key[128];
+    snprintf(key, sizeof key, "%s.%s", arch, name);
+    gguf_set_val_f32(g, key, value);
+}
+
+static inline void lab_heads(struct gguf_context *g, const char *arch, bool hybrid) {
+    char key[128];
+    uint32_t heads[2] = {2, 0}; /* layer 1 of a hybrid has no attention */
+    if (!hybrid) {
+        lab_u32(g, arch, "attention.head_count", 2);
+        lab_u32(g, arch, "attention.head_count_kv", 2);
+        return;
+    }
+    snprintf(key, sizeof key, "%s.attention.head_count", arch);
+    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, heads, 2);
+    snprintf(key, sizeof key, "%s.attention.head_count_kv", arch);
+    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, heads, 2);
+}
+
+static inline void lab_vocab_of(struct gguf_context *g) {
+    enum { WORDS = 128 };
+    static char text[WORDS][8];
+    const char *words[WORDS];
+    float scores[WORDS] = {0};
+    for (size_t i = 0; i < WORDS; i++) {
+        snprintf(text[i], sizeof text[i], "tok_%zu", i);
+        words[i] = text[i];
+    }
+    gguf_set_val_str(g, "tokenizer.ggml.model", "test");
+    gguf_set_arr_str(g, "tokenizer.ggml.tokens", words, WORDS);
+    gguf_set_arr_data(g, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores, WORDS);
+}
+
+static inline struct llama_model *lab_toy(const char *arch, bool hybrid, uint64_t seed) {
+    struct gguf_context *g = gguf_init_empty();
+    gguf_set_val_str(g, "general.architecture", arch);
+    lab_vocab_of(g);
+    lab_u32(g, arch, "vocab_size", 128);
+    lab_u32(g, arch, "context_length", 1024);
+    lab_u32(g, arch, "embedding_length", 256);
+    lab_u32(g, arch, "block_count", 2);
+    lab_u32(g, arch, "feed_forward_length", 384);
+    lab_heads(g, arch, hybrid);
+    lab_f32(g, arch, "attention.layer_norm_epsilon", 1e-5f);
+    lab_f32(g, arch, "attention.layer_norm_rms_epsilon", 1e-5f);
+    lab_u32(g, arch, "attention.sliding_window", 32);
+    lab_u32(g, arch, "attention.sliding_window_pattern", 2);
+    lab_u32(g, arch, "rope.dimension_count", 128);
+    lab_u32(g, arch, "ssm.conv_kernel", 4);
+    lab_u32(g, arch, "ssm.inner_size", 512);
+    lab_u32(g, arch, "ssm.state_size", 16);
+    lab_u32(g, arch, "ssm.time_step_rank", 16);
+    lab_u32(g, arch, "ssm.group_count", 1);
+    lab_u32(g, arch, "shortconv.l_cache", 3);
+    struct llama_model *model = llama_model_init_from_user(g, lab_random_tensor, &seed, llama_model_default_params());
+    gguf_free(g);
+    return model;
+}
+#endif
