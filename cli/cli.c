@@ -174,6 +174,7 @@ int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct opti
             common->json = true;
             break;
         case 'v':
+            common->verbose = true;
             kvf_set_log(log_to_stderr, NULL, KVF_LOG_DEBUG);
             break;
         case 'h':

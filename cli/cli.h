@@ -44,7 +44,7 @@ typedef struct kvfcli_common {
     const char *urls[KVFCLI_MAX_STORES];
     size_t      num_urls;
     char       *from_environment; /* what `urls` point into when they came from there */
-    bool        json;
+    bool        json, verbose;
     const char *verb;
     const char *help; /* the text of --help */
 } kvfcli_common;

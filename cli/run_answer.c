@@ -8,7 +8,8 @@
 
 /* ---- prefill ---- */
 
-/* Blocks may come from several tiers; which is asked before they are promoted. With one tier there is nothing to ask. */
+/* Blocks may come from several tiers; which is asked before they are promoted. With one tier there is nothing to ask.
+ */
 static void note_source(kvfcli_run_state *run, uint32_t tier) {
     kvfcli_tier_url(run->store, tier, run->source);
 }
@@ -86,7 +87,8 @@ static struct llama_sampler *new_sampler(const kvfcli_run_options *options) {
     struct llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     if (options->temp > 0) {
         llama_sampler_chain_add(chain, llama_sampler_init_temp(options->temp));
-        llama_sampler_chain_add(chain, llama_sampler_init_dist(options->seed_given ? options->seed : LLAMA_DEFAULT_SEED));
+        llama_sampler_chain_add(chain,
+                                llama_sampler_init_dist(options->seed_given ? options->seed : LLAMA_DEFAULT_SEED));
     } else {
         llama_sampler_chain_add(chain, llama_sampler_init_greedy());
     }
@@ -135,7 +137,8 @@ static bool sample(kvfcli_run_state *run, struct llama_sampler *sampler, llama_t
     return true;
 }
 
-static int go_on(kvfcli_run_state *run, struct llama_sampler *sampler, kvfcli_utf8 *utf8, llama_token token, bool more) {
+static int go_on(kvfcli_run_state *run, struct llama_sampler *sampler, kvfcli_utf8 *utf8, llama_token token,
+                 bool more) {
     int code = KVFCLI_FINE;
     while (more && code == KVFCLI_FINE) {
         code = add_token(run, utf8, token);

@@ -138,7 +138,8 @@ static bool on_abort(void *ctx) {
     return kvfcli_interrupted();
 }
 
-/* How many cells the context gets: no more than are needed, as every one is allocated and cleared. 0: the prompt is too long. */
+/* How many cells the context gets: no more than are needed, as every one is allocated and cleared. 0: the prompt is too
+ * long. */
 static uint32_t choose_size(const kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt,
                             uint32_t *num_answer) {
     int32_t trained = llama_model_n_ctx_train(engine->model);
@@ -163,17 +164,19 @@ static int too_long(const kvfcli_engine *engine, const kvfcli_run_options *optio
     uint32_t size = options->ctx_size > 0 ? options->ctx_size : (uint32_t)llama_model_n_ctx_train(engine->model);
     const char *whose = options->ctx_size > 0 ? "of --ctx-size" : "the model was trained for";
     if (options->session != NULL) {
-        kvfcli_say("the session \"%s\" with this question has %zu tokens and has outgrown the context of %u %s; go on with "
-                   "another id, or begin anew with --restart",
-                   options->session, num_prompt, size, whose);
+        kvfcli_say(
+            "the session \"%s\" with this question has %zu tokens and has outgrown the context of %u %s; go on with "
+            "another id, or begin anew with --restart",
+            options->session, num_prompt, size, whose);
     } else {
-        kvfcli_say("the prompt has %zu tokens, which leaves no room for an answer in the context of %u %s", num_prompt, size,
-                   whose);
+        kvfcli_say("the prompt has %zu tokens, which leaves no room for an answer in the context of %u %s", num_prompt,
+                   size, whose);
     }
     return KVFCLI_INPUT;
 }
 
-int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt, uint32_t *num_answer) {
+int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt,
+                        uint32_t *num_answer) {
     int64_t began = kvfcli_now_us();
     struct llama_context_params *params = &engine->params;
     *params = llama_context_default_params();

@@ -22,7 +22,8 @@ static void report_prompt(const kvfcli_run_state *run) {
     char size[KVFCLI_TEXT];
     fprintf(stderr, "kvferry: prompt %zu tokens", run->prompt.num);
     if (r->loaded_tokens > 0) {
-        fprintf(stderr, ", %u of them loaded (%s from %s)", r->loaded_tokens, kvfcli_size(size, r->loaded_bytes), run->source);
+        fprintf(stderr, ", %u of them loaded (%s from %s)", r->loaded_tokens, kvfcli_size(size, r->loaded_bytes),
+                run->source);
     } else if (run->store != NULL && run->engine.kv != NULL) {
         fprintf(stderr, ", none of them in the store");
     }
@@ -53,7 +54,8 @@ static void report_answer(const kvfcli_run_state *run) {
         fprintf(stderr, ", %u dropped because the store is slower than the model", r->shed_blocks);
     }
     if (run->unwritten > 0) {
-        fprintf(stderr, ", %llu not written (%s)", (unsigned long long)run->unwritten, kvf_reason_name(run->unwritten_why));
+        fprintf(stderr, ", %llu not written (%s)", (unsigned long long)run->unwritten,
+                kvf_reason_name(run->unwritten_why));
     }
     if (run->options.session != NULL) {
         fprintf(stderr, "; session \"%s\", turn %zu", run->options.session, run->chat.num_turns + 1);
@@ -101,17 +103,17 @@ static json_t *json_session(const kvfcli_run_state *run) {
     if (run->options.session == NULL) {
         return json_null();
     }
-    return json_pack("{s:s, s:I, s:I}", "id", run->options.session, "turn", (json_int_t)run->chat.num_turns + 1, "known_tokens",
-                     (json_int_t)run->num_old);
+    return json_pack("{s:s, s:I, s:I}", "id", run->options.session, "turn", (json_int_t)run->chat.num_turns + 1,
+                     "known_tokens", (json_int_t)run->num_old);
 }
 
 static json_t *json_counts(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "prompt_tokens", (json_int_t)run->prompt.num,
                      "loaded_tokens", (json_int_t)r->loaded_tokens, "computed_tokens", (json_int_t)r->computed_tokens,
-                     "answer_tokens", (json_int_t)run->said.num, "loaded_bytes", (json_int_t)r->loaded_bytes, "saved_blocks",
-                     (json_int_t)r->saved_blocks, "known_blocks", (json_int_t)r->known_blocks, "shed_blocks",
-                     (json_int_t)r->shed_blocks, "unwritten_blocks", (json_int_t)run->unwritten, "why",
+                     "answer_tokens", (json_int_t)run->said.num, "loaded_bytes", (json_int_t)r->loaded_bytes,
+                     "saved_blocks", (json_int_t)r->saved_blocks, "known_blocks", (json_int_t)r->known_blocks,
+                     "shed_blocks", (json_int_t)r->shed_blocks, "unwritten_blocks", (json_int_t)run->unwritten, "why",
                      kvf_reason_name(r->why));
 }
 
@@ -120,19 +122,19 @@ static json_t *json_times(const kvfcli_run_state *run) {
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "model_ms",
                      real_ms(run->engine.model_us), "context_ms", real_ms(run->engine.context_us), "attach_ms",
                      real_ms(run->engine.attach_us), "session_ms", real_ms(run->chat.load_us), "tokenize_ms",
-                     real_ms(run->tokenize_us), "lookup_ms", real_ms(r->match_us), "load_ms", real_ms(r->load_us), "import_ms",
-                     real_ms(r->import_us), "compute_ms", real_ms(r->compute_us), "export_ms", real_ms(r->export_us), "ttft_ms",
-                     real_ms(run->ttft_us), "generate_ms", real_ms(run->generate_us), "flush_ms", real_ms(run->flush_us));
+                     real_ms(run->tokenize_us), "lookup_ms", real_ms(r->match_us), "load_ms", real_ms(r->load_us),
+                     "import_ms", real_ms(r->import_us), "compute_ms", real_ms(r->compute_us), "export_ms",
+                     real_ms(r->export_us), "ttft_ms", real_ms(run->ttft_us), "generate_ms", real_ms(run->generate_us),
+                     "flush_ms", real_ms(run->flush_us));
 }
 
 int kvfcli_report_json(const kvfcli_run_state *run, int code) {
     static const char *const stops[] = {"end", "length", "interrupted"};
-    json_t *json =
-        json_pack("{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:I}", "answer",
-                  json_stringn(run->answer.text != NULL ? run->answer.text : "", run->answer.len), "tokens",
-                  json_tokens(&run->said), "stop", stops[run->stop], "session", json_session(run), "store",
-                  text_or_null(run->source), "space", json_space(run), "refused", text_or_null(run->engine.refused), "seed",
-                  (json_int_t)run->seed);
+    json_t *json = json_pack("{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:I}", "answer",
+                             json_stringn(run->answer.text != NULL ? run->answer.text : "", run->answer.len), "tokens",
+                             json_tokens(&run->said), "stop", stops[run->stop], "session", json_session(run), "store",
+                             text_or_null(run->source), "space", json_space(run), "refused",
+                             text_or_null(run->engine.refused), "seed", (json_int_t)run->seed);
     json_t *counts = json_counts(run), *times = json_times(run);
     if (json_object_update(json, counts) != 0 || json_object_update(json, times) != 0 ||
         json_object_set_new(json, "tokens_per_s", json_real(tokens_per_s(run))) != 0) {

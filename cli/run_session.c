@@ -2,10 +2,11 @@
  *
  * kvferry run: a conversation that goes on in a later process by its id alone.
  *
- * Every turn is a record of its own, named by id and number, so that nothing is ever rewritten. Its payload is JSON: what was asked and
- * answered, and the token ids that this added, exactly as the model saw and said them; the blocks of the earlier turns are found by
- * those. Each turn names the content of the one before it. A record that does not follow from what is in front of it (the store dropped
- * a turn, and the conversation went on without) is no part of the conversation and is removed when its place is needed.
+ * Every turn is a record of its own, named by id and number, so that nothing is ever rewritten. Its payload is JSON:
+ * what was asked and answered, and the token ids that this added, exactly as the model saw and said them; the blocks of
+ * the earlier turns are found by those. Each turn names the content of the one before it. A record that does not follow
+ * from what is in front of it (the store dropped a turn, and the conversation went on without) is no part of the
+ * conversation and is removed when its place is needed.
  */
 #include "run.h"
 
@@ -50,15 +51,16 @@ static bool take_turn(kvfcli_chat *chat, json_t *json) {
     const char *question, *answer, *engine;
     json_t *prompt, *said;
     int version = 0, whole = 0;
-    if (json_unpack(json, "{s:i, s:s, s:s, s:s, s:b, s:o, s:o}", "version", &version, "question", &question, "answer", &answer,
-                    "engine", &engine, "whole", &whole, "prompt", &prompt, "said", &said) != 0 ||
+    if (json_unpack(json, "{s:i, s:s, s:s, s:s, s:b, s:o, s:o}", "version", &version, "question", &question, "answer",
+                    &answer, "engine", &engine, "whole", &whole, "prompt", &prompt, "said", &said) != 0 ||
         version != FORMAT_VERSION || !kvfcli_unhex(chat->engine, engine)) {
         return false;
     }
     if (whole) {
         chat->tokens.num = 0;
     }
-    return add_messages(chat, question, answer) && read_tokens(&chat->tokens, prompt) && read_tokens(&chat->tokens, said);
+    return add_messages(chat, question, answer) && read_tokens(&chat->tokens, prompt) &&
+           read_tokens(&chat->tokens, said);
 }
 
 /* Whether this is what came behind the last turn, and not a leftover from another past. */
@@ -91,10 +93,11 @@ static json_t *list_of(const llama_token *ids, size_t num) {
 }
 
 static char *print_turn(const kvfcli_chat *chat, const kvfcli_new_turn *turn) {
-    json_t *json = json_pack("{s:i, s:s, s:o, s:s, s:s, s:o, s:b, s:o, s:o}", "version", FORMAT_VERSION, "id", chat->id, "after",
-                             kvfcli_json_hex(chat->last.bytes), "question", turn->question, "answer", turn->answer, "engine",
-                             kvfcli_json_hex(turn->engine), "whole", (int)turn->whole, "prompt",
-                             list_of(turn->prompt, turn->num_prompt), "said", list_of(turn->said->ids, turn->said->num));
+    json_t *json =
+        json_pack("{s:i, s:s, s:o, s:s, s:s, s:o, s:b, s:o, s:o}", "version", FORMAT_VERSION, "id", chat->id, "after",
+                  kvfcli_json_hex(chat->last.bytes), "question", turn->question, "answer", turn->answer, "engine",
+                  kvfcli_json_hex(turn->engine), "whole", (int)turn->whole, "prompt",
+                  list_of(turn->prompt, turn->num_prompt), "said", list_of(turn->said->ids, turn->said->num));
     char *text = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
     return text;
@@ -104,16 +107,16 @@ static char *print_turn(const kvfcli_chat *chat, const kvfcli_new_turn *turn) {
 
 /* What one call of match and load brings. */
 typedef struct reading {
-    kvf_key      keys[TURNS_A_CALL];
-    kvf_found    found[TURNS_A_CALL];
-    kvf_block    blocks[TURNS_A_CALL];
+    kvf_key keys[TURNS_A_CALL];
+    kvf_found found[TURNS_A_CALL];
+    kvf_block blocks[TURNS_A_CALL];
     struct iovec iov[TURNS_A_CALL];
-    size_t       num;
+    size_t num;
 } reading;
 
 static int unreadable(const kvfcli_chat *chat, size_t turn, const char *why) {
-    kvfcli_say("turn %zu of the session \"%s\" can't be read from the store (%s); --restart begins anew", turn + 1, chat->id,
-               why);
+    kvfcli_say("turn %zu of the session \"%s\" can't be read from the store (%s); --restart begins anew", turn + 1,
+               chat->id, why);
     return KVFCLI_IO;
 }
 
@@ -129,7 +132,8 @@ static int find_turns(const kvfcli_chat *chat, reading *r, size_t first) {
 static bool make_room(reading *r) {
     for (size_t i = 0; i < r->num; i++) {
         bool sane = r->found[i].payload_bytes <= MAX_TURN_BYTES;
-        r->iov[i] = (struct iovec){sane ? malloc((size_t)r->found[i].payload_bytes + 1) : NULL, (size_t)r->found[i].payload_bytes};
+        r->iov[i] = (struct iovec){sane ? malloc((size_t)r->found[i].payload_bytes + 1) : NULL,
+                                   (size_t)r->found[i].payload_bytes};
         r->blocks[i] = (kvf_block){.key = r->keys[i], .iov = &r->iov[i], .num_iov = 1};
         if (r->iov[i].iov_base == NULL) {
             return false;

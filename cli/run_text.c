@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: text to tokens and back. Chat templates are those that llama.cpp knows by itself (llama_chat_apply_template).
+ * kvferry run: text to tokens and back. Chat templates are those that llama.cpp knows by itself
+ * (llama_chat_apply_template).
  */
 #include "run.h"
 
@@ -35,7 +36,8 @@ static bool can_follow(const unsigned char *c, size_t i) {
            !(c[0] == 0xF4 && c[1] > 0x8F);
 }
 
-/* How many of the bytes belong to one character, as far as they go, and whether that is complete. 0: none begins here. */
+/* How many of the bytes belong to one character, as far as they go, and whether that is complete. 0: none begins here.
+ */
 static size_t character(const char *bytes, size_t len, bool *complete) {
     const unsigned char *c = (const unsigned char *)bytes;
     size_t want = length_by_lead(c[0]);
@@ -190,7 +192,8 @@ kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kv
     }
     if (!is_known_template(own)) {
         if (!options->quiet) {
-            kvfcli_say("the model's chat template is not one that llama.cpp knows by itself; ChatML is used in its place");
+            kvfcli_say(
+                "the model's chat template is not one that llama.cpp knows by itself; ChatML is used in its place");
         }
         return (kvfcli_template){.text = NULL};
     }
@@ -240,8 +243,8 @@ int kvfcli_tokenize_chat(kvfcli_tokens *out, const struct llama_vocab *vocab, kv
     return code;
 }
 
-/* What a template puts behind an answer does not depend on what was said before, only on there being something: so it is read off
- * a conversation of two stand-ins, and the tokens of the real one need not be made again. */
+/* What a template puts behind an answer does not depend on what was said before, only on there being something: so it
+ * is read off a conversation of two stand-ins, and the tokens of the real one need not be made again. */
 int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
                          const char *question) {
     static const char stand_in[] = "@@kvferry-answer@@";

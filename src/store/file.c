@@ -17,7 +17,7 @@ static void close_file(kvfi_tier *tier) {
     if (file == NULL) {
         return;
     }
-    kvfi_file_usage_flush(file);
+    kvfi_file_usage_end(file);
     kvfi_url_free(tier->url);
     kvfi_free(file->root);
     kvfi_free(file);
@@ -132,10 +132,7 @@ kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
         return status;
     }
     file->remote = kvfi_file_on_network(url->path);
-    kvfi_usage usage;
-    (void)kvfi_file_usage_read(file, &usage);
-    file->shared_bytes = usage.bytes;
-    file->swept_s = usage.swept_s;
+    kvfi_file_usage_load(file);
     if (kvfi_file_sweep_due(file)) { /* who only looks must not evict: that is for who stores */
         (void)kvfi_file_sweep(file, KVFI_FILE_COUNT_ONLY, kvfi_deadline(OPEN_SWEEP_US));
     }

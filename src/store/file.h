@@ -27,11 +27,14 @@ typedef struct kvfi_file {
     uint64_t ttl_s; /* 0 = for ever */
     bool remote;    /* on a network file system: a mapping could fail under the reader's hands, so nothing is lent */
 
-    _Atomic bool no_tmpfile;       /* the file system knows no unnamed files */
-    _Atomic bool warned;           /* that it can't be written */
-    _Atomic bool sweeping;         /* a thread of this process is at it */
-    _Atomic int64_t rest_until_us; /* a sweep was of little use: no other one before this time */
-    _Atomic int64_t swept_s;       /* when all was last counted, by any process */
+    _Atomic bool no_tmpfile;           /* the file system knows no unnamed files */
+    _Atomic bool warned;               /* that it can't be written */
+    _Atomic bool sweeping;             /* a thread of this process is at it */
+    _Atomic int64_t rest_until_us;     /* a sweep could not make room: no other one before this time */
+    _Atomic int64_t no_count_until_us; /* a sweep was cut short: none for the count alone before this time */
+    _Atomic int64_t swept_s;           /* when all was last counted, by any process */
+    _Atomic uint64_t writers;          /* that have added to the count since */
+    _Atomic bool is_writer;            /* this process is one of them */
     /* Usage, in bytes of whole disk blocks. What is there = shared + pending, and in flight is on its way. */
     _Atomic uint64_t shared_bytes; /* of all processes, as last seen in the usage file */
     _Atomic int64_t pending_bytes; /* written less removed by this process, not yet in the usage file */
@@ -99,11 +102,15 @@ static inline uint64_t kvfi_file_charge(uint64_t bytes) {
 }
 typedef struct kvfi_usage {
     uint64_t bytes, records;
+    uint64_t
+        writers; /* how many processes have added to it since it was counted: each may have been killed with a rest */
     int64_t swept_s; /* when it was last counted; 0 = never */
 } kvfi_usage;
+void kvfi_file_usage_load(kvfi_file *);                                /* at open */
 bool kvfi_file_usage_read(const kvfi_file *, kvfi_usage *out);         /* all zero when false */
 void kvfi_file_usage_add(kvfi_file *, int64_t bytes, int64_t records); /* the folder has grown or shrunk */
 void kvfi_file_usage_flush(kvfi_file *);
+void kvfi_file_usage_end(kvfi_file *); /* flushes for the last time, and waits a little for the lock */
 /* The usage file, locked against other processes and threads; -1 when it is locked already, or can't be written.
  * close() unlocks. */
 int kvfi_file_usage_lock(const kvfi_file *);

@@ -10,10 +10,11 @@
 
 #include "store/file.h"
 
-#define MAX_CANDIDATES ((size_t)1 << 18) /* 14 MiB; with more files than that, the oldest of them */
-#define RECOUNT_S      3600
-#define REST_US        ((int64_t)1000000)
-#define STALE_S        60 /* younger temporaries may not have their lock yet */
+#define MAX_CANDIDATES  ((size_t)1 << 18) /* 14 MiB; with more files than that, the oldest of them */
+#define RECOUNT_S       3600
+#define RECOUNT_WRITERS 16u /* each adds 1/256 of the bound at a time, and may be killed before */
+#define REST_US         ((int64_t)1000000)
+#define STALE_S         60 /* younger temporaries may not have their lock yet */
 
 typedef struct candidate {
     int64_t used_ns;
@@ -157,16 +158,19 @@ static uint64_t goal_of(const kvfi_file *file, uint64_t total, uint64_t must_fre
 }
 
 bool kvfi_file_sweep_due(const kvfi_file *file) {
+    if (kvfi_sys->now_us() < file->no_count_until_us) {
+        return false;
+    }
     int64_t age = kvfi_sys->wall_us() / 1000000 - file->swept_s;
     int64_t most = file->ttl_s > 0 && file->ttl_s < RECOUNT_S ? (int64_t)file->ttl_s : RECOUNT_S;
-    return age > most || age < -most;
+    return age > most || age < -most || file->writers > RECOUNT_WRITERS;
 }
 
-/* A sweep that did not reach its goal is not repeated for every value; one that was cut short, even less. */
-static void rest(kvfi_file *file, int64_t began_us) {
+/* A sweep that was of little use is not repeated for every value. */
+static int64_t rest_since(int64_t began_us) {
     int64_t now = kvfi_sys->now_us();
     int64_t pause = 10 * (now - began_us);
-    file->rest_until_us = now + (pause > REST_US ? pause : REST_US);
+    return now + (pause > REST_US ? pause : REST_US);
 }
 
 /* Scans all. What it counted replaces the shared count; a scan that was cut short can only raise it. Returns true when
@@ -182,6 +186,8 @@ static bool take_census(census *c, kvfi_usage *usage) {
     }
     if (whole) {
         usage->swept_s = kvfi_sys->wall_us() / 1000000;
+        usage->writers = 0;
+        c->file->is_writer = false; /* the next flush counts it again */
     }
     return whole;
 }
@@ -213,8 +219,11 @@ static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadl
     } else {
         atomic_fetch_sub(&file->pending_bytes, (int64_t)freed);
     }
-    if (freed < goal || (!whole && goal == 0)) {
-        rest(file, began_us);
+    if (!whole) {
+        file->no_count_until_us = rest_since(began_us);
+    }
+    if (freed < goal) {
+        file->rest_until_us = rest_since(began_us);
     }
     return freed;
 }

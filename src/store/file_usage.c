@@ -14,13 +14,14 @@
 
 #include "store/file.h"
 
-enum { USAGE_BYTES = 32 }; /* magic, xxh32 of what follows, bytes, records, swept_s; little-endian */
+enum { USAGE_BYTES = 40 }; /* magic, xxh32 of what follows, bytes, records, writers, swept_s; little-endian */
 
 static void encode(uint8_t out[USAGE_BYTES], const kvfi_usage *usage) {
     memcpy(out, "KVFU", 4);
     kvfi_put64(out + 8, usage->bytes);
     kvfi_put64(out + 16, usage->records);
-    kvfi_put64(out + 24, (uint64_t)usage->swept_s);
+    kvfi_put64(out + 24, usage->writers);
+    kvfi_put64(out + 32, (uint64_t)usage->swept_s);
     kvfi_put32(out + 4, kvfi_xxh32(out + 8, USAGE_BYTES - 8));
 }
 
@@ -32,7 +33,10 @@ static bool read_from(int fd, kvfi_usage *out) {
         kvfi_get32(raw + 4) != kvfi_xxh32(raw + 8, USAGE_BYTES - 8)) {
         return false;
     }
-    *out = (kvfi_usage){kvfi_get64(raw + 8), kvfi_get64(raw + 16), (int64_t)kvfi_get64(raw + 24)};
+    *out = (kvfi_usage){.bytes = kvfi_get64(raw + 8),
+                        .records = kvfi_get64(raw + 16),
+                        .writers = kvfi_get64(raw + 24),
+                        .swept_s = (int64_t)kvfi_get64(raw + 32)};
     return true;
 }
 
@@ -47,6 +51,18 @@ bool kvfi_file_usage_read(const kvfi_file *file, kvfi_usage *out) {
     bool ok = read_from(fd, out);
     kvfi_sys->close(fd);
     return ok;
+}
+
+static void remember(kvfi_file *file, const kvfi_usage *usage) {
+    file->shared_bytes = usage->bytes;
+    file->writers = usage->writers;
+    file->swept_s = usage->swept_s;
+}
+
+void kvfi_file_usage_load(kvfi_file *file) {
+    kvfi_usage usage;
+    (void)kvfi_file_usage_read(file, &usage);
+    remember(file, &usage);
 }
 
 int kvfi_file_usage_lock(const kvfi_file *file) {
@@ -72,14 +88,16 @@ void kvfi_file_usage_set(kvfi_file *file, int fd, const kvfi_usage *usage) {
     encode(raw, usage);
     struct iovec iov = {raw, sizeof raw};
     (void)kvfi_sys->pwritev(fd, &iov, 1, 0); /* a full disk: the hint grows old, this process still knows */
-    file->shared_bytes = usage->bytes;
-    file->swept_s = usage->swept_s;
+    remember(file, usage);
 }
 
 void kvfi_file_usage_merge(kvfi_file *file, int fd, kvfi_usage *out) {
     (void)read_from(fd, out); /* what is no count is a count of nothing that was never made */
     out->bytes = plus(out->bytes, atomic_exchange(&file->pending_bytes, 0));
     out->records = plus(out->records, atomic_exchange(&file->pending_records, 0));
+    if (!atomic_exchange(&file->is_writer, true)) {
+        out->writers++;
+    }
     kvfi_file_usage_set(file, fd, out);
 }
 
@@ -92,6 +110,15 @@ void kvfi_file_usage_flush(kvfi_file *file) {
         kvfi_usage usage;
         kvfi_file_usage_merge(file, fd, &usage);
         kvfi_sys->close(fd);
+    }
+}
+
+void kvfi_file_usage_end(kvfi_file *file) {
+    for (int i = 0; i < 20 && (file->pending_bytes != 0 || file->pending_records != 0); i++) {
+        if (i > 0) {
+            (void)kvfi_sys->poll(NULL, 0, 1); /* another process has the lock: it may be sweeping */
+        }
+        kvfi_file_usage_flush(file);
     }
 }
 

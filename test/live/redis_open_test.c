@@ -193,10 +193,16 @@ static void missing_rules(void **state) {
 static void client_name(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
+    kvfi_talk talk;
+    kvfi_reply reply;
+    char list[4096];
     assert_int_equal(try_open(&tier, "redis+unix://%s?name=engine-7", server->socket), KVF_OK);
-    const char *list = kvft_server_say(server, "CLIENT LIST");
-    assert_int_equal(list[0], '$');
-    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_ABSENT);
+    assert_int_equal(kvfi_talk_begin(&talk, kvfi_redis_of(tier), &err, KVFI_LANE_LOOKUP, kvfi_deadline(5000000)), KVF_OK);
+    assert_int_equal(kvfi_talk_say(&talk, "CLIENT", "LIST", NULL), KVF_OK);
+    assert_int_equal(kvfi_talk_hear(&talk, &reply), KVF_OK);
+    snprintf(list, sizeof list, "%.*s", (int)reply.len, reply.text);
+    assert_non_null(strstr(list, "name=engine-7"));
+    kvfi_talk_end(&talk);
     tier->ops->close(tier);
 }
 

@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry run: answers a prompt. What a store has of it is loaded; what is computed is stored while the answer is
+ * written.
+ */
+#include "run.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "usage: kvferry run -m MODEL [-f FILE] [-p TEXT] [--session ID] [-n N] [options]\n"
+    "\n"
+    "Answers a prompt with a model (a GGUF file, by llama.cpp). The KV cache of the prompt is kept in the store block "
+    "by block, so\n"
+    "another run, process or machine that gets the same beginning loads it in place of computing it. The answer is the "
+    "same.\n"
+    "\n"
+    "  kvferry run -m model.gguf -p \"Why is the sky blue?\"\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"    computes the document, and stores it\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"Who wrote it?\"        another question: the document is loaded\n"
+    "  kvferry run -m model.gguf --session tea -p \"I like tea.\"            a conversation ...\n"
+    "  kvferry run -m model.gguf --session tea -p \"What do I like?\"        ... and its next turn, from any process\n"
+    "  kvferry run -m model.gguf -f document.txt -n 0                      only computes and stores\n"
+    "  cat mail | kvferry run -m model.gguf -f - -p \"Summarize this.\" --store redis://cache.local\n"
+    "\n"
+    "Prompt:\n"
+    "  -m, --model MODEL      the model; of a split one its first file\n"
+    "  -f, --file FILE        a document, put in front of the question (-: stdin)\n"
+    "  -p, --prompt TEXT      the question\n"
+    "      --session ID       go on with the conversation of this id, or begin it; it is kept in the store\n"
+    "      --restart          forget what the session has so far\n"
+    "      --raw              no chat template: the text goes in as it is\n"
+    "\n"
+    "Answer:\n"
+    "  -n, --num-tokens N     at most so many tokens (256)\n"
+    "      --temp T           temperature (0: always the likeliest token)\n"
+    "      --seed S           of the random choice with --temp\n"
+    "      --quiet            only the answer; no progress, no report\n"
+    "\n"
+    "Model:\n"
+    "      --ctx-size N       tokens of the context (default: what prompt and answer need, up to what the model was "
+    "trained for)\n"
+    "      --threads N        (default: one for each core)\n"
+    "      --kv-type TYPE     of the KV cache: f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl (f16); part of a block's "
+    "identity\n"
+    "      --flash-attn WHEN  on, off or auto (auto)\n"
+    "\n"
+    "Store:\n"
+    "      --no-store         neither load nor store\n"
+    "      --portable         share blocks with other kinds of CPU and GPU, whose numbers differ in the last bits\n"
+    "      --budget-ms N      what is not loaded after this time is computed (10000)\n" KVFCLI_COMMON_HELP "\n"
+    "The answer goes to stdout, progress and a report of what was loaded to stderr. Time to the first token counts "
+    "from the\n"
+    "text of the prompt on, with the model loaded and its context made. A store that does not answer is no error: "
+    "everything is\n"
+    "computed then (but a session can't go on without it). Ctrl-C stops, and keeps the blocks that are whole.\n"
+    "Exit codes: 0; 2 wrong usage; 3 a wrong store URL, or no store for a session; 4 a model, file or prompt that "
+    "can't be used;\n"
+    "5 the answer could not be computed or printed, or the session not stored; 130 interrupted.\n";
+
+enum {
+    OPT_SESSION = KVFCLI_OPT_OWN,
+    OPT_RESTART,
+    OPT_RAW,
+    OPT_TEMP,
+    OPT_SEED,
+    OPT_QUIET,
+    OPT_CTX_SIZE,
+    OPT_THREADS,
+    OPT_KV_TYPE,
+    OPT_FLASH_ATTN,
+    OPT_NO_STORE,
+    OPT_PORTABLE,
+    OPT_BUDGET
+};
+
+enum { FLUSH_MS = 10000, INTERRUPTED_FLUSH_MS = 1000 };
+
+/* ---- arguments ---- */
+
+static int take_number(uint32_t *out, const char *name, const char *text, uint32_t min, uint32_t max) {
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value < min || value > max) {
+        kvfcli_say("%s takes a number from %u to %u, not \"%s\"", name, min, max, text);
+        return KVFCLI_USAGE;
+    }
+    *out = (uint32_t)value;
+    return KVFCLI_FINE;
+}
+
+static int take_temp(kvfcli_run_options *options, const char *text) {
+    char *end = NULL;
+    options->temp = strtof(text, &end);
+    if (end == text || *end != '\0' || !isfinite(options->temp) || options->temp < 0) {
+        kvfcli_say("--temp takes a number from 0 on, not \"%s\"", text);
+        return KVFCLI_USAGE;
+    }
+    return KVFCLI_FINE;
+}
+
+static int take_kv_type(kvfcli_run_options *options, const char *text) {
+    static const enum ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
+                                           GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
+                                           GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(text, ggml_type_name(types[i])) == 0) {
+            options->kv_type = types[i];
+            return KVFCLI_FINE;
+        }
+    }
+    kvfcli_say("--kv-type is one of f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl, not \"%s\"", text);
+    return KVFCLI_USAGE;
+}
+
+static int take_flash_attn(kvfcli_run_options *options, const char *text) {
+    static const enum llama_flash_attn_type types[] = {LLAMA_FLASH_ATTN_TYPE_ENABLED, LLAMA_FLASH_ATTN_TYPE_DISABLED,
+                                                       LLAMA_FLASH_ATTN_TYPE_AUTO};
+    static const char *const names[] = {"on", "off", "auto"};
+    for (size_t i = 0; i < 3; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            options->flash_attn = types[i];
+            return KVFCLI_FINE;
+        }
+    }
+    kvfcli_say("--flash-attn is on, off or auto, not \"%s\"", text);
+    return KVFCLI_USAGE;
+}
+
+static int take_threads(kvfcli_run_options *options, const char *text) {
+    uint32_t value = 0;
+    int code = take_number(&value, "--threads", text, 1, GGML_MAX_N_THREADS);
+    options->threads = (int32_t)value;
+    return code;
+}
+
+/* Options that are there or not. */
+static bool *flag_of(kvfcli_run_options *options, int opt) {
+    switch (opt) {
+    case OPT_RESTART:
+        return &options->restart;
+    case OPT_RAW:
+        return &options->raw;
+    case OPT_QUIET:
+        return &options->quiet;
+    case OPT_NO_STORE:
+        return &options->no_store;
+    case OPT_PORTABLE:
+        return &options->portable;
+    default:
+        return NULL;
+    }
+}
+
+static int take_text(kvfcli_run_options *options, int opt, const char *value) {
+    const char **into = opt == 'm'   ? &options->model
+                        : opt == 'f' ? &options->file
+                        : opt == 'p' ? &options->prompt
+                                     : &options->session;
+    if (*into != NULL) {
+        kvfcli_say("\"%s\" comes on top of \"%s\": model, file, question and session can be given only once", value,
+                   *into);
+        return KVFCLI_USAGE;
+    }
+    *into = value;
+    return KVFCLI_FINE;
+}
+
+static int take(void *ctx, int opt, const char *value) {
+    kvfcli_run_options *options = ctx;
+    bool *flag = flag_of(options, opt);
+    if (flag != NULL) {
+        *flag = true;
+        return KVFCLI_FINE;
+    }
+    switch (opt) {
+    case 'n':
+        return take_number(&options->num_answer, "-n", value, 0, 1u << 24);
+    case OPT_TEMP:
+        return take_temp(options, value);
+    case OPT_SEED:
+        options->seed_given = true;
+        return take_number(&options->seed, "--seed", value, 0, UINT32_MAX - 1);
+    case OPT_CTX_SIZE:
+        return take_number(&options->ctx_size, "--ctx-size", value, 2, 1u << 26);
+    case OPT_THREADS:
+        return take_threads(options, value);
+    case OPT_KV_TYPE:
+        return take_kv_type(options, value);
+    case OPT_FLASH_ATTN:
+        return take_flash_attn(options, value);
+    case OPT_BUDGET:
+        return take_number(&options->budget_ms, "--budget-ms", value, 1, 3600000);
+    default:
+        return take_text(options, opt, value);
+    }
+}
+
+static int check(const kvfcli_run_options *options, const kvfcli_common *common, int num_left, char **left) {
+    if (num_left > 0) {
+        return kvfcli_usage(common, "\"%s\" is too much: text goes behind -p or into a file behind -f", left[0]);
+    }
+    if (options->model == NULL) {
+        return kvfcli_usage(common, "which model? -m FILE.gguf");
+    }
+    if (options->file == NULL && options->prompt == NULL) {
+        return kvfcli_usage(common, "no prompt: give -p TEXT or -f FILE or both");
+    }
+    if (options->session == NULL) {
+        return options->restart ? kvfcli_usage(common, "--restart needs --session ID") : KVFCLI_FINE;
+    }
+    if (options->no_store) {
+        return kvfcli_usage(common, "--session needs a store to keep the conversation in");
+    }
+    size_t len = strlen(options->session);
+    if (len == 0 || len > KVF_MAX_ID_BYTES || kvfcli_utf8_check(options->session, len) < len) {
+        return kvfcli_usage(common, "the id of a session is UTF-8 text of 1 to %u bytes", KVF_MAX_ID_BYTES);
+    }
+    return KVFCLI_FINE;
+}
+
+/* ---- the prompt ---- */
+
+/* Two ways to make it: from the texts of all turns, or, exactly, from the tokens of those before and the new question.
+ * Which one is right shows only once the model is attached; the context must have room for either. */
+typedef struct prompts {
+    kvfcli_tokens anew, further;
+} prompts;
+
+static int tokenize_anew(kvfcli_run_state *run, kvfcli_tokens *out) {
+    kvfcli_message *messages = kvfcli_chat_messages(&run->chat, run->question.text);
+    if (messages == NULL) {
+        return kvfcli_no_memory();
+    }
+    int code = kvfcli_tokenize_chat(out, run->engine.vocab, run->chat_template, messages, 2 * run->chat.num_turns + 1);
+    free(messages);
+    return code;
+}
+
+static int tokenize_further(kvfcli_run_state *run, kvfcli_tokens *out) {
+    int32_t num_vocab = llama_vocab_n_tokens(run->engine.vocab);
+    for (size_t i = 0; i < run->chat.tokens.num; i++) {
+        if (run->chat.tokens.ids[i] >= num_vocab) {
+            return KVFCLI_FINE; /* of another model: stays empty */
+        }
+    }
+    if (!kvfcli_tokens_add(out, run->chat.tokens.ids, run->chat.tokens.num)) {
+        return kvfcli_no_memory();
+    }
+    return kvfcli_tokenize_turn(out, run->engine.vocab, run->chat_template, run->question.text);
+}
+
+static int tokenize(kvfcli_run_state *run, prompts *out) {
+    int64_t began = kvfcli_now_us();
+    int code = tokenize_anew(run, &out->anew);
+    if (code == KVFCLI_FINE && run->chat.num_turns > 0) {
+        code = tokenize_further(run, &out->further);
+    }
+    if (code == KVFCLI_FINE && out->anew.num == 0) {
+        kvfcli_say("the prompt has no tokens");
+        code = KVFCLI_INPUT;
+    }
+    run->tokenize_us = kvfcli_now_us() - began;
+    run->before_us = run->chat.load_us + run->tokenize_us;
+    return code;
+}
+
+/* The space of the model, or zeros where there is none, which no session goes on with. */
+static void engine_digest(const kvfcli_run_state *run, uint8_t out[32]) {
+    kvf_space *space = run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
+    memset(out, 0, 32);
+    if (space != NULL) {
+        kvf_space_digest(space, out);
+    }
+}
+
+static void choose_prompt(kvfcli_run_state *run, prompts *from) {
+    static const uint8_t none[32];
+    uint8_t now[32];
+    engine_digest(run, now);
+    run->whole = from->further.num == 0 || memcmp(now, none, 32) == 0 || memcmp(now, run->chat.engine, 32) != 0;
+    run->num_old = run->whole ? 0 : run->chat.tokens.num;
+    kvfcli_tokens *chosen = run->whole ? &from->anew : &from->further;
+    run->prompt = *chosen;
+    *chosen = (kvfcli_tokens){.num = 0};
+}
+
+static int prepare(kvfcli_run_state *run) {
+    prompts both = {.anew = {.num = 0}};
+    int code = tokenize(run, &both);
+    if (code == KVFCLI_FINE) {
+        size_t longer = both.anew.num > both.further.num ? both.anew.num : both.further.num;
+        code = kvfcli_make_context(&run->engine, &run->options, longer, &run->num_answer);
+    }
+    if (code == KVFCLI_FINE) {
+        kvfcli_attach(&run->engine, run->store, &run->options);
+        choose_prompt(run, &both);
+    }
+    kvfcli_tokens_cleanup(&both.anew);
+    kvfcli_tokens_cleanup(&both.further);
+    return code;
+}
+
+/* ---- the answer ---- */
+
+static int answer(kvfcli_run_state *run) {
+    run->began_us = kvfcli_now_us();
+    int code = kvfcli_prefill(run);
+    if (code == KVFCLI_FINE && run->stop != KVFCLI_STOP_INTERRUPTED) {
+        code = kvfcli_generate(run);
+    }
+    if (!run->options.json && run->answer.len > 0 && run->answer.text[run->answer.len - 1] != '\n') {
+        fputc('\n', stdout);
+    }
+    fflush(stdout);
+    return code;
+}
+
+/* Blocks are written while the answer is computed. What is left then gets some time, and Ctrl-C cuts that short. */
+static void flush(kvfcli_run_state *run) {
+    kvf_stats stats = {.struct_size = sizeof stats};
+    int64_t began = kvfcli_now_us();
+    kvf_status status = KVF_AGAIN;
+    uint32_t left_ms = run->stop == KVFCLI_STOP_INTERRUPTED ? INTERRUPTED_FLUSH_MS : FLUSH_MS;
+    bool interrupted = kvfcli_interrupted();
+    while (status == KVF_AGAIN && left_ms > 0 && kvfcli_interrupted() == interrupted) {
+        status = kvf_store_flush(run->store, 100);
+        left_ms -= 100;
+    }
+    kvf_store_stats(run->store, &stats);
+    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
+        run->unwritten += stats.save_failures[i];
+        run->unwritten_why = stats.save_failures[i] > 0 ? (kvf_reason)i : run->unwritten_why;
+    }
+    if (status == KVF_AGAIN) {
+        run->unwritten += 1; /* at least */
+        run->unwritten_why = KVF_WHY_BUDGET;
+    }
+    run->flush_us = kvfcli_now_us() - began;
+}
+
+static int keep_turn(kvfcli_run_state *run) {
+    uint8_t engine[32];
+    engine_digest(run, engine);
+    const kvfcli_new_turn turn = {
+        .question = run->question.text,
+        .answer = run->answer.text != NULL ? run->answer.text : "",
+        .prompt = run->prompt.ids + run->num_old,
+        .num_prompt = run->prompt.num - run->num_old,
+        .said = &run->said,
+        .whole = run->whole,
+        .engine = engine,
+    };
+    return kvfcli_chat_add(&run->chat, &turn);
+}
+
+static int answer_and_keep(kvfcli_run_state *run) {
+    int code = answer(run);
+    if (run->store != NULL) {
+        flush(run);
+    }
+    if (code == KVFCLI_FINE && run->options.session != NULL && run->stop != KVFCLI_STOP_INTERRUPTED) {
+        code = keep_turn(run);
+    }
+    if (code == KVFCLI_FINE || run->stop == KVFCLI_STOP_INTERRUPTED) {
+        kvfcli_report(run);
+        code = run->options.json ? kvfcli_report_json(run, code) : code;
+    }
+    return run->stop == KVFCLI_STOP_INTERRUPTED ? KVFCLI_INTERRUPTED : code;
+}
+
+/* ---- all of it ---- */
+
+static int open_store(kvfcli_run_state *run, const kvfcli_common *common) {
+    /* The wait for the writers is flush()'s. */
+    const kvf_options options = {.struct_size = sizeof options, .drain_ms = 1};
+    if (run->options.no_store) {
+        return KVFCLI_FINE;
+    }
+    if (run->options.session != NULL) {
+        return kvfcli_open_reachable(&run->store, common);
+    }
+    return kvfcli_open(&run->store, common, &options);
+}
+
+/* What is quickly found to be wrong is found before the model is loaded. */
+static int check_inputs(kvfcli_run_state *run, const kvfcli_common *common) {
+    kvf_error err = {.status = KVF_OK};
+    int code = kvfcli_read_prompt(&run->question, &run->options);
+    if (code != KVFCLI_FINE) {
+        return code;
+    }
+    if (kvfcli_check_model_file(&err, run->options.model) != KVF_OK) {
+        return kvfcli_fail(&err);
+    }
+    return open_store(run, common);
+}
+
+static int work(kvfcli_run_state *run, const kvfcli_common *common) {
+    int code = check_inputs(run, common);
+    if (code == KVFCLI_FINE) {
+        code = kvfcli_load_model(&run->engine, &run->options);
+    }
+    if (code == KVFCLI_FINE && run->options.session != NULL) {
+        code = kvfcli_chat_load(&run->chat, run->store, &run->options);
+    }
+    if (code == KVFCLI_FINE) {
+        run->chat_template = kvfcli_choose_template(run->engine.model, &run->options);
+        code = prepare(run);
+    }
+    if (kvfcli_interrupted()) {
+        return KVFCLI_INTERRUPTED;
+    }
+    return code == KVFCLI_FINE ? answer_and_keep(run) : code;
+}
+
+static void cleanup(kvfcli_run_state *run) {
+    kvfcli_chat_cleanup(&run->chat);
+    kvfcli_engine_cleanup(&run->engine);
+    kvf_store_close(run->store);
+    kvfcli_tokens_cleanup(&run->prompt);
+    kvfcli_tokens_cleanup(&run->said);
+    kvfcli_string_cleanup(&run->answer);
+    kvfcli_string_cleanup(&run->question);
+}
+
+int kvfcli_run(int argc, char **argv) {
+    static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
+                                            {"model", required_argument, NULL, 'm'},
+                                            {"file", required_argument, NULL, 'f'},
+                                            {"prompt", required_argument, NULL, 'p'},
+                                            {"num-tokens", required_argument, NULL, 'n'},
+                                            {"session", required_argument, NULL, OPT_SESSION},
+                                            {"restart", no_argument, NULL, OPT_RESTART},
+                                            {"raw", no_argument, NULL, OPT_RAW},
+                                            {"temp", required_argument, NULL, OPT_TEMP},
+                                            {"seed", required_argument, NULL, OPT_SEED},
+                                            {"quiet", no_argument, NULL, OPT_QUIET},
+                                            {"ctx-size", required_argument, NULL, OPT_CTX_SIZE},
+                                            {"threads", required_argument, NULL, OPT_THREADS},
+                                            {"kv-type", required_argument, NULL, OPT_KV_TYPE},
+                                            {"flash-attn", required_argument, NULL, OPT_FLASH_ATTN},
+                                            {"no-store", no_argument, NULL, OPT_NO_STORE},
+                                            {"portable", no_argument, NULL, OPT_PORTABLE},
+                                            {"budget-ms", required_argument, NULL, OPT_BUDGET},
+                                            {0}};
+    kvfcli_common common = {.help = help};
+    kvfcli_run_state run = {
+        .options = {.num_answer = 256, .kv_type = GGML_TYPE_F16, .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
+    kvfcli_catch_interrupt();
+    int code = kvfcli_parse(&common, argc, argv, options, "m:f:p:n:", take, &run.options);
+    if (code < 0) {
+        code = check(&run.options, &common, argc - optind, argv + optind);
+        run.options.json = common.json;
+        run.options.verbose = common.verbose;
+        run.num_answer = run.options.num_answer;
+        code = code == KVFCLI_FINE ? work(&run, &common) : code;
+    }
+    cleanup(&run);
+    kvfcli_common_cleanup(&common);
+    return code;
+}
