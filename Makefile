@@ -64,10 +64,10 @@ check-kill: build ## kill -9 of writer, server and reader in loops: never a wron
 	@$(paths); $(programs); test/shell/kill.sh
 
 check-128k: build ## 128K tokens (4 GiB) through Redis: memory of the client, one chain call, one round trip
-	@$(paths); $(programs); $(release)/bench/k128_bench --check
+	@$(paths); $(programs); $(release)/bench/k128_bench
 
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
-	@$(paths); $(programs); $(release)/test/unit_faults_test
+	@$(paths); $(programs); $(release)/test/live_faults_test
 
 check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
-	@$(paths); $(programs); $(release)/test/llama_exact_test
+	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test

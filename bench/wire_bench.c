@@ -10,6 +10,7 @@
  * with 16 buffers that have been touched; rounds are interleaved; each figure is the median of the ratios within a round.
  *
  *   wire_bench [--check] [--rounds N] [--only TEXT]... [--who NAME]...       e.g. --only "unix get 1M" --who ours --who bare1
+ *   WIRE_VARIANT='conns=1' wire_bench --who ours --who variant      ours, and ours with other parameters
  *
  * Exit status 0 where ours is at least 0.9 of the ceiling from 1 MiB on, and ahead of every peer everywhere.
  */
@@ -261,8 +262,9 @@ static void bare_pass(const job *j, bool set) {
 
 /* ---- ours: the public calls, with tokens, checksums and deadlines ---- */
 
-static kvf_store *store;
-static kvf_space *space;
+static const char *ours_params = "";
+static kvf_store  *store;
+static kvf_space  *space;
 static kvf_queue *queue;
 static uint32_t   tokens[NUM_BUFFERS * BLOCK_TOKENS];
 
@@ -275,13 +277,12 @@ static void print_log(void *ctx, kvf_log_level level, const char *message) {
 static void ours_open(const job *j) {
     char url[256];
     const char *urls[1] = {url};
-    const char *more = getenv("WIRE_URL_MORE"); /* for trying parameters, e.g. conns=1 */
     kvf_error err;
     const kvf_field fields[] = {{"engine", "bench"}, {"model", "bench"}, {"kv", "bytes"}};
     kvf_space_options options = {.struct_size = sizeof options, .block_tokens = BLOCK_TOKENS};
     bool is_unix = strcmp(j->transport, "unix") == 0;
     kvf_set_log(print_log, NULL, KVF_LOG_WARN);
-    snprintf(url, sizeof url, is_unix ? "redis+unix://%s?%s" : "redis://127.0.0.1:%s/?%s", j->where, more != NULL ? more : "");
+    snprintf(url, sizeof url, is_unix ? "redis+unix://%s?%s" : "redis://127.0.0.1:%s/?%s", j->where, ours_params);
     if (kvf_store_open(&store, &err, urls, 1, NULL) != KVF_OK || kvf_space_open(&space, &err, store, fields, 3, &options) != KVF_OK ||
         kvf_queue_open(&queue, &err, store, 4) != KVF_OK) {
         die(err.what);
@@ -434,6 +435,10 @@ static int work(const char *name) {
         bare_conns = (unsigned)atoi(name + 4);
         name = "bare";
     }
+    if (strcmp(name, "variant") == 0) {
+        ours_params = getenv("WIRE_VARIANT") != NULL ? getenv("WIRE_VARIANT") : "";
+        name = "ours";
+    }
     for (size_t i = 0; i < sizeof contenders / sizeof *contenders; i++) {
         if (strcmp(contenders[i].name, name) == 0) {
             c = &contenders[i];
@@ -459,9 +464,10 @@ typedef struct worker {
     pid_t       pid;
 } worker;
 
-enum { OURS, BARE1, BARE2, HIREDIS, HIREDIS_TUNED, ARTICLE, ARTICLE_TUNED, NUM_WORKERS };
+enum { OURS, VARIANT, BARE1, BARE2, HIREDIS, HIREDIS_TUNED, ARTICLE, ARTICLE_TUNED, NUM_WORKERS };
 static worker workers[NUM_WORKERS] = {
     {.name = "ours", .bytes = 192u << 20},
+    {.name = "variant", .bytes = 192u << 20},
     {.name = "bare1", .bytes = 192u << 20},
     {.name = "bare2", .bytes = 192u << 20},
     {.name = "hiredis", .peer = true, .bytes = 64u << 20},
@@ -736,7 +742,7 @@ static void start_workers(const options *o, const char *self) {
     char python[512];
     python_path(python);
     for (int w = 0; w < NUM_WORKERS; w++) {
-        if (!is_chosen(o->who, o->num_who, label(&workers[w]))) {
+        if (!is_chosen(o->who, o->num_who, label(&workers[w])) || (w == VARIANT && o->num_who == 0)) {
             continue;
         }
 #ifndef KVF_HAVE_HIREDIS

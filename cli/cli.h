@@ -140,13 +140,19 @@ int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_
 
 /* One record, as the first digits of its key name it. */
 typedef struct kvfcli_record {
-    uint8_t space[32]; /* of a damaged record only the first 8 bytes are known, the rest is zero */
-    kvf_key key;
+    uint8_t    space[32]; /* of a damaged record only the first 8 bytes are known, the rest is zero */
+    kvf_key    key;
+    kvf_reason damage; /* what its header shows */
+    uint32_t   tier;
+    uint64_t   stored_bytes;
+    int64_t    ttl_ms;
+    char       name[512];
 } kvfcli_record;
+void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry);
 /* kvfcli_find_record finds the one block whose key begins with `key_prefix`, in the space that begins with `space_prefix` (NULL: in any).
  * Returns 0, or an exit code after a message. */
 int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_prefix, const char *key_prefix);
-/* kvfcli_read_record visits every copy of it, whole: one per tier that has it. */
+/* kvfcli_read_record visits every copy of it, whole, one per tier that has it; of one that is not damaged as far as its header shows. */
 int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx);
 
 /* Closes stdout and returns `code`, or KVFCLI_IO after a message when what was printed got lost (a full disk). */

@@ -88,6 +88,16 @@ static bool same_record(const kvfcli_record *record, const kvf_entry *entry) {
     return memcmp(record->space, entry->space, 8) == 0 && memcmp(&record->key, &entry->key, sizeof entry->key) == 0;
 }
 
+void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry) {
+    memcpy(out->space, entry->space, sizeof out->space);
+    out->key = entry->key;
+    out->damage = entry->damage;
+    out->tier = entry->tier;
+    out->stored_bytes = entry->stored_bytes;
+    out->ttl_ms = entry->ttl_ms;
+    snprintf(out->name, sizeof out->name, "%s", entry->name);
+}
+
 static int match_record(void *ctx, const kvf_entry *entry) {
     record_search *search = ctx;
     if (entry->kind != KVF_ENTRY_BLOCK || !kvfcli_has_prefix(entry->key.bytes, search->key_prefix) ||
@@ -98,11 +108,10 @@ static int match_record(void *ctx, const kvf_entry *entry) {
         search->ambiguous = true;
         return 1;
     }
-    if (!search->found || entry->damage == KVF_WHY_NONE) {
-        memcpy(search->record.space, entry->space, sizeof entry->space);
+    if (!search->found || search->record.damage != KVF_WHY_NONE) {
+        kvfcli_record_of(&search->record, entry); /* a copy in another tier may be better */
     }
     search->found = true;
-    search->record.key = entry->key;
     return 0;
 }
 
@@ -124,20 +133,8 @@ int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_p
     return KVFCLI_FINE;
 }
 
-typedef struct record_reader {
-    const kvfcli_record *record;
-    kvf_visit_fn         visit;
-    void                *ctx;
-} record_reader;
-
-static int visit_record(void *ctx, const kvf_entry *entry) {
-    const record_reader *reader = ctx;
-    bool wanted = entry->kind == KVF_ENTRY_BLOCK && same_record(reader->record, entry);
-    return wanted ? reader->visit(reader->ctx, entry) : 0;
-}
-
 int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx) {
-    record_reader reader = {.record = record, .visit = visit, .ctx = ctx};
-    kvf_walk_options options = {.struct_size = sizeof options, .whole = 1, .space = record->space};
-    return kvfcli_walk(store, visit_record, &reader, &options);
+    kvf_walk_options options = {
+        .struct_size = sizeof options, .whole = 1, .space = record->space, .key = &record->key, .budget_ms = 30000};
+    return kvfcli_walk(store, visit, ctx, &options);
 }

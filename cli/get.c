@@ -95,13 +95,17 @@ static int get_by_digits(const request *r, kvf_store *store, const kvfcli_common
     kvfcli_record record;
     reading g = {.request = r, .common = common};
     int code = kvfcli_find_record(store, &record, r->space, r->key);
-    if (code == KVFCLI_FINE) {
+    if (code == KVFCLI_FINE && record.damage == KVF_WHY_NONE) {
         code = kvfcli_read_record(store, &record, take_copy, &g);
     }
     if (code != KVFCLI_FINE || g.done) {
         return g.done ? g.code : code;
     }
-    kvfcli_say("the block is damaged: %s", g.found ? kvf_reason_name(g.damage) : "it went away");
+    if (!g.found && record.damage == KVF_WHY_NONE) {
+        kvfcli_say("the block went away while it was looked for");
+    } else {
+        kvfcli_say("the block is damaged: %s", kvf_reason_name(g.found ? g.damage : record.damage));
+    }
     return KVFCLI_FOUND;
 }
 

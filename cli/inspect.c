@@ -52,18 +52,16 @@ static char *describe(kvf_store *store, const uint8_t space[32]) {
 
 /* ---- a block ---- */
 
-/* What is kept of the block beyond the walk: all but its payload. */
+/* What is kept of the block: all but its payload. */
 typedef struct block {
+    const kvfcli_record *record; /* as it was found */
     bool       found;
     uint8_t    space[32];
-    kvf_key    key;
-    uint64_t   stored_bytes, payload_bytes;
+    uint64_t   payload_bytes;
     uint32_t   first_token, num_tokens;
     uint32_t  *tokens;
-    int64_t    stored_s, ttl_ms;
+    int64_t    stored_s;
     kvf_reason damage;
-    char       name[512];
-    uint32_t   tier;
     char      *text; /* of the tokens */
     bool       no_memory;
 } block;
@@ -75,16 +73,11 @@ static int keep_block(void *ctx, const kvf_entry *entry) {
     }
     b->found = true;
     memcpy(b->space, entry->space, 32);
-    b->key = entry->key;
-    b->stored_bytes = entry->stored_bytes;
     b->payload_bytes = entry->payload_bytes;
     b->first_token = entry->first_token;
     b->num_tokens = entry->num_tokens;
     b->stored_s = entry->stored_s;
-    b->ttl_ms = entry->ttl_ms;
     b->damage = entry->damage;
-    b->tier = entry->tier;
-    snprintf(b->name, sizeof b->name, "%s", entry->name);
     if (entry->tokens != NULL && entry->num_tokens > 0) {
         b->tokens = malloc(entry->num_tokens * sizeof *b->tokens);
         b->no_memory = b->tokens == NULL;
@@ -125,13 +118,13 @@ static void print_tokens(const block *b) {
 
 static void print_block(kvf_store *store, const block *b, const char *fields) {
     char hex[KVFCLI_HEX32], size[KVFCLI_TEXT], span[KVFCLI_TEXT], url[256];
-    kvfcli_tier_url(store, b->tier, url);
-    kvfcli_hex(hex, b->key.bytes);
+    kvfcli_tier_url(store, b->record->tier, url);
+    kvfcli_hex(hex, b->record->key.bytes);
     printf("%-9s %s\n", "block", hex);
     printf("%-9s %s\n", "verified", b->damage == KVF_WHY_NONE ? "whole" : kvf_reason_name(b->damage));
-    printf("%-9s %s\n%-9s %s\n", "store", url, "name", b->name);
-    printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, b->stored_bytes), (unsigned long long)b->stored_bytes);
-    printf("%-9s %s\n", "expires", b->ttl_ms < 0 ? "never" : kvfcli_span(span, b->ttl_ms));
+    printf("%-9s %s\n%-9s %s\n", "store", url, "name", b->record->name);
+    printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, b->record->stored_bytes), (unsigned long long)b->record->stored_bytes);
+    printf("%-9s %s\n", "expires", b->record->ttl_ms < 0 ? "never" : kvfcli_span(span, b->record->ttl_ms));
     if (b->damage != KVF_WHY_NONE) {
         return;
     }
@@ -161,13 +154,13 @@ static json_t *tokens_json(const block *b) {
 
 static json_t *block_json(kvf_store *store, const block *b, const char *fields) {
     char url[256];
-    kvfcli_tier_url(store, b->tier, url);
+    kvfcli_tier_url(store, b->record->tier, url);
     return json_pack("{s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:i, s:i, s:o, s:s?}", "block",
-                     kvfcli_json_hex(b->key.bytes), "space", kvfcli_json_hex(b->space), "fields",
-                     kvfcli_json_fields(fields), "store", url, "name", b->name, "damage",
+                     kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space), "fields",
+                     kvfcli_json_fields(fields), "store", url, "name", b->record->name, "damage",
                      b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
-                     (json_int_t)b->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
-                     (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->ttl_ms, "first_token", (int)b->first_token,
+                     (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
+                     (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token", (int)b->first_token,
                      "num_tokens", (int)b->num_tokens, "tokens", tokens_json(b), "text", b->text);
 }
 
@@ -191,9 +184,10 @@ static int show_block(const request *r, kvf_store *store, const kvfcli_common *c
 }
 
 static int inspect_block(const request *r, kvf_store *store, const kvfcli_common *common, const kvfcli_record *record) {
-    block b = {.found = false};
-    int code = kvfcli_read_record(store, record, keep_block, &b);
-    if (code == KVFCLI_FINE && !b.found) {
+    block b = {.record = record, .damage = record->damage};
+    memcpy(b.space, record->space, sizeof b.space);
+    int code = record->damage == KVF_WHY_NONE ? kvfcli_read_record(store, record, keep_block, &b) : KVFCLI_FINE;
+    if (code == KVFCLI_FINE && !b.found && b.damage == KVF_WHY_NONE) {
         kvfcli_say("the block went away while it was looked for");
         code = KVFCLI_FOUND;
     }
@@ -362,9 +356,10 @@ static void meet_block(search *s, const kvf_entry *entry) {
         return;
     }
     s->ambiguous = s->ambiguous || (s->block_found && memcmp(&s->block.key, &entry->key, sizeof entry->key) != 0);
+    if (!s->block_found || s->block.damage != KVF_WHY_NONE) {
+        kvfcli_record_of(&s->block, entry); /* a copy in another tier may be better */
+    }
     s->block_found = true;
-    s->block.key = entry->key;
-    memcpy(s->block.space, entry->space, 32);
 }
 
 static int meet(void *ctx, const kvf_entry *entry) {

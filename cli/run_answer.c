@@ -109,7 +109,7 @@ static int add_token(kvfcli_run_state *run, kvfcli_utf8 *utf8, llama_token token
         return kvfcli_no_memory();
     }
     show(run, from);
-    return KVFCLI_FINE;
+    return ferror(stdout) ? KVFCLI_IO : KVFCLI_FINE; /* kvfcli_finish says so */
 }
 
 static int decode(kvfcli_run_state *run, llama_token token) {

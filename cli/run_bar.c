@@ -22,9 +22,9 @@ void kvfcli_bar_start(kvfcli_bar *bar, const char *what, const char *unit, bool 
     bar->first = UINT32_MAX;
 }
 
-static bool is_due(const kvfcli_bar *bar, int64_t now) {
+static bool is_due(const kvfcli_bar *bar, int64_t now, uint32_t done, uint32_t total) {
     if (!bar->terminal) {
-        return now - bar->shown_us >= LINE_EVERY_US;
+        return done < total && now - bar->shown_us >= LINE_EVERY_US;
     }
     return now - bar->started_us >= TERMINAL_FIRST_US && now - bar->shown_us >= TERMINAL_EVERY_US;
 }
@@ -44,7 +44,7 @@ void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total) {
     if (bar->first == UINT32_MAX) {
         bar->first = done;
     }
-    if (bar->quiet || total == 0 || done > total || !is_due(bar, now)) {
+    if (bar->quiet || total == 0 || done > total || !is_due(bar, now, done, total)) {
         return;
     }
     fprintf(stderr, "%s%s ", bar->terminal ? "\r\033[K" : "kvferry: ", bar->what);

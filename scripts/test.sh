@@ -134,6 +134,7 @@ stage_fuzz() {
 
 stage_checks() {
     export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
+    one "check-128k" build/release/bench/k128_bench
     one "check-demo" bench/demo.sh --check
 }
 

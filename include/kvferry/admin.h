@@ -38,6 +38,7 @@ typedef struct kvf_walk_options {
     int            whole;  /* read and verify whole values, not only headers */
     const uint8_t *space;  /* only this space (32 bytes); NULL = all */
     uint32_t       budget_ms; /* for one step of the store, not for the whole walk; 0 = 5000 */
+    const kvf_key *key;    /* with `space`: only this record, read directly instead of by a walk; its name is "" and its ttl_ms -1 */
 } kvf_walk_options;
 
 /* kvf_walk visits every record (and session) of every tier. What comes or goes meanwhile may or may not be seen.

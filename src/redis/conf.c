@@ -65,7 +65,7 @@ kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *
     kvfi_redis_conf conf = {.user = url->user,
                             .password = url->password,
                             .text = url->text,
-                            .conns = 2,
+                            .conns = 1,
                             .ttl_s = 3600,
                             .connect_ms = 1000,
                             .stall_ms = 250,

@@ -9,6 +9,7 @@
 #include "store/url.h"
 
 #define KVFI_REDIS_MAX_CONNS 32u
+#define KVFI_REDIS_MAX_LANE (4 * KVFI_REDIS_MAX_CONNS)
 #define KVFI_REDIS_MAX_PREFIX 64u
 
 typedef struct kvfi_redis_conf {
@@ -18,7 +19,7 @@ typedef struct kvfi_redis_conf {
     const char   *prefix;          /* of every key */
     const char   *text;            /* the URL without its password, for messages */
     uint32_t      db;
-    uint32_t      conns;           /* of each lane */
+    uint32_t      conns;           /* that one load or save uses at once */
     uint32_t      ttl_s;           /* 0 = keys do not expire */
     uint32_t      connect_ms, stall_ms;
     uint64_t      window;          /* bytes asked for and not yet read, of one connection */

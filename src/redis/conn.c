@@ -171,22 +171,51 @@ kvf_reason kvfi_conn_in_time(kvfi_conn *conn, int64_t deadline_us) {
     return kvfi_sys->now_us() < deadline_us ? KVF_WHY_NONE : fail_late(conn);
 }
 
-kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
+/* 1: something moved. 0: nothing until then. -1: poll failed. */
+static int poll_until(kvfi_conn *conn, int64_t until_us) {
     struct pollfd p = {.fd = conn->fd, .events = kvfi_conn_all_sent(conn) ? POLLIN : POLLIN | POLLOUT};
-    int64_t now = kvfi_sys->now_us();
-    int64_t stall_us = now + (int64_t)conn->stall_ms * 1000;
-    int64_t until_us = deadline_us < stall_us ? deadline_us : stall_us;
     for (;;) {
         int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(until_us));
         if (n > 0) {
-            return KVF_WHY_NONE;
+            return 1;
         }
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
-            return fail_errno(conn);
+            return -1;
         }
         if (kvfi_sys->now_us() >= until_us) {
-            break;
+            return 0;
         }
+    }
+}
+
+/* In the middle of a body over TCP, to be woken for every segment that comes costs both sides more than the copying. (On unix sockets poll takes
+ * no notice of SO_RCVLOWAT.) Where it can't be set, everything works without. */
+static void set_low_water(kvfi_conn *conn) {
+    bool middle = conn->tcp && !conn->slow && kvfi_resp_left(&conn->in) >= KVFI_CONN_BATCH;
+    int low_water = middle ? KVFI_CONN_BATCH : 1;
+    if (low_water != conn->low_water &&
+        kvfi_sys->setsockopt(conn->fd, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water) == 0) {
+        conn->low_water = low_water;
+    }
+}
+
+kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
+    int64_t stall_us = (int64_t)conn->stall_ms * 1000;
+    int64_t now = kvfi_sys->now_us();
+    int64_t until_us = deadline_us < now + stall_us ? deadline_us : now + stall_us;
+    int moved = 0;
+    set_low_water(conn);
+    if (conn->low_water > 1) {
+        /* Less than a batch is progress too, if only that of a slow link: the second half of the time waits for any byte. */
+        moved = poll_until(conn, until_us < now + stall_us / 2 ? until_us : now + stall_us / 2);
+        conn->slow = moved == 0;
+        set_low_water(conn);
+    }
+    if (moved == 0) {
+        moved = poll_until(conn, until_us);
+    }
+    if (moved != 0) {
+        return moved > 0 ? KVF_WHY_NONE : fail_errno(conn);
     }
     if (until_us == deadline_us) {
         return fail_late(conn);

@@ -19,6 +19,7 @@
 
 #define KVFI_CONN_SCRATCH 32768u /* more than any INFO */
 #define KVFI_CONN_OUT 16384u
+#define KVFI_CONN_BATCH (128 << 10) /* in the middle of a body we are woken for so much, not for each segment */
 #define KVFI_CONN_IOV 1024u /* IOV_MAX of Linux */
 
 typedef struct kvfi_conn {
@@ -30,6 +31,9 @@ typedef struct kvfi_conn {
     kvfi_place  body;      /* what is left of the body; it stands in front of out.data[mark] */
     size_t      mark;
     uint64_t    owed;      /* answers that nobody will ask for: they come before those of the next command */
+    bool        tcp;
+    bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
+    int         low_water; /* SO_RCVLOWAT now */
     bool        stalled;   /* it was closed because nothing moved */
     char        said[160]; /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;

@@ -4,13 +4,13 @@
  *
  * How many to ask for at once is counted in bytes. A server like Redis 7 executes all commands that it has read before it sends the first
  * answer, so asking for too much makes it hold, and fall out of its cache with, everything at once; asking for too little leaves it
- * idle while we read the end of an answer and check it. So the next value is asked for when what is still to come fits into the
- * window, and in any case when only the tail of it is.
+ * idle while we read the end of an answer and check it. So the next value is asked for when it fits into the window beside what is still
+ * to come, and in any case when that is only the tail of one.
  */
 #include "redis/redis.h"
 
 #define RING 256u
-#define TAIL_BYTES (256u << 10)
+#define TAIL_BYTES (64u << 10) /* less than a socket holds: the server is done with the value by then */
 
 /* One command that has been sent, or is about to be, and its answer. */
 typedef struct request {

@@ -187,8 +187,9 @@ static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, i
 
 /* ---- lanes ---- */
 
+/* Room for four at once that load, save or look up: the next waits. */
 static unsigned lane_max(const kvfi_node *node) {
-    return node->conf->conns;
+    return 4 * node->conf->conns;
 }
 
 bool kvfi_feed_is_dry(const kvfi_feed *feed) {

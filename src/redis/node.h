@@ -16,7 +16,7 @@
 typedef enum kvfi_lane_kind { KVFI_LANE_LOOKUP, KVFI_LANE_LOAD, KVFI_LANE_STORE, KVFI_NUM_LANES } kvfi_lane_kind;
 
 typedef struct kvfi_lane {
-    kvfi_conn *idle[KVFI_REDIS_MAX_CONNS]; /* the last used is on top; a closed one may be among them, for its memory */
+    kvfi_conn *idle[KVFI_REDIS_MAX_LANE]; /* the last used is on top; a closed one may be among them, for its memory */
     unsigned   num_idle;
     unsigned   num_taken;
 } kvfi_lane;

@@ -97,6 +97,72 @@ static kvf_walk_options options_of(const kvf_walk_options *options) {
     return own;
 }
 
+/* ---- one record, at its address */
+
+static kvf_status unreadable(kvf_error *err, const kvfi_tier *tier, kvf_reason why) {
+    return kvfi_fail(err, KVF_IO, "%.150s: the record can't be read: %s", tier->url->text, kvf_reason_name(why));
+}
+
+/* The whole value, in memory of `len` bytes. No check: whoever looks wants to see what is wrong. */
+static kvf_reason read_value(kvfi_tier *tier, const kvfi_addr *addr, void *value, size_t len, int64_t deadline_us) {
+    struct iovec iov = {value, len};
+    kvfi_item item = {
+        .addr = *addr, .iov = &iov, .num_iov = 1, .bytes = len, .status = KVF_AGAIN, .why = KVF_WHY_BUDGET};
+    kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = deadline_us};
+    tier->ops->get(tier, &feed);
+    return item.status == KVF_OK ? KVF_WHY_NONE : item.why;
+}
+
+static kvf_status see_whole(walk *w, kvfi_tier *tier, kvf_error *err, kvfi_sight *sight, int64_t deadline_us) {
+    uint8_t *value = kvfi_alloc((size_t)sight->stored_bytes);
+    if (value == NULL) {
+        return kvfi_fail(err, KVF_NOMEM, "no memory for a record of %llu bytes", (unsigned long long)sight->stored_bytes);
+    }
+    kvf_reason why = read_value(tier, sight->addr, value, (size_t)sight->stored_bytes, deadline_us);
+    if (why == KVF_WHY_NONE) {
+        sight->head = value;
+        sight->head_len = (size_t)sight->stored_bytes;
+        see(w, sight);
+    }
+    kvfi_free(value);
+    /* Between the header and the value it may have gone. */
+    return why == KVF_WHY_NONE || why == KVF_WHY_ABSENT ? KVF_OK : unreadable(err, tier, why);
+}
+
+static kvf_status see_one(walk *w, kvfi_tier *tier, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
+    kvfi_peek peek = {.why = KVF_WHY_ABSENT};
+    kvfi_header header;
+    uint64_t round_trips = 0;
+    kvfi_sight sight = {.kind = KVF_ENTRY_BLOCK, .name = "", .ttl_ms = -1, .addr = addr};
+    tier->ops->peek(tier, addr, 1, &peek, &round_trips, deadline_us);
+    if (peek.why == KVF_WHY_ABSENT) {
+        return KVF_OK;
+    }
+    if (peek.why != KVF_WHY_NONE) {
+        return unreadable(err, tier, peek.why);
+    }
+    sight.head = peek.header;
+    sight.head_len = sizeof peek.header;
+    bool sound = kvfi_header_decode(&header, peek.header) == KVF_WHY_NONE;
+    if (sound) {
+        sight.stored_bytes = KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes;
+    }
+    if (sound && w->whole) {
+        return see_whole(w, tier, err, &sight, deadline_us);
+    }
+    see(w, &sight);
+    return KVF_OK;
+}
+
+static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_walk_options *options) {
+    if (options->space == NULL || options->key == NULL) {
+        return tier->ops->walk(tier, err, options->space, w->whole, see, w, options->budget_ms);
+    }
+    kvfi_addr addr = {.key = *options->key};
+    memcpy(addr.space, options->space, sizeof addr.space);
+    return see_one(w, tier, err, &addr, kvfi_deadline((int64_t)options->budget_ms * 1000));
+}
+
 kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
     kvf_walk_options own = options_of(options);
     walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0};
@@ -105,8 +171,7 @@ kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *
     }
     kvfi_session_space(w.sessions);
     for (; w.tier < store->num_tiers && !w.stopped; w.tier++) {
-        kvfi_tier *tier = store->tiers[w.tier];
-        KVFI_TRY(tier->ops->walk(tier, err, own.space, w.whole, see, &w, own.budget_ms));
+        KVFI_TRY(see_tier(&w, store->tiers[w.tier], err, &own));
     }
     return KVF_OK;
 }

@@ -186,11 +186,10 @@ static kvf_reason open_whole(kvfi_file *file, kvfi_opened *out, uint8_t head[KVF
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    if (out->st.st_size < KVFI_HEADER_BYTES) {
-        why = KVF_WHY_TRUNCATED;
-    } else if (!kvfi_file_read_head(head, out)) {
+    bool torn = out->st.st_size < KVFI_HEADER_BYTES;
+    if (!torn && !kvfi_file_read_head(head, out)) {
         why = KVF_WHY_UNREACHABLE;
-    } else if (kvfi_file_is_torn(head, &out->st)) {
+    } else if (torn || kvfi_file_is_torn(head, &out->st)) {
         why = KVF_WHY_TRUNCATED;
     }
     if (why == KVF_WHY_NONE) {

@@ -16,8 +16,10 @@
 
 enum { USAGE_BYTES = 40 }; /* magic, xxh32 of what follows, bytes, records, writers, swept_s; little-endian */
 
+static const uint8_t magic[4] = {'K', 'V', 'F', 'U'};
+
 static void encode(uint8_t out[USAGE_BYTES], const kvfi_usage *usage) {
-    memcpy(out, "KVFU", 4);
+    memcpy(out, magic, sizeof magic);
     kvfi_put64(out + 8, usage->bytes);
     kvfi_put64(out + 16, usage->records);
     kvfi_put64(out + 24, usage->writers);
@@ -29,7 +31,7 @@ static bool read_from(int fd, kvfi_usage *out) {
     uint8_t raw[USAGE_BYTES];
     struct iovec iov = {raw, sizeof raw};
     *out = (kvfi_usage){0};
-    if (kvfi_sys->preadv(fd, &iov, 1, 0) != USAGE_BYTES || memcmp(raw, "KVFU", 4) != 0 ||
+    if (kvfi_sys->preadv(fd, &iov, 1, 0) != USAGE_BYTES || memcmp(raw, magic, sizeof magic) != 0 ||
         kvfi_get32(raw + 4) != kvfi_xxh32(raw + 8, USAGE_BYTES - 8)) {
         return false;
     }

@@ -39,11 +39,15 @@ struct entry {
     bool linked;   /* in the table; else it is freed with its last reader */
 };
 
+typedef struct bucket {
+    entry *first;
+} bucket;
+
 typedef struct mem {
     kvfi_tier tier;
     uint64_t max_bytes;
     pthread_mutex_t lock;
-    entry **buckets;
+    bucket *buckets;
     size_t num_buckets, num_entries;
     entry *oldest, *newest;
     buffer idle[MAX_IDLE];
@@ -116,7 +120,7 @@ static bool same_addr(const kvfi_addr *a, const kvfi_addr *b) {
 }
 
 static entry *find(const mem *m, const kvfi_addr *addr) {
-    entry *e = m->buckets[bucket_of(m, addr)];
+    entry *e = m->buckets[bucket_of(m, addr)].first;
     while (e != NULL && !same_addr(&e->addr, addr)) {
         e = e->chain;
     }
@@ -147,7 +151,7 @@ static void free_entry(mem *m, entry *e) {
 }
 
 static void unlink_entry(mem *m, entry *e) {
-    entry **at = &m->buckets[bucket_of(m, &e->addr)];
+    entry **at = &m->buckets[bucket_of(m, &e->addr)].first;
     while (*at != e) {
         at = &(*at)->chain;
     }
@@ -172,23 +176,23 @@ static void unref(mem *m, entry *e) {
 /* Twice the buckets when they fill up. Without memory, chains grow longer instead. */
 static void grow(mem *m) {
     size_t num = 2 * m->num_buckets;
-    size_t more = m->num_buckets * sizeof(entry *);
+    size_t more = m->num_buckets * sizeof(bucket);
     if (m->num_entries < m->num_buckets || m->used_bytes + more > m->max_bytes) {
         return;
     }
-    entry **buckets = kvfi_alloc_zero(num, sizeof *buckets);
+    bucket *buckets = kvfi_alloc_zero(num, sizeof *buckets);
     if (buckets == NULL) {
         return;
     }
-    entry **old = m->buckets;
+    bucket *old = m->buckets;
     size_t num_old = m->num_buckets;
     m->buckets = buckets;
     m->num_buckets = num;
     m->used_bytes += more;
     for (size_t i = 0; i < num_old; i++) {
-        for (entry *e = old[i], *next; e != NULL; e = next) {
+        for (entry *e = old[i].first, *next; e != NULL; e = next) {
             next = e->chain;
-            entry **at = &buckets[bucket_of(m, &e->addr)];
+            entry **at = &buckets[bucket_of(m, &e->addr)].first;
             e->chain = *at;
             *at = e;
         }
@@ -198,7 +202,7 @@ static void grow(mem *m) {
 
 static void link_entry(mem *m, entry *e) {
     grow(m);
-    entry **at = &m->buckets[bucket_of(m, &e->addr)];
+    entry **at = &m->buckets[bucket_of(m, &e->addr)].first;
     e->chain = *at;
     *at = e;
     e->linked = true;
@@ -568,7 +572,7 @@ static kvf_status take_params(mem *m, kvf_error *err, kvfi_url *url) {
 
 kvf_status kvfi_mem_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     mem *m = kvfi_alloc_zero(1, sizeof *m);
-    entry **buckets = kvfi_alloc_zero(FIRST_BUCKETS, sizeof *buckets);
+    bucket *buckets = kvfi_alloc_zero(FIRST_BUCKETS, sizeof *buckets);
     if (m == NULL || buckets == NULL) {
         kvfi_free(m);
         kvfi_free(buckets);

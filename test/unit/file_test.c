@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
@@ -942,28 +943,42 @@ static void count_warning(void *ctx, kvf_log_level level, const char *message) {
     num_warnings += level == KVF_LOG_WARN && strstr(message, "can't be written") != NULL;
 }
 
+/* chmod and chown of all below a folder. */
+static mode_t bits_to_set, bits_to_clear;
+static int change_mode(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)kind, (void)at;
+    return chmod(path, ((st->st_mode | bits_to_set) & ~bits_to_clear) & 07777);
+}
+static void change_modes(const char *path, mode_t set, mode_t clear) {
+    bits_to_set = set;
+    bits_to_clear = clear;
+    EXPECT(nftw(path, change_mode, 16, FTW_PHYS) == 0);
+}
+static int change_owner(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)st, (void)kind, (void)at;
+    return lchown(path, 65534, 65534);
+}
+
+/* root is stopped by no mode. */
+static bool become_nobody(const char *dir) {
+    return geteuid() != 0 || (nftw(dir, change_owner, 16, FTW_PHYS) == 0 && setgid(65534) == 0 && setuid(65534) == 0);
+}
+
 static int live_read_only(const char *dir) {
-    char url[PATH_MAX], path[PATH_MAX];
+    char url[PATH_MAX], store[PATH_MAX], records[2 * PATH_MAX];
     kvf_error err;
+    uint64_t removed;
     snprintf(url, sizeof url, "file:%s/store", dir);
-    snprintf(path, sizeof path, "%s/store", dir);
+    snprintf(store, sizeof store, "%s/store", dir);
+    snprintf(records, sizeof records, "%s/kvf1", store);
     kvfi_tier *tier = kvft_tier(url);
     EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_NONE);
     set_age(path_of(&(place){.dir = (char *)(uintptr_t)dir}, 1), 1000);
     tier->ops->close(tier);
-    if (geteuid() == 0) { /* whom no mode stops */
-        if (chown(dir, 65534, 65534) != 0) {
-            return 77;
-        }
-        char command[2 * PATH_MAX];
-        snprintf(command, sizeof command, "chown -R 65534 %s", dir);
-        if (system(command) != 0 || setgid(65534) != 0 || setuid(65534) != 0) {
-            return 77;
-        }
+    if (!become_nobody(dir)) {
+        return 77;
     }
-    char command[4 * PATH_MAX];
-    snprintf(command, sizeof command, "chmod -R a-w %s", path);
-    EXPECT(system(command) == 0);
+    change_modes(store, 0, 0222);
     kvf_set_log(count_warning, NULL, KVF_LOG_WARN);
     tier = kvft_tier(url);
     EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_NONE);
@@ -975,21 +990,22 @@ static int live_read_only(const char *dir) {
     kvfi_addr addr;
     kvft_addr(&addr, 1);
     EXPECT(tier->ops->remove(tier, &err, &addr, KVFI_NEVER) == KVF_IO);
-    uint64_t removed;
     EXPECT(tier->ops->clear(tier, &removed, &err, NULL, 1000) == KVF_IO && removed == 0);
     EXPECT(kvft_count(tier).damaged == 0);
     tier->ops->close(tier);
-    snprintf(command, sizeof command, "chmod 0 %s/kvf1", path);
-    EXPECT(system(command) == 0);
+
+    EXPECT(chmod(records, 0) == 0);
     EXPECT(try_open(url, &err) == KVF_CONFIG && strstr(err.what, "can't be read") != NULL);
-    snprintf(command, sizeof command, "chmod -R 700 %s; rm -rf %s/kvf1; chmod 500 %s", path, path, path);
-    EXPECT(system(command) == 0);
+
+    EXPECT(chmod(records, 0700) == 0);
+    change_modes(store, 0200, 0);
+    kvft_remove_dir(strdup(records));
+    EXPECT(chmod(store, 0500) == 0);
     tier = kvft_tier(url); /* empty, and nothing can be put in it */
     EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_ABSENT);
     EXPECT(kvft_put(tier, 1, SIZE) == KVF_WHY_UNREACHABLE);
     tier->ops->close(tier);
-    snprintf(command, sizeof command, "chmod -R u+w %s", path);
-    EXPECT(system(command) == 0);
+    EXPECT(chmod(store, 0700) == 0);
     return 0;
 }
 
