@@ -85,7 +85,7 @@ typedef struct group {
 
 static bool has_buffer(kvf_llama *kv, size_t which) {
     if (kv->buffers[which] == NULL) {
-        kv->buffers[which] = aligned_alloc(4096, (kv->group * kv->block_bytes + 4095) / 4096 * 4096);
+        kv->buffers[which] = aligned_alloc(4096, kv->group * kv->stride);
     }
     return kv->buffers[which] != NULL;
 }
@@ -98,7 +98,7 @@ static void submit(load *l, group *groups, size_t which, size_t first) {
         return;
     }
     for (size_t i = 0; i < num; i++) {
-        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->block_bytes, kv->block_bytes};
+        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->stride, kv->block_bytes};
         kv->blocks[which][i] = block_of(kv, first + i);
         kv->blocks[which][i].iov = &kv->iov[which][i];
         kv->blocks[which][i].num_iov = 1;

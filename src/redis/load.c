@@ -10,7 +10,7 @@
 #include "redis/redis.h"
 
 #define RING 256u
-#define TAIL_BYTES (64u << 10) /* less than a socket holds: the server is done with the value by then */
+#define TAIL_BYTES (160u << 10) /* what a unix socket holds by default: by then the server has sent it all */
 
 /* One command that has been sent, or is about to be, and its answer. */
 typedef struct request {

@@ -116,9 +116,9 @@ void kvfi_file_usage_flush(kvfi_file *file) {
 }
 
 void kvfi_file_usage_end(kvfi_file *file) {
-    for (int i = 0; i < 20 && (file->pending_bytes != 0 || file->pending_records != 0); i++) {
+    for (int i = 0; i < 200 && (file->pending_bytes != 0 || file->pending_records != 0); i++) {
         if (i > 0) {
-            (void)kvfi_sys->poll(NULL, 0, 1); /* another process has the lock: it may be sweeping */
+            (void)kvfi_sys->poll(NULL, 0, 5); /* another process has the lock: it may be sweeping */
         }
         kvfi_file_usage_flush(file);
     }

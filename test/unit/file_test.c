@@ -1295,31 +1295,32 @@ static int num_fds(void) {
     return num;
 }
 
-/* What is there is a hit, or a miss with a reason; which one depends on what failed. */
+/* What is there is a hit, or a miss with a reason; which one depends on what failed. The third value makes it evict. */
 static void scenario(const char *text, uint64_t salt) {
+    enum { BIG = 400000 };
     kvfi_url *url = NULL;
     kvfi_tier *tier = NULL;
+    kvf_error err;
     if (kvfi_url_parse(&url, NULL, text) != KVF_OK || kvfi_file_open(&tier, NULL, url) != KVF_OK) {
         return;
     }
-    for (uint64_t seed = 0; seed < 4; seed++) {
-        (void)kvft_put(tier, salt + seed, 300000);
-        (void)kvft_get(tier, salt + seed, 300000);
-        (void)kvft_borrow(tier, salt + seed, 300000);
-        (void)kvft_peek(tier, salt + seed);
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        (void)kvft_put(tier, salt + seed, BIG);
+        (void)kvft_get(tier, salt + seed, BIG);
     }
-    (void)kvft_put(tier, salt + 3, 300001); /* replaces */
-    (void)kvft_get(tier, salt + 3, 300001);
-    (void)kvft_get(tier, salt + 3, 300000);
-    kvf_error err;
+    (void)kvft_borrow(tier, salt + 2, BIG);
+    (void)kvft_peek(tier, salt + 2);
+    (void)kvft_put(tier, salt + 2, BIG + 1); /* replaces */
+    (void)kvft_get(tier, salt + 2, BIG + 1);
+    (void)kvft_get(tier, salt + 2, BIG);
     (void)tier->ops->walk(tier, &err, NULL, true, visit, NULL, 1000);
     kvfi_addr addr;
-    kvft_addr(&addr, salt);
+    kvft_addr(&addr, salt + 2);
     (void)tier->ops->remove(tier, &err, &addr, KVFI_NEVER);
     diagnosis d = {0};
     tier->ops->doctor(tier, note, &d);
-    uint64_t removed;
     if (salt % 3 == 0) {
+        uint64_t removed;
         (void)tier->ops->clear(tier, &removed, &err, NULL, 1000);
     }
     tier->ops->close(tier);
