@@ -4,7 +4,7 @@
  *
  *   mem:                              in this process;               ?max=1G
  *   file:/var/cache/kvferry           a folder, shared by processes; ?max=10G&ttl=0
- *   redis://[user:password@]host[:port][/db]                         ?ttl=3600&prefix=kvf1&conns=1&window=1M&part=4190208
+ *   redis://[user:password@]host[:port][/db]                         ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
  *   redis+unix:///run/redis.sock      ?db=0 and the same             &connect_ms=1000&stall_ms=250&name=kvferry
  *
  * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never ignored.

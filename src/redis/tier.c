@@ -16,8 +16,14 @@ static void give_up(kvfi_feed *feed, kvf_reason why) {
     }
 }
 
+/* Large values, and another thread is at it: then this one would only be in its way. */
+static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
+    return feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below &&
+           atomic_load_explicit(&feed->next, memory_order_relaxed) > 0;
+}
+
 void kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
-    bool done = false;
+    bool done = is_one_too_many(tier, feed);
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
         kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, lane, feed, feed->deadline_us);

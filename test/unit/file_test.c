@@ -1229,7 +1229,8 @@ static void test_processes(void **state) {
         assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
         assert_int_equal(status, 0);
     }
-    assert_int_equal(kvft_put(p.tier, 1000, SIZE), KVF_WHY_NONE); /* sees what they have added last */
+    assert_int_equal(kvft_put(p.tier, 1000, SIZE), KVF_WHY_NONE); /* sees what they have added */
+    assert_int_equal(kvft_put(p.tier, 1001, SIZE), KVF_WHY_NONE); /* acts on it */
     kvft_census census = kvft_count(p.tier);
     assert_int_equal(census.damaged, 0);
     assert_true(census.bytes <= 1u << 20);
