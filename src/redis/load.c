@@ -83,7 +83,9 @@ static uint64_t unread(loader *l) {
 
 static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
-    return l->num < RING && (outstanding <= TAIL_BYTES || outstanding + l->usual <= l->tier->conf.window);
+    uint64_t window = l->tier->conf.window;
+    uint64_t tail = TAIL_BYTES < window / 4 ? TAIL_BYTES : window / 4;
+    return l->num < RING && (outstanding <= tail || outstanding + l->usual <= window);
 }
 
 static void ask(loader *l) {
