@@ -167,11 +167,8 @@ static void match(load *l) {
     size_t run = 0, wanted = l->end - l->next;
     int64_t begin = kvfl_now_us(), left = l->deadline_us - begin;
     kvf_status status = kvf_match(kv->space, &run, kv->found, kv->keys + l->next, wanted, left > 1 ? (uint32_t)left : 1);
-    if (status != KVF_OK) {
-        run = 0;
-    }
-    if (run < wanted) {
-        l->report->why = KVF_WHY_ABSENT;
+    if (status == KVF_OK && run < wanted) {
+        l->report->why = kv->found[run].why;
     }
     for (size_t i = 0; i < run; i++) {
         if (kv->found[i].payload_bytes != kv->block_bytes) {
