@@ -58,7 +58,6 @@ static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
     KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));
     conf->conns = asked > 0 ? asked : conf->server.path != NULL ? 1 : 2;
     conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;
-    conf->turns = asked == 0;
     return KVF_OK;
 }
 

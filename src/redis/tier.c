@@ -23,7 +23,7 @@ static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
 }
 
 void kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
-    bool done = lane == KVFI_LANE_LOAD && is_one_too_many(tier, feed);
+    bool done = is_one_too_many(tier, feed);
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
         kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, lane, feed, feed->deadline_us);
@@ -166,7 +166,7 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
     tier->base.get_threads = tier->conf.conns;
-    tier->base.put_threads = tier->conf.turns ? 2 : tier->conf.conns;
+    tier->base.put_threads = tier->conf.conns;
     kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
         status = try_server(tier, err);
