@@ -8,6 +8,7 @@
 
 #include "redis/key.h"
 #include "redis/node.h"
+#include "redis/seal.h"
 
 #define KVFI_COMMAND_BYTES 512u /* any command without its body: the longest key, and all the rest */
 
@@ -15,6 +16,7 @@ typedef struct kvfi_redis {
     kvfi_tier        base;
     kvfi_redis_conf  conf;
     kvfi_node        node;
+    kvfi_seals       seals;
     _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
 } kvfi_redis;
 
@@ -40,11 +42,12 @@ uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 
-/* Moves items of the feed over one connection: until the feed is dry (true), or the connection fails (false) and with it the items that were
+/* Moves items of a feed over one connection: until the feed is dry (true), or the connection fails (false) and with it the items that were
  * on it. */
-typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *);
-/* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in it misses. */
-void kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
+typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *);
+/* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in it misses, with
+ * the reason that is returned. */
+kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_seal *, kvfi_lane_kind, kvfi_exchange *);
 /* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not expire together. */
 uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
 

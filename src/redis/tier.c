@@ -16,24 +16,19 @@ static void give_up(kvfi_feed *feed, kvf_reason why) {
     }
 }
 
-/* Large values, and another thread is at it: then this one would only be in its way. */
-static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
-    return feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below &&
-           atomic_load_explicit(&feed->next, memory_order_relaxed) > 0;
-}
-
-void kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
-    bool done = is_one_too_many(tier, feed);
+kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+    bool done = false;
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
         kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, lane, feed, feed->deadline_us);
         if (why != KVF_WHY_NONE) {
             give_up(feed, why);
-            return;
+            return why;
         }
-        done = exchange(tier, conn, feed);
+        done = exchange(tier, conn, feed, seal);
         kvfi_node_give(&tier->node, lane, conn);
     }
+    return kvfi_sys->now_us() >= feed->deadline_us ? KVF_WHY_BUDGET : KVF_WHY_UNREACHABLE;
 }
 
 /* ---- talking ---- */
@@ -117,6 +112,7 @@ kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const cha
 static void close_tier(kvfi_tier *base) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node_cleanup(&tier->node);
+    kvfi_seals_cleanup(&tier->seals);
     kvfi_url_free(base->url);
     kvfi_free(tier);
 }
@@ -166,7 +162,8 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
     tier->base.get_threads = tier->conf.conns;
-    tier->base.put_threads = tier->conf.conns;
+    tier->base.put_threads = tier->conf.seals ? 2 : tier->conf.conns;
+    kvfi_seals_init(&tier->seals);
     kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
         status = try_server(tier, err);
