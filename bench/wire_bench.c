@@ -2,7 +2,8 @@
  *
  * check-wire: our GET and SET through the public calls, with all checks on, beside
  *
- *   bare      a minimal blocking client that checks nothing, with one connection and with as many as we have: the ceiling
+ *   bare      a minimal blocking client that checks nothing, with one connection and with two; the better of those with as many as
+ *             ours uses in that cell, or one, is the ceiling
  *   hiredis   synchronous, and a copy into place
  *   article   the recipe of redis-py and numpy (wire_peers.py); both with malloc as it is and tuned, since that is most of their loss
  *
@@ -129,7 +130,6 @@ static int dial(const job *j) {
         struct sockaddr_un a = {.sun_family = AF_UNIX};
         snprintf(a.sun_path, sizeof a.sun_path, "%.107s", j->where);
         fd = socket(AF_UNIX, SOCK_STREAM, 0);
-        if (getenv("WIRE_SNDBUF")) { int sndbuf = atoi(getenv("WIRE_SNDBUF")); setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &sndbuf, sizeof sndbuf); }
         if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a) != 0) {
             die("connect");
         }
@@ -677,9 +677,12 @@ static bool has(int w) {
     return workers[w].to != NULL;
 }
 
-/* The ceiling is the better of the two bare clients, by their medians. */
+/* The ceiling is the better of the bare clients, by the medians, of those with one connection or as many as ours: it loads with two over TCP,
+ * unless values are large. */
 static int ceiling_of(size_t at, unsigned rounds) {
-    if (!has(BARE1) || !has(BARE2)) {
+    const cell *c = &cells[at];
+    bool two = strcmp(c->transport, "tcp") == 0 && strcmp(c->op, "get") == 0 && c->bytes < (2u << 20);
+    if (!has(BARE1) || !has(BARE2) || !two) {
         return has(BARE1) ? BARE1 : BARE2;
     }
     return ratio_to(at, BARE1, rounds) < ratio_to(at, BARE2, rounds) ? BARE1 : BARE2;

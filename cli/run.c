@@ -320,6 +320,17 @@ static int answer(kvfcli_run_state *run) {
     return code;
 }
 
+static void note_unwritten(kvfcli_run_state *run, const kvf_stats *stats, bool late) {
+    uint64_t failed = late ? 1 : 0; /* at least */
+    run->unwritten_why = late ? KVF_WHY_BUDGET : KVF_WHY_NONE;
+    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
+        failed += stats->save_failures[i];
+        run->unwritten_why = stats->save_failures[i] > 0 ? (kvf_reason)i : run->unwritten_why;
+    }
+    /* The store also counts what it writes of its own accord, to describe the space. */
+    run->unwritten = failed < run->report.saved_blocks ? failed : run->report.saved_blocks;
+}
+
 /* Blocks are written while the answer is computed. What is left then gets some time, and Ctrl-C cuts that short. */
 static void flush(kvfcli_run_state *run) {
     kvf_stats stats = {.struct_size = sizeof stats};
@@ -332,14 +343,7 @@ static void flush(kvfcli_run_state *run) {
         left_ms -= 100;
     }
     kvf_store_stats(run->store, &stats);
-    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
-        run->unwritten += stats.save_failures[i];
-        run->unwritten_why = stats.save_failures[i] > 0 ? (kvf_reason)i : run->unwritten_why;
-    }
-    if (status == KVF_AGAIN) {
-        run->unwritten += 1; /* at least */
-        run->unwritten_why = KVF_WHY_BUDGET;
-    }
+    note_unwritten(run, &stats, status == KVF_AGAIN);
     run->flush_us = kvfcli_now_us() - began;
 }
 

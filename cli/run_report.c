@@ -17,29 +17,67 @@ static double tokens_per_s(const kvfcli_run_state *run) {
 
 /* ---- for people ---- */
 
-static void report_prompt(const kvfcli_run_state *run) {
+static const char *in_words(kvf_reason why) {
+    switch (why) {
+    case KVF_WHY_UNREACHABLE:
+    case KVF_WHY_BREAKER:
+        return "the store does not answer; kvferry doctor tells more";
+    case KVF_WHY_SERVER:
+        return "the server answers with an error; kvferry doctor tells more";
+    case KVF_WHY_BUDGET:
+        return "the store took too long";
+    case KVF_WHY_FULL:
+        return "the store is full";
+    case KVF_WHY_CHECKSUM:
+    case KVF_WHY_TRUNCATED:
+    case KVF_WHY_VERSION:
+    case KVF_WHY_OTHER_SPACE:
+    case KVF_WHY_OTHER_TOKENS:
+        return "the next record is damaged; kvferry verify tells more";
+    default:
+        return kvf_reason_name(why);
+    }
+}
+
+static void report_loaded(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
     char size[KVFCLI_TEXT];
-    fprintf(stderr, "kvferry: prompt %zu tokens", run->prompt.num);
+    bool ended = r->why != KVF_WHY_NONE && r->why != KVF_WHY_ABSENT;
     if (r->loaded_tokens > 0) {
-        fprintf(stderr, ", %u of them loaded (%s from %s)", r->loaded_tokens, kvfcli_size(size, r->loaded_bytes),
-                run->source);
+        fprintf(stderr, ", %u of them loaded (%s from %s%s%s)", r->loaded_tokens, kvfcli_size(size, r->loaded_bytes),
+                run->source, ended ? "; " : "", ended ? in_words(r->why) : "");
     } else if (run->store != NULL && run->engine.kv != NULL) {
-        fprintf(stderr, ", none of them in the store");
+        fprintf(stderr, ", none of them loaded (%s)", ended ? in_words(r->why) : "not in the store");
     }
-    if (r->why != KVF_WHY_NONE && r->why != KVF_WHY_ABSENT) {
-        fprintf(stderr, " (%s)", kvf_reason_name(r->why));
-    }
+}
+
+static void report_prompt(const kvfcli_run_state *run) {
+    const kvf_llama_report *r = &run->report;
+    fprintf(stderr, "kvferry: prompt %zu tokens", run->prompt.num);
+    report_loaded(run);
     fprintf(stderr, "; first token after %.3f s", (double)run->ttft_us / 1e6);
     if (r->loaded_tokens > 0) {
-        fprintf(stderr, " (lookup %.1f, load %.1f, import %.1f, compute %.1f ms)", ms(r->match_us), ms(r->load_us),
+        fprintf(stderr, " (lookup %.1f, load %.1f with import %.1f, compute %.1f ms)", ms(r->match_us), ms(r->load_us),
                 ms(r->import_us), ms(r->compute_us));
     }
     fputc('\n', stderr);
 }
 
-static void report_answer(const kvfcli_run_state *run) {
+static void report_stored(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
+    if (r->saved_blocks > run->unwritten) {
+        fprintf(stderr, "; %llu blocks stored", (unsigned long long)(r->saved_blocks - run->unwritten));
+    }
+    if (run->unwritten > 0) {
+        fprintf(stderr, "; %llu blocks not stored (%s)", (unsigned long long)run->unwritten,
+                in_words(run->unwritten_why));
+    }
+    if (r->shed_blocks > 0) {
+        fprintf(stderr, "; %u blocks dropped, as the store is slower than the model", r->shed_blocks);
+    }
+}
+
+static void report_answer(const kvfcli_run_state *run) {
     fprintf(stderr, "kvferry: answer %zu tokens", run->said.num);
     if (run->said.num > 1) {
         fprintf(stderr, ", %.1f a second", tokens_per_s(run));
@@ -47,16 +85,7 @@ static void report_answer(const kvfcli_run_state *run) {
     if (run->stop == KVFCLI_STOP_LENGTH && run->num_answer > 0) {
         fprintf(stderr, ", cut off at %u (-n)", run->num_answer);
     }
-    if (r->saved_blocks > 0) {
-        fprintf(stderr, "; %u blocks stored", r->saved_blocks);
-    }
-    if (r->shed_blocks > 0) {
-        fprintf(stderr, ", %u dropped because the store is slower than the model", r->shed_blocks);
-    }
-    if (run->unwritten > 0) {
-        fprintf(stderr, ", %llu not written (%s)", (unsigned long long)run->unwritten,
-                kvf_reason_name(run->unwritten_why));
-    }
+    report_stored(run);
     if (run->options.session != NULL) {
         fprintf(stderr, "; session \"%s\", turn %zu", run->options.session, run->chat.num_turns + 1);
     }

@@ -35,6 +35,7 @@ typedef struct kvfi_conn {
     bool        readable;  /* the last kvfi_conn_wait saw something to read */
     bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int         low_water; /* SO_RCVLOWAT now */
+    int         send_buffer; /* SO_SNDBUF now; 0 = as the system has it */
     bool        stalled;   /* it was closed because nothing moved */
     char        said[160]; /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;

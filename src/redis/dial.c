@@ -12,8 +12,6 @@
 #include "redis/conn.h"
 #include "store/pool.h"
 
-#define UNIX_SEND_BUFFER (1 << 20) /* of which the kernel makes twice as much. More is no faster: it falls out of the cache. */
-
 /* ---- names ---- */
 
 /* Shared by the thread that looks up and the one that waits for it; whoever leaves last frees it. */
@@ -110,12 +108,8 @@ static kvf_reason resolve(struct addrinfo **out, const kvfi_endpoint *to, int64_
 
 /* None of these is needed to work, so none is checked. */
 static void set_options(int fd, int family) {
-    int on = 1, idle_s = 15, interval_s = 5, count = 3, send_buffer = UNIX_SEND_BUFFER;
+    int on = 1, idle_s = 15, interval_s = 5, count = 3;
     if (family == AF_UNIX) {
-        /* The default (208 KiB) makes the writer wait a dozen times for one value. Nobody but the writer can raise it. */
-        if (kvfi_sys->setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &send_buffer, sizeof send_buffer) != 0) {
-            (void)kvfi_sys->setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
-        }
         return;
     }
     (void)kvfi_sys->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -231,6 +225,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, int64_t dead
     conn->tcp = to->path == NULL;
     conn->slow = false;
     conn->low_water = 1;
+    conn->send_buffer = 0;
     conn->stalled = false;
     conn->said[0] = '\0';
     kvf_reason why = dial(&conn->fd, to, deadline_us);

@@ -193,7 +193,12 @@ static inline void lab_vocab_of(struct gguf_context *g) {
     gguf_set_arr_data(g, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores, WORDS);
 }
 
-static inline struct llama_model *lab_toy(const char *arch, bool hybrid, uint64_t seed) {
+typedef struct lab_meta {
+    const char *name; /* behind the architecture's; NULL ends a list of them */
+    uint32_t    value;
+} lab_meta;
+
+static inline struct llama_model *lab_toy_with(const char *arch, bool hybrid, uint64_t seed, const lab_meta *more) {
     struct gguf_context *g = gguf_init_empty();
     gguf_set_val_str(g, "general.architecture", arch);
     lab_vocab_of(g);
@@ -214,8 +219,15 @@ static inline struct llama_model *lab_toy(const char *arch, bool hybrid, uint64_
     lab_u32(g, arch, "ssm.time_step_rank", 16);
     lab_u32(g, arch, "ssm.group_count", 1);
     lab_u32(g, arch, "shortconv.l_cache", 3);
+    for (; more != NULL && more->name != NULL; more++) {
+        lab_u32(g, arch, more->name, more->value);
+    }
     struct llama_model *model = llama_model_init_from_user(g, lab_random_tensor, &seed, llama_model_default_params());
     gguf_free(g);
     return model;
+}
+
+static inline struct llama_model *lab_toy(const char *arch, bool hybrid, uint64_t seed) {
+    return lab_toy_with(arch, hybrid, seed, NULL);
 }
 #endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the llama.cpp engine must not believe: that a sequence still holds what a prefill put there, that a context computes each token from
+ * those in front of it only, that the same model and types make the same bytes. On toy models.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "lab.h"
+
+#include <cmocka.h>
+
+#define NUM 300u /* 4 blocks of 64, and 44 tokens behind the cut */
+#define MODEL_PATH __FILE__
+
+static llama_token *toy_prompt(unsigned seed) {
+    llama_token *tokens = lab_prompt(NUM, seed);
+    for (size_t i = 0; i < NUM; i++) {
+        tokens[i] %= 128;
+    }
+    return tokens;
+}
+
+/* As a program with a decode loop of its own does. */
+static void decode(lab *l, llama_seq_id seq, const llama_token *tokens, llama_pos first, size_t num) {
+    struct llama_batch batch = llama_batch_init((int32_t)num, 0, 1);
+    batch.n_tokens = (int32_t)num;
+    for (size_t i = 0; i < num; i++) {
+        batch.token[i] = tokens[i];
+        batch.pos[i] = first + (llama_pos)i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i] = i + 1 == num;
+    }
+    assert_int_equal(llama_decode(l->ctx, batch), 0);
+    llama_batch_free(batch);
+}
+
+/* ---- residents ---- */
+
+typedef struct site {
+    struct llama_model *model;
+    llama_token        *tokens, *others;
+    float              *clean;
+    lab                 l;
+} site;
+
+static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
+
+static site open_site(void) {
+    site s = {.model = lab_toy("llama", false, 1), .tokens = toy_prompt(1), .others = toy_prompt(2)};
+    kvf_llama_report report;
+    lab clean = lab_open(s.model, &config, NULL, NULL);
+    s.clean = lab_prefill(&clean, &report, 0, s.tokens, NUM);
+    lab_close(&clean);
+    s.l = lab_open(s.model, &config, NULL, NULL);
+    assert_int_equal(s.l.status, KVF_OK);
+    free(lab_prefill(&s.l, &report, 0, s.tokens, NUM));
+    return s;
+}
+
+/* The sequence has been changed behind the engine's back; the answer is that of a clean run nevertheless. */
+static void expect_clean(site *s, size_t resident) {
+    kvf_llama_report report;
+    float *logits = lab_prefill(&s->l, &report, 0, s->tokens, NUM);
+    assert_int_equal(report.resident_tokens, resident);
+    lab_difference d = lab_compare(s->clean, logits, lab_vocab(&s->l));
+    if (!d.same_argmax || d.nmse > 1e-3) {
+        fail_msg("NMSE %g", d.nmse);
+    }
+    free(logits);
+}
+
+static void close_site(site *s) {
+    lab_close(&s->l);
+    free(s->clean);
+    free(s->tokens);
+    free(s->others);
+    llama_model_free(s->model);
+}
+
+static void test_untouched_sequence_is_kept(void **state) {
+    (void)state;
+    site s = open_site();
+    expect_clean(&s, 256);
+    decode(&s.l, 0, s.others, (llama_pos)NUM, 20); /* an answer */
+    expect_clean(&s, 256);
+    close_site(&s);
+}
+
+static void test_other_text_in_the_sequence_is_noticed(void **state) {
+    (void)state;
+    site s = open_site();
+    llama_memory_t mem = llama_get_memory(s.l.ctx);
+    llama_memory_seq_rm(mem, 0, -1, -1);
+    decode(&s.l, 0, s.others, 0, NUM);
+    expect_clean(&s, 0);
+    /* One token early on: the rows of all later ones change with it. */
+    llama_memory_seq_rm(mem, 0, -1, -1);
+    memcpy(s.others, s.tokens, NUM * sizeof *s.tokens);
+    s.others[3] = (s.others[3] + 1) % 128;
+    decode(&s.l, 0, s.others, 0, NUM);
+    expect_clean(&s, 0);
+    close_site(&s);
+}
+
+/* What chat programs do when the context is full: drop the middle, move the rest up. */
+static void test_context_shift_is_noticed(void **state) {
+    (void)state;
+    site s = open_site();
+    llama_memory_t mem = llama_get_memory(s.l.ctx);
+    llama_memory_seq_rm(mem, 0, 8, 72);
+    llama_memory_seq_add(mem, 0, 72, -1, -64);
+    decode(&s.l, 0, s.others, (llama_pos)NUM - 64, 100);
+    expect_clean(&s, 0);
+    close_site(&s);
+}
+
+static void test_cut_back_sequence_is_noticed(void **state) {
+    (void)state;
+    site s = open_site();
+    llama_memory_t mem = llama_get_memory(s.l.ctx);
+    llama_memory_seq_rm(mem, 0, 100, -1);
+    expect_clean(&s, 0);
+    llama_memory_seq_rm(mem, 0, 100, -1);
+    decode(&s.l, 0, s.others, 100, 200);
+    expect_clean(&s, 0);
+    close_site(&s);
+}
+
+/* ---- what a store must not get ---- */
+
+static void test_nothing_wrong_is_stored_over_a_changed_sequence(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    llama_token *tokens = toy_prompt(1), *others = toy_prompt(2);
+    kvf_llama_report report;
+    lab clean = lab_open(model, &config, NULL, NULL);
+    float *expected = lab_prefill(&clean, &report, 0, tokens, NUM);
+    lab_close(&clean);
+    char *dir = kvft_temp_dir(), url[200];
+    snprintf(url, sizeof url, "file:%s", dir);
+
+    lab l = lab_open(model, &config, url, MODEL_PATH);
+    free(lab_prefill(&l, &report, 0, tokens, 130)); /* two blocks */
+    llama_memory_seq_rm(llama_get_memory(l.ctx), 0, -1, -1);
+    decode(&l, 0, others, 0, 200);
+    free(lab_prefill(&l, &report, 0, tokens, NUM)); /* two blocks more */
+    lab_close(&l);
+
+    l = lab_open(model, &config, url, MODEL_PATH);
+    float *logits = lab_prefill(&l, &report, 0, tokens, NUM);
+    assert_true(report.loaded_tokens >= 256);
+    assert_memory_equal(logits, expected, lab_vocab(&l) * sizeof *logits);
+    free(logits);
+    lab_close(&l);
+    free(expected);
+    free(tokens);
+    free(others);
+    kvft_remove_dir(dir);
+    llama_model_free(model);
+}
+
+static void test_sequences_that_are_not_there(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    llama_token *tokens = toy_prompt(1);
+    kvf_llama_report report;
+    lab l = lab_open(model, &config, "mem:", MODEL_PATH);
+    free(lab_prefill(&l, &report, 0, tokens, NUM));
+    const llama_seq_id wrong[] = {-1, 3, 4, 1000}; /* 3 is scratch */
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(kvf_llama_load(l.kv, NULL, wrong[i], tokens, NUM), 0);
+        assert_int_equal(kvf_llama_save(l.kv, NULL, wrong[i], tokens, NUM), 0);
+    }
+    assert_int_equal(kvf_llama_load(l.kv, NULL, 1, tokens, 0), 0);
+    assert_int_equal(kvf_llama_save(l.kv, NULL, 1, tokens, NUM), 0); /* empty */
+    free(tokens);
+    lab_close(&l);
+    llama_model_free(model);
+}
+
+/* The cache has no room for what is stored: the run ends, and the report says why. */
+static void test_no_room_to_load(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    llama_token *tokens = toy_prompt(1), *others = toy_prompt(2);
+    lab_config small = config;
+    small.n_ctx = 512;
+    lab l = lab_open(model, &small, "mem:", MODEL_PATH);
+    kvf_llama_report report = {0};
+    free(lab_prefill(&l, &report, 0, tokens, NUM));
+    assert_int_equal(kvf_store_flush(l.store, 10000), KVF_OK);
+    llama_memory_clear(llama_get_memory(l.ctx), true);
+    decode(&l, 1, others, 0, NUM);
+    decode(&l, 2, others, 0, 60); /* 152 cells are left */
+    report = (kvf_llama_report){0};
+    assert_int_equal(kvf_llama_load(l.kv, &report, 0, tokens, NUM), 128);
+    assert_int_equal(report.loaded_tokens, 128);
+    assert_int_equal(report.why, KVF_WHY_FULL);
+    assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(l.ctx), 0), 127);
+    free(tokens);
+    free(others);
+    lab_close(&l);
+    llama_model_free(model);
+}
+
+/* ---- contexts ---- */
+
+static kvf_status attach(struct llama_model *model, struct llama_context_params params, bool portable, uint8_t digest[32],
+                         kvf_error *err) {
+    struct llama_context *ctx = llama_init_from_model(model, params);
+    kvf_store *store = kvft_store("mem:");
+    kvf_llama *kv = NULL;
+    kvf_llama_options o = {.struct_size = sizeof o,
+                           .scratch_seq = (llama_seq_id)params.n_seq_max - 1,
+                           .model_path = MODEL_PATH,
+                           .context_params = &params,
+                           .portable = portable};
+    assert_non_null(ctx);
+    kvf_status status = kvf_llama_attach(&kv, err, store, ctx, &o);
+    if (status == KVF_OK) {
+        kvf_space_digest(kvf_llama_space(kv), digest);
+        kvf_llama_detach(kv);
+    }
+    kvf_store_close(store);
+    llama_free(ctx);
+    return status;
+}
+
+static void test_attention_to_later_tokens_is_refused(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    struct llama_context_params params = lab_params(&config);
+    uint8_t digest[32];
+    kvf_error err = {0};
+    params.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL;
+    assert_int_equal(attach(model, params, false, digest, &err), KVF_REFUSED);
+    assert_non_null(strstr(err.what, "causal"));
+    llama_model_free(model);
+}
+
+/* A model with two sets of rope factors takes those for long texts when the context is larger than what it was first trained for. */
+static void test_the_side_of_longrope_is_part_of_the_space(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy_with(
+        "llama", false, 1, (lab_meta[]){{"rope.scaling.original_context_length", 512}, {NULL, 0}});
+    struct llama_context_params params = lab_params(&config);
+    uint8_t small[32], same[32], large[32];
+    kvf_error err = {0};
+    params.n_ctx = 256;
+    assert_int_equal(attach(model, params, true, small, &err), KVF_OK);
+    params.n_ctx = 512;
+    assert_int_equal(attach(model, params, true, same, &err), KVF_OK);
+    params.n_ctx = 768; /* the model's own context length is 1024 */
+    assert_int_equal(attach(model, params, true, large, &err), KVF_OK);
+    assert_memory_equal(small, same, 32);
+    assert_memory_not_equal(small, large, 32);
+    llama_model_free(model);
+}
+
+int main(void) {
+    llama_log_set(lab_quiet, NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_untouched_sequence_is_kept),
+        cmocka_unit_test(test_other_text_in_the_sequence_is_noticed),
+        cmocka_unit_test(test_context_shift_is_noticed),
+        cmocka_unit_test(test_cut_back_sequence_is_noticed),
+        cmocka_unit_test(test_nothing_wrong_is_stored_over_a_changed_sequence),
+        cmocka_unit_test(test_sequences_that_are_not_there),
+        cmocka_unit_test(test_no_room_to_load),
+        cmocka_unit_test(test_attention_to_later_tokens_is_refused),
+        cmocka_unit_test(test_the_side_of_longrope_is_part_of_the_space),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
