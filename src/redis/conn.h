@@ -34,6 +34,7 @@ typedef struct kvfi_conn {
     bool        tcp;
     bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int         low_water; /* SO_RCVLOWAT now */
+    bool        asking;    /* each command is preceded by ASKING: the server gets the slot of its key just now */
     bool        stalled;   /* it was closed because nothing moved */
     char        said[160]; /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;

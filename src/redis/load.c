@@ -61,6 +61,11 @@ static void ask_part(loader *l, kvfi_cmd *out) {
     kvfi_item *item = l->item;
     size_t len = (size_t)kvfi_part_len(item->bytes, l->tier->conf.part, l->part);
     kvfi_name_of(&name, l->tier->conf.prefix, &item->addr, l->part);
+    if (l->conn->asking) {
+        kvfi_cmd_array(out, 1);
+        kvfi_cmd_text(out, "ASKING");
+        push(l, &(request){0});
+    }
     kvfi_cmd_array(out, 2);
     kvfi_cmd_text(out, "GET");
     kvfi_cmd_bulk(out, name.text, name.len);
@@ -83,7 +88,7 @@ static uint64_t unread(loader *l) {
 
 static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
-    return l->num < RING && (outstanding <= TAIL_BYTES || outstanding + l->usual <= l->tier->conf.window);
+    return l->num + 1 < RING && (outstanding <= TAIL_BYTES || outstanding + l->usual <= l->tier->conf.window);
 }
 
 static void ask(loader *l) {
@@ -165,7 +170,7 @@ static bool stop_asking(loader *l, const kvfi_item *item) {
     return true;
 }
 
-static kvf_reason judge(const kvfi_reply *reply, size_t bytes) {
+static kvf_reason judge(loader *l, kvfi_item *item, const kvfi_reply *reply, size_t bytes) {
     switch (reply->kind) {
     case KVFI_RESP_BULK:
         return (uint64_t)reply->num == bytes ? KVF_WHY_NONE : KVF_WHY_TRUNCATED;
@@ -174,7 +179,7 @@ static kvf_reason judge(const kvfi_reply *reply, size_t bytes) {
     case KVFI_RESP_OVERSIZE:
         return KVF_WHY_TRUNCATED;
     case KVFI_RESP_ERROR:
-        return kvfi_reply_reason(reply);
+        return kvfi_redis_refusal(l->feed, item, reply);
     default:
         return KVF_NUM_REASONS; /* no answer to a GET */
     }
@@ -199,7 +204,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
         l->num--;
         return KVF_WHY_NONE;
     }
-    kvf_reason why = judge(reply, r.place.bytes);
+    kvf_reason why = judge(l, r.item, reply, r.place.bytes);
     if (why == KVF_NUM_REASONS) {
         return kvfi_conn_broken(l->conn, "the server answered a GET with what is no string");
     }
@@ -282,7 +287,7 @@ static void abandon(loader *l, kvf_reason why) {
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
-static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     loader l;
     l.tier = tier;
     l.conn = conn;
@@ -312,5 +317,5 @@ static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
 }
 
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_LOAD, run);
+    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_LOAD, kvfi_redis_load_on);
 }
