@@ -55,6 +55,8 @@ bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *); /* the exchange
 bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);
 /* For a topology: spread.c */
 void kvfi_redis_spread(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
+void kvfi_redis_spread_get(kvfi_tier *, kvfi_feed *); /* on the calling thread: one server after the other */
+void kvfi_redis_spread_put(kvfi_tier *, kvfi_feed *);
 void kvfi_redis_spread_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
 uint16_t kvfi_redis_slot(const kvfi_addr *);
 /* What an error reply of one of several servers means for what was asked of it, and what was learned of it. */

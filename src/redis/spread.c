@@ -238,7 +238,11 @@ static void fly(flight *f, kvfi_pool *pool) {
         atomic_store(&f->next_start, 0);
         unsigned threads = f->num_groups * f->tier->conf.conns;
         threads = threads < f->whole->num ? threads : (unsigned)f->whole->num;
-        kvfi_pool_share(pool, work, f, threads - 1);
+        if (pool != NULL) {
+            kvfi_pool_share(pool, work, f, threads - 1);
+        } else {
+            work(f);
+        }
         bool wait = gather(f);
         more = f->num_pending > 0 && round + 1 < MAX_ROUNDS && kvfi_sys->now_us() < f->whole->deadline_us &&
                (!wait || wait_for(f->whole->deadline_us, round));
@@ -283,4 +287,12 @@ void kvfi_redis_spread(kvfi_tier *base, kvfi_feed *feed, kvfi_pool *pool, bool p
     f->num_pending = num;
     fly(f, pool);
     kvfi_free(f);
+}
+
+void kvfi_redis_spread_get(kvfi_tier *base, kvfi_feed *feed) {
+    kvfi_redis_spread(base, feed, NULL, false);
+}
+
+void kvfi_redis_spread_put(kvfi_tier *base, kvfi_feed *feed) {
+    kvfi_redis_spread(base, feed, NULL, true);
 }

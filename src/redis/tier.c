@@ -201,8 +201,8 @@ static const kvfi_tier_ops ops = {
 };
 
 static const kvfi_tier_ops spread_ops = {
-    .get = kvfi_redis_get,
-    .put = kvfi_redis_put,
+    .get = kvfi_redis_spread_get,
+    .put = kvfi_redis_spread_put,
     .spread = kvfi_redis_spread,
     .peek = kvfi_redis_spread_peek,
     .remove = kvfi_redis_remove,

@@ -97,7 +97,8 @@ typedef struct kvfi_tier_ops {
      * may run them on the same feed at once; each returns when it can get no more items and all of its own are done. */
     void (*get)(kvfi_tier *, kvfi_feed *);
     void (*put)(kvfi_tier *, kvfi_feed *);
-    /* Runs get or put over the whole feed with the help of the pool's threads; NULL where that means to run them on several threads. */
+    /* get or put over the whole feed, with the help of the pool's threads; NULL where that is to run them on several threads at once. Where
+     * it is not NULL, get and put are for one thread. */
     void (*spread)(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
     /* peek looks up all of them, in one round trip to each server where there is a network. Adds 1 to *round_trips for each. */
     void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);

@@ -274,7 +274,7 @@ static void test_death_and_failover(void **state) {
     close_bench(&b);
 }
 
-static void log_line(kvf_log_level level, const char *line, void *ctx) {
+static void log_line(void *ctx, kvf_log_level level, const char *line) {
     (void)level;
     (void)ctx;
     fprintf(stderr, "%s\n", line);
@@ -282,7 +282,7 @@ static void log_line(kvf_log_level level, const char *line, void *ctx) {
 
 int main(void) {
     if (getenv("KVFT_LOG") != NULL) {
-        kvf_log_to(log_line, NULL);
+        kvf_set_log(log_line, NULL, KVF_LOG_INFO);
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_as_the_server_counts), cmocka_unit_test(test_all_shards), cmocka_unit_test(test_resharding),
