@@ -13,7 +13,7 @@ release := build/release
 paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_MODEL KVF_PYTHON
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup build demo test install format format-check tidy clean \
+.PHONY: help setup build demo test install format tidy clean \
 	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact
 
 help: ## this list

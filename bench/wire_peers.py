@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The article's recipe as a contender of wire_bench: redis-py and numpy, a HASH with the raw bytes of K and V.
 
-Reads jobs from standard input, "op transport where bytes passes serial", and answers each with "seconds cpu_seconds".
+Reads jobs from standard input, "op transport where bytes passes serial", answers
+each with "warm", waits for "go", and then answers "seconds cpu_seconds".
 """
 import resource
 import sys
@@ -60,6 +61,8 @@ def run(op, transport, where, size, passes, serial):
     save(serial)
     if op == "get":
         load(serial)
+    print("warm", flush=True)
+    sys.stdin.readline()
     spent = seconds = 0.0
     for _ in range(passes):
         before, begin = cpu(), time.monotonic()
@@ -73,6 +76,6 @@ def run(op, transport, where, size, passes, serial):
     client.close()
 
 
-for line in sys.stdin:
+for line in iter(sys.stdin.readline, ""):
     op, transport, where, size, passes, serial = line.split()
     run(op, transport, where, int(size), int(passes), int(serial))

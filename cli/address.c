@@ -183,8 +183,7 @@ int kvfcli_address_open(kvfcli_address *address, kvf_store *store) {
     if (code != KVFCLI_FINE) {
         return code;
     }
-    kvf_status status =
-        kvf_space_open(&address->space, &err, store, address->fields, address->num_fields, &options);
+    kvf_status status = kvf_space_open(&address->space, &err, store, address->fields, address->num_fields, &options);
     if (status != KVF_OK) {
         err.status = status;
         return kvfcli_fail(&err);

@@ -6,23 +6,23 @@
 
 #include <unistd.h>
 
-static const char help[] =
-    "usage: kvferry clear SPACE | --session ID | --all [--yes] [options]\n"
-    "\n"
-    "Removes all blocks of a space (the first digits of it are enough), one session, or all blocks and sessions. Nothing\n"
-    "else in the folder or server is touched.\n"
-    "\n"
-    "Options:\n"
-    "      --session ID  remove this session\n"
-    "      --all         remove everything of kvferry\n"
-    "  -y, --yes         with --all: do not ask (needed on a terminal)\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0; 1 when there is no such space or session.\n";
+static const char help[] = "usage: kvferry clear SPACE | --session ID | --all [--yes] [options]\n"
+                           "\n"
+                           "Removes all blocks of a space (the first digits of it are enough), one session, or all "
+                           "blocks and sessions. Nothing\n"
+                           "else in the folder or server is touched.\n"
+                           "\n"
+                           "Options:\n"
+                           "      --session ID  remove this session\n"
+                           "      --all         remove everything of kvferry\n"
+                           "  -y, --yes         with --all: do not ask (needed on a terminal)\n" KVFCLI_COMMON_HELP "\n"
+                           "Exit codes: 0; 1 when there is no such space or session.\n";
 
 enum { OPT_SESSION = KVFCLI_OPT_OWN, OPT_ALL };
 
 typedef struct request {
     const char *space, *session; /* one of these, or all */
-    bool        all, yes;
+    bool all, yes;
 } request;
 
 static int done(const kvfcli_common *common, uint64_t num_removed) {
@@ -85,7 +85,8 @@ static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) 
         return kvfcli_usage(common, "\"%s\" is not the beginning of a space: hex digits are", r->space);
     }
     if (r->all && !r->yes && isatty(STDIN_FILENO)) {
-        return kvfcli_usage(common, "this would remove every block and session of the store; add --yes if that is meant");
+        return kvfcli_usage(common,
+                            "this would remove every block and session of the store; add --yes if that is meant");
     }
     return KVFCLI_FINE;
 }

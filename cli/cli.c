@@ -89,7 +89,8 @@ static int add_environment(kvfcli_common *common, const char *text) {
         kvfcli_say("no memory");
         return KVFCLI_IO;
     }
-    for (char *url = strtok_r(common->from_environment, " \t\n", &rest); url != NULL; url = strtok_r(NULL, " \t\n", &rest)) {
+    for (char *url = strtok_r(common->from_environment, " \t\n", &rest); url != NULL;
+         url = strtok_r(NULL, " \t\n", &rest)) {
         int code = add_url(common, url);
         if (code != KVFCLI_FINE) {
             return code;
@@ -220,8 +221,8 @@ void kvfcli_tier_url(kvf_store *store, uint32_t tier, char out[256]) {
 /* The first finding of the doctor that explains why a tier can't be used. */
 typedef struct diagnosis {
     uint32_t tier;
-    bool     found;
-    char     text[512];
+    bool found;
+    char text[512];
 } diagnosis;
 
 static void diagnose(void *ctx, const kvf_finding *finding) {

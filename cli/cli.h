@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the verbs of the command line share: options, stores, output for people and for programs, exit codes. One file per verb.
+ * What the verbs of the command line share: options, stores, output for people and for programs, exit codes. One file
+ * per verb.
  */
 #ifndef KVFCLI_H
 #define KVFCLI_H
@@ -42,33 +43,36 @@ kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t n
 
 typedef struct kvfcli_common {
     const char *urls[KVFCLI_MAX_STORES];
-    size_t      num_urls;
-    char       *from_environment; /* what `urls` point into when they came from there */
-    bool        json, verbose;
+    size_t num_urls;
+    char *from_environment; /* what `urls` point into when they came from there */
+    bool json, verbose;
     const char *verb;
     const char *help; /* the text of --help */
 } kvfcli_common;
 
 enum { KVFCLI_OPT_JSON = 1000, KVFCLI_OPT_OWN /* verbs number their long options from here on */ };
 
-#define KVFCLI_COMMON_OPTIONS                                                                                                  \
-    {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON},                                     \
-        {"verbose", no_argument, NULL, 'v'}, {"help", no_argument, NULL, 'h'}
+#define KVFCLI_COMMON_OPTIONS                                                                                          \
+    {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON},                             \
+        {"verbose", no_argument, NULL, 'v'}, {                                                                         \
+        "help", no_argument, NULL, 'h'                                                                                 \
+    }
 
-#define KVFCLI_COMMON_HELP                                                                                                     \
-    "  -s, --store URL   the store; again for more tiers, fastest first\n"                                                     \
-    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n"                                          \
-    "      --json        output for programs\n"                                                                                \
-    "  -v, --verbose     say more on stderr\n"                                                                                 \
+#define KVFCLI_COMMON_HELP                                                                                             \
+    "  -s, --store URL   the store; again for more tiers, fastest first\n"                                             \
+    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n"                                  \
+    "      --json        output for programs\n"                                                                        \
+    "  -v, --verbose     say more on stderr\n"                                                                         \
     "  -h, --help        this text\n"
 
 /* Takes an option of the verb itself. Returns KVFCLI_FINE, or an exit code after a message. */
 typedef int (*kvfcli_take_fn)(void *ctx, int opt, const char *value);
 
-/* kvfcli_parse reads all options. Returns -1 to go on (the other arguments begin at argv[optind]), or an exit code (--help: 0). It
- * leaves common->urls complete: given, from the environment, or the default. kvfcli_common_cleanup afterwards in any case. */
-int  kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct option *options, const char *short_options,
-                  kvfcli_take_fn take, void *ctx);
+/* kvfcli_parse reads all options. Returns -1 to go on (the other arguments begin at argv[optind]), or an exit code
+ * (--help: 0). It leaves common->urls complete: given, from the environment, or the default. kvfcli_common_cleanup
+ * afterwards in any case. */
+int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct option *options, const char *short_options,
+                 kvfcli_take_fn take, void *ctx);
 void kvfcli_common_cleanup(kvfcli_common *common);
 
 /* kvfcli_usage says what is wrong with the arguments and returns KVFCLI_USAGE. */
@@ -76,7 +80,7 @@ int kvfcli_usage(const kvfcli_common *common, const char *format, ...) __attribu
 
 /* ---- errors: one sentence to stderr */
 void kvfcli_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-int  kvfcli_exit_of(kvf_status status);
+int kvfcli_exit_of(kvf_status status);
 /* kvfcli_fail prints what->what and returns the exit code of its status. */
 int kvfcli_fail(const kvf_error *what);
 
@@ -90,11 +94,11 @@ void kvfcli_tier_url(kvf_store *store, uint32_t tier, char out[256]);
 
 /* What most verbs are: options, arguments, then work on a store. */
 typedef struct kvfcli_verb {
-    const char          *help;
+    const char *help;
     const struct option *options; /* KVFCLI_COMMON_OPTIONS among them */
-    const char          *letters; /* the verb's own short options, as for getopt; "" = none */
-    kvfcli_take_fn       take;    /* NULL when there are no own options */
-    bool                 unreachable_too; /* the work has a use for stores that do not answer */
+    const char *letters;          /* the verb's own short options, as for getopt; "" = none */
+    kvfcli_take_fn take;          /* NULL when there are no own options */
+    bool unreachable_too;         /* the work has a use for stores that do not answer */
     /* check looks at the arguments behind the options; 0, or an exit code after a message. */
     int (*check)(void *ctx, const kvfcli_common *common, int argc, char **argv);
     int (*work)(void *ctx, kvf_store *store, const kvfcli_common *common); /* returns the exit code */
@@ -107,8 +111,8 @@ bool kvfcli_interrupted(void);
 
 /* ---- numbers for people (text.c, as all up to the progress) */
 #define KVFCLI_TEXT 32
-const char *kvfcli_size(char out[KVFCLI_TEXT], uint64_t bytes);      /* "94.4 MiB" */
-const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s);     /* "3 min", how long ago; "?" when 0 */
+const char *kvfcli_size(char out[KVFCLI_TEXT], uint64_t bytes);       /* "94.4 MiB" */
+const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s);      /* "3 min", how long ago; "?" when 0 */
 const char *kvfcli_span(char out[KVFCLI_TEXT], int64_t milliseconds); /* "55 min"; "-" when negative */
 
 /* ---- hex */
@@ -120,7 +124,7 @@ bool kvfcli_unhex(uint8_t out[32], const char *hex); /* exactly 64 digits */
 
 /* ---- JSON */
 /* kvfcli_print_json prints and frees it. Returns `code`, or KVFCLI_IO after a message when that failed. */
-int     kvfcli_print_json(json_t *json, int code);
+int kvfcli_print_json(json_t *json, int code);
 json_t *kvfcli_json_hex(const uint8_t bytes[32]);
 json_t *kvfcli_json_fields(const char *description); /* of "name=value\n" lines: an object; null for NULL */
 
@@ -133,26 +137,28 @@ void kvfcli_progress_show(kvfcli_progress *progress, const char *format, ...) __
 void kvfcli_progress_end(kvfcli_progress *progress);
 
 /* ---- finding things (find.c) */
-/* kvfcli_find_space finds the one space whose digest begins with `hex_prefix`. Returns 0, or an exit code after a message. */
+/* kvfcli_find_space finds the one space whose digest begins with `hex_prefix`. Returns 0, or an exit code after a
+ * message. */
 int kvfcli_find_space(kvf_store *store, uint8_t out[32], const char *hex_prefix);
 /* kvfcli_walk is kvf_walk that ends with Ctrl-C; returns 0 or an exit code after a message. */
 int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options);
 
 /* One record, as the first digits of its key name it. */
 typedef struct kvfcli_record {
-    uint8_t    space[32]; /* of a damaged record only the first 8 bytes are known, the rest is zero */
-    kvf_key    key;
+    uint8_t space[32]; /* of a damaged record only the first 8 bytes are known, the rest is zero */
+    kvf_key key;
     kvf_reason damage; /* what its header shows */
-    uint32_t   tier;
-    uint64_t   stored_bytes;
-    int64_t    ttl_ms;
-    char       name[512];
+    uint32_t tier;
+    uint64_t stored_bytes;
+    int64_t ttl_ms;
+    char name[512];
 } kvfcli_record;
 void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry);
-/* kvfcli_find_record finds the one block whose key begins with `key_prefix`, in the space that begins with `space_prefix` (NULL: in any).
- * Returns 0, or an exit code after a message. */
+/* kvfcli_find_record finds the one block whose key begins with `key_prefix`, in the space that begins with
+ * `space_prefix` (NULL: in any). Returns 0, or an exit code after a message. */
 int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_prefix, const char *key_prefix);
-/* kvfcli_read_record visits every copy of it, whole, one per tier that has it; of one that is not damaged as far as its header shows. */
+/* kvfcli_read_record visits every copy of it, whole, one per tier that has it; of one that is not damaged as far as its
+ * header shows. */
 int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx);
 
 /* Closes stdout and returns `code`, or KVFCLI_IO after a message when what was printed got lost (a full disk). */

@@ -4,24 +4,25 @@
  */
 #include "cli.h"
 
-static const char help[] =
-    "usage: kvferry doctor [options]\n"
-    "\n"
-    "Examines every tier of a store: can it be reached, may it be written to, will its settings lose or slow down what is\n"
-    "kept there. Says for each finding what mends it, often with a command to type.\n"
-    "\n"
-    "Options:\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0 when all is fine or only notes were made; 1 when there is a warning or worse; 3 when the URL itself\n"
-    "is wrong.\n";
+static const char help[] = "usage: kvferry doctor [options]\n"
+                           "\n"
+                           "Examines every tier of a store: can it be reached, may it be written to, will its settings "
+                           "lose or slow down what is\n"
+                           "kept there. Says for each finding what mends it, often with a command to type.\n"
+                           "\n"
+                           "Options:\n" KVFCLI_COMMON_HELP "\n"
+                           "Exit codes: 0 when all is fine or only notes were made; 1 when there is a warning or "
+                           "worse; 3 when the URL itself\n"
+                           "is wrong.\n";
 
 static const char *const severity_names[] = {"fine", "note", "warning", "fatal"};
 
 typedef struct visit {
-    kvf_store   *store;
-    json_t      *findings; /* NULL = print for people */
+    kvf_store *store;
+    json_t *findings; /* NULL = print for people */
     kvf_severity worst;
-    uint32_t     last_tier;
-    bool         any;
+    uint32_t last_tier;
+    bool any;
 } visit;
 
 static void print_finding(visit *v, const kvf_finding *finding) {
@@ -41,9 +42,9 @@ static void found(void *ctx, const kvf_finding *finding) {
     if (v->findings == NULL) {
         print_finding(v, finding);
     } else {
-        json_array_append_new(v->findings, json_pack("{s:i, s:s, s:s, s:s, s:s?}", "tier", (int)finding->tier, "severity",
-                                                     severity_names[finding->severity], "code", finding->code, "what",
-                                                     finding->what, "mend", finding->mend));
+        json_array_append_new(v->findings, json_pack("{s:i, s:s, s:s, s:s, s:s?}", "tier", (int)finding->tier,
+                                                     "severity", severity_names[finding->severity], "code",
+                                                     finding->code, "what", finding->what, "mend", finding->mend));
     }
     v->worst = finding->severity > v->worst ? finding->severity : v->worst;
     v->last_tier = finding->tier;
@@ -72,10 +73,9 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     }
     int code = v.worst >= KVF_WARNING ? KVFCLI_FOUND : KVFCLI_FINE;
     if (common->json) {
-        return kvfcli_print_json(
-            json_pack("{s:o, s:s, s:o}", "tiers", urls_json(store, common->num_urls), "worst", severity_names[v.worst],
-                      "findings", v.findings),
-            code);
+        return kvfcli_print_json(json_pack("{s:o, s:s, s:o}", "tiers", urls_json(store, common->num_urls), "worst",
+                                           severity_names[v.worst], "findings", v.findings),
+                                 code);
     }
     printf("%s\n", v.worst == KVF_FINE ? "all fine" : v.worst == KVF_NOTE ? "fine, with notes" : "something to mend");
     return code;

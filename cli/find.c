@@ -8,7 +8,7 @@
 
 typedef struct guarded {
     kvf_visit_fn visit;
-    void        *ctx;
+    void *ctx;
 } guarded;
 
 static int visit_unless_interrupted(void *ctx, const kvf_entry *entry) {
@@ -32,8 +32,8 @@ int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_
 
 typedef struct space_search {
     const char *prefix;
-    uint8_t     space[32];
-    bool        found, ambiguous;
+    uint8_t space[32];
+    bool found, ambiguous;
 } space_search;
 
 static bool of_a_space(const kvf_entry *entry) {
@@ -78,9 +78,9 @@ int kvfcli_find_space(kvf_store *store, uint8_t out[32], const char *hex_prefix)
 /* ---- records ---- */
 
 typedef struct record_search {
-    const char   *space_prefix, *key_prefix;
+    const char *space_prefix, *key_prefix;
     kvfcli_record record;
-    bool          found, ambiguous;
+    bool found, ambiguous;
 } record_search;
 
 static bool same_record(const kvfcli_record *record, const kvf_entry *entry) {

@@ -13,8 +13,10 @@ static const char help[] =
     "usage: kvferry get KEY [--space SPACE] [-o FILE] [options]\n"
     "       kvferry get --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [-o FILE] [options]\n"
     "\n"
-    "Writes the payload of one record to FILE or stdout, after it was read whole and verified; nothing is written otherwise.\n"
-    "KEY is what kvferry ls SPACE prints; the first digits are enough. With fields and tokens the block is looked up and loaded\n"
+    "Writes the payload of one record to FILE or stdout, after it was read whole and verified; nothing is written "
+    "otherwise.\n"
+    "KEY is what kvferry ls SPACE prints; the first digits are enough. With fields and tokens the block is looked up "
+    "and loaded\n"
     "as an engine does it.\n"
     "\n"
     "Options:\n"
@@ -26,8 +28,8 @@ enum { OPT_SPACE = KVFCLI_OPT_AFTER };
 
 typedef struct request {
     kvfcli_address address;
-    const char    *key, *space; /* or by their first digits */
-    const char    *output;
+    const char *key, *space; /* or by their first digits */
+    const char *output;
 } request;
 
 /* ---- where it goes ---- */
@@ -72,11 +74,11 @@ static int finish(const request *r, const kvfcli_common *common, const uint8_t s
 /* ---- by the first digits of its key ---- */
 
 typedef struct reading {
-    const request       *request;
+    const request *request;
     const kvfcli_common *common;
-    kvf_reason           damage;
-    bool                 found, done;
-    int                  code;
+    kvf_reason damage;
+    bool found, done;
+    int code;
 } reading;
 
 static int take_copy(void *ctx, const kvf_entry *entry) {

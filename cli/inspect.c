@@ -8,18 +8,18 @@
 #include <string.h>
 #include <time.h>
 
-static const char help[] =
-    "usage: kvferry inspect NAME [-m MODEL] [options]\n"
-    "       kvferry inspect --session ID [options]\n"
-    "\n"
-    "Shows all that is known of one thing in a store. NAME is a space or the key of a block, as kvferry ls prints them;\n"
-    "the first digits are enough. A block is read whole and verified.\n"
-    "\n"
-    "Options:\n"
-    "  -m, --model MODEL  a GGUF file: shows the text of the block's tokens, too\n"
-    "      --space SPACE  NAME is a block of this space\n"
-    "      --session ID   the session of this id\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0; 1 when it is not there or damaged; 4 when MODEL can't be used.\n";
+static const char help[] = "usage: kvferry inspect NAME [-m MODEL] [options]\n"
+                           "       kvferry inspect --session ID [options]\n"
+                           "\n"
+                           "Shows all that is known of one thing in a store. NAME is a space or the key of a block, as "
+                           "kvferry ls prints them;\n"
+                           "the first digits are enough. A block is read whole and verified.\n"
+                           "\n"
+                           "Options:\n"
+                           "  -m, --model MODEL  a GGUF file: shows the text of the block's tokens, too\n"
+                           "      --space SPACE  NAME is a block of this space\n"
+                           "      --session ID   the session of this id\n" KVFCLI_COMMON_HELP "\n"
+                           "Exit codes: 0; 1 when it is not there or damaged; 4 when MODEL can't be used.\n";
 
 enum { OPT_SESSION = KVFCLI_OPT_OWN, OPT_SPACE };
 
@@ -55,15 +55,15 @@ static char *describe(kvf_store *store, const uint8_t space[32]) {
 /* What is kept of the block: all but its payload. */
 typedef struct block {
     const kvfcli_record *record; /* as it was found */
-    bool       found;
-    uint8_t    space[32];
-    uint64_t   payload_bytes;
-    uint32_t   first_token, num_tokens;
-    uint32_t  *tokens;
-    int64_t    stored_s;
+    bool found;
+    uint8_t space[32];
+    uint64_t payload_bytes;
+    uint32_t first_token, num_tokens;
+    uint32_t *tokens;
+    int64_t stored_s;
     kvf_reason damage;
-    char      *text; /* of the tokens */
-    bool       no_memory;
+    char *text; /* of the tokens */
+    bool no_memory;
 } block;
 
 static int keep_block(void *ctx, const kvf_entry *entry) {
@@ -123,13 +123,15 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
     printf("%-9s %s\n", "block", hex);
     printf("%-9s %s\n", "verified", b->damage == KVF_WHY_NONE ? "whole" : kvf_reason_name(b->damage));
     printf("%-9s %s\n%-9s %s\n", "store", url, "name", b->record->name);
-    printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, b->record->stored_bytes), (unsigned long long)b->record->stored_bytes);
+    printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, b->record->stored_bytes),
+           (unsigned long long)b->record->stored_bytes);
     printf("%-9s %s\n", "expires", b->record->ttl_ms < 0 ? "never" : kvfcli_span(span, b->record->ttl_ms));
     if (b->damage != KVF_WHY_NONE) {
         return;
     }
     print_time("stored", b->stored_s);
-    printf("%-9s %s (%llu bytes)\n", "payload", kvfcli_size(size, b->payload_bytes), (unsigned long long)b->payload_bytes);
+    printf("%-9s %s (%llu bytes)\n", "payload", kvfcli_size(size, b->payload_bytes),
+           (unsigned long long)b->payload_bytes);
     kvfcli_hex(hex, b->space);
     printf("%-9s %s\n", "space", hex);
     print_indented("", fields != NULL ? fields : "(its fields are not known)\n");
@@ -160,8 +162,8 @@ static json_t *block_json(kvf_store *store, const block *b, const char *fields) 
                      kvfcli_json_fields(fields), "store", url, "name", b->record->name, "damage",
                      b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
                      (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
-                     (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token", (int)b->first_token,
-                     "num_tokens", (int)b->num_tokens, "tokens", tokens_json(b), "text", b->text);
+                     (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token",
+                     (int)b->first_token, "num_tokens", (int)b->num_tokens, "tokens", tokens_json(b), "text", b->text);
 }
 
 static int show_block(const request *r, kvf_store *store, const kvfcli_common *common, block *b) {
@@ -203,7 +205,7 @@ static int inspect_block(const request *r, kvf_store *store, const kvfcli_common
 
 typedef struct space_sum {
     uint64_t num_blocks, num_prompts, num_tokens, bytes, num_damaged;
-    int64_t  oldest_s, newest_s;
+    int64_t oldest_s, newest_s;
     uint32_t last_token;
 } space_sum;
 
@@ -335,9 +337,9 @@ static int inspect_session(kvf_store *store, const kvfcli_common *common, const 
 
 typedef struct search {
     const request *request;
-    uint8_t        space[32];
-    kvfcli_record  block;
-    bool           space_found, block_found, ambiguous;
+    uint8_t space[32];
+    kvfcli_record block;
+    bool space_found, block_found, ambiguous;
 } search;
 
 static void meet_space(search *s, const kvf_entry *entry) {

@@ -19,36 +19,36 @@ static const char help[] =
 /* All blocks of one space in one tier. */
 typedef struct space_sum {
     uint32_t tier;
-    uint8_t  digest[32];
+    uint8_t digest[32];
     uint64_t num_blocks, num_tokens, bytes;
-    int64_t  oldest_s, newest_s; /* 0 = unknown */
+    int64_t oldest_s, newest_s; /* 0 = unknown */
 } space_sum;
 
 /* A block, or a session (which has a name and no key). */
 typedef struct row {
-    uint32_t   tier;
-    char      *name;
-    kvf_key    key;
-    uint64_t   bytes;
-    uint32_t   first_token, num_tokens;
-    int64_t    stored_s, ttl_ms;
+    uint32_t tier;
+    char *name;
+    kvf_key key;
+    uint64_t bytes;
+    uint32_t first_token, num_tokens;
+    int64_t stored_s, ttl_ms;
     kvf_reason damage;
 } row;
 
 typedef struct row_list {
-    row   *rows;
+    row *rows;
     size_t num, cap;
 } row_list;
 
 #define MAX_TIERS KVFCLI_MAX_STORES
 
 typedef struct listing {
-    space_sum     *spaces;
-    size_t         num_spaces, cap_spaces;
-    row_list       sessions, blocks;
+    space_sum *spaces;
+    size_t num_spaces, cap_spaces;
+    row_list sessions, blocks;
     const uint8_t *only; /* list the blocks of this space; NULL = spaces and sessions */
-    uint64_t       num_foreign[MAX_TIERS], num_damaged[MAX_TIERS];
-    bool           no_memory;
+    uint64_t num_foreign[MAX_TIERS], num_damaged[MAX_TIERS];
+    bool no_memory;
 } listing;
 
 static bool grow(void **array, size_t *cap, size_t num, size_t size) {
@@ -252,7 +252,8 @@ static void print_blocks(const listing *l, uint32_t tier) {
             snprintf(range, sizeof range, "%u - %u", r->first_token, r->first_token + r->num_tokens - 1);
         }
         printf("  %-16.16s %17s %11s %9s %9s%s%s\n", hex, range, kvfcli_size(size, r->bytes),
-               kvfcli_age(age, r->stored_s), kvfcli_span(ttl, r->ttl_ms), r->damage != KVF_WHY_NONE ? "  damaged: " : "",
+               kvfcli_age(age, r->stored_s), kvfcli_span(ttl, r->ttl_ms),
+               r->damage != KVF_WHY_NONE ? "  damaged: " : "",
                r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : "");
     }
 }

@@ -37,7 +37,8 @@ static const char introduction[] =
     "\n"
     "Quick start:\n"
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and stores it\n"
-    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the first token comes at once\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the first token comes at "
+    "once\n"
     "  kvferry ls                                                           # what is stored\n"
     "  export KVFERRY_STORE=redis://localhost                               # the same for all machines\n"
     "  kvferry doctor                                                       # is that server set up well?\n"
@@ -86,7 +87,8 @@ static int help(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    /* A reader that goes away (`kvferry ls | head`) ends as a write error, which is noticed; sockets don't raise it at all. */
+    /* A reader that goes away (`kvferry ls | head`) ends as a write error, which is noticed; sockets don't raise it at
+     * all. */
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {
         print_help(stderr);

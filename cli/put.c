@@ -13,7 +13,8 @@
 static const char help[] =
     "usage: kvferry put --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [FILE] [options]\n"
     "\n"
-    "Writes one record to every tier of the store. Its payload is FILE, or what comes from stdin. For trying things out, for\n"
+    "Writes one record to every tier of the store. Its payload is FILE, or what comes from stdin. For trying things "
+    "out, for\n"
     "tests, and for moving records between stores.\n"
     "\n"
     "Options:\n" KVFCLI_ADDRESS_HELP KVFCLI_COMMON_HELP "\n"
@@ -23,9 +24,9 @@ static const char help[] =
 
 typedef struct request {
     kvfcli_address address;
-    const char    *file; /* NULL or "-": stdin */
-    char          *payload;
-    size_t         len;
+    const char *file; /* NULL or "-": stdin */
+    char *payload;
+    size_t len;
 } request;
 
 static int read_all(request *r, FILE *in) {
@@ -76,7 +77,8 @@ static kvf_status submit_and_wait(kvf_queue *queue, const kvf_batch *batch) {
     return status;
 }
 
-/* A queue writes straight from our memory and is done when every tier has it; kvf_save would bound it by the backlog. */
+/* A queue writes straight from our memory and is done when every tier has it; kvf_save would bound it by the backlog.
+ */
 static int write_record(request *r, kvf_store *store) {
     kvf_error err = {.status = KVF_OK};
     kvf_queue *queue = NULL;

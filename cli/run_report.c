@@ -44,7 +44,7 @@ static void report_answer(const kvfcli_run_state *run) {
     if (run->said.num > 1) {
         fprintf(stderr, ", %.1f a second", tokens_per_s(run));
     }
-    if (run->stop == KVFCLI_STOP_LENGTH) {
+    if (run->stop == KVFCLI_STOP_LENGTH && run->num_answer > 0) {
         fprintf(stderr, ", cut off at %u (-n)", run->num_answer);
     }
     if (r->saved_blocks > 0) {

@@ -7,7 +7,8 @@
 static const char help[] =
     "usage: kvferry stat [options]\n"
     "\n"
-    "Says of every tier of a store whether it answers, how many records and bytes it holds and what its bound is, as far as\n"
+    "Says of every tier of a store whether it answers, how many records and bytes it holds and what its bound is, as "
+    "far as\n"
     "it can tell without a walk (kvferry ls counts exactly). A server's numbers are about all that is in it.\n"
     "\n"
     "Options:\n" KVFCLI_COMMON_HELP "\n"
@@ -33,7 +34,8 @@ static void print_tier(const kvf_tier_info *info) {
         return;
     }
     printf("  records  %s\n  used     %s\n  bound    %s\n", number(records, info->num_records),
-           size_or_unknown(used, info->used_bytes), info->max_bytes == 0 ? "none" : size_or_unknown(max, info->max_bytes));
+           size_or_unknown(used, info->used_bytes),
+           info->max_bytes == 0 ? "none" : size_or_unknown(max, info->max_bytes));
 }
 
 static json_t *number_json(int64_t n) {

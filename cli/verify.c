@@ -10,7 +10,8 @@
 static const char help[] =
     "usage: kvferry verify [--remove] [options]\n"
     "\n"
-    "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists what is damaged with the\n"
+    "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists what is damaged "
+    "with the\n"
     "reason. A damaged record is never loaded (it is a miss), so this is for finding out, not a need.\n"
     "\n"
     "Options:\n"
@@ -20,21 +21,21 @@ static const char help[] =
 enum { OPT_REMOVE = KVFCLI_OPT_OWN };
 
 typedef struct damaged {
-    uint32_t   tier;
-    char      *name;
-    uint8_t    space[32];
-    kvf_key    key;
-    bool       is_session;
+    uint32_t tier;
+    char *name;
+    uint8_t space[32];
+    kvf_key key;
+    bool is_session;
     kvf_reason why;
-    bool       removed;
+    bool removed;
 } damaged;
 
 typedef struct inspection {
-    bool            remove;
-    damaged        *list;
-    size_t          num, cap;
-    uint64_t        num_records, num_sessions, num_foreign, bytes;
-    bool            no_memory;
+    bool remove;
+    damaged *list;
+    size_t num, cap;
+    uint64_t num_records, num_sessions, num_foreign, bytes;
+    bool no_memory;
     kvfcli_progress progress;
 } inspection;
 
@@ -74,7 +75,8 @@ static int examine(void *ctx, const kvf_entry *entry) {
     }
     char size[KVFCLI_TEXT];
     kvfcli_progress_show(&in->progress, "verified %llu records, %s; %zu damaged",
-                         (unsigned long long)(in->num_records + in->num_sessions), kvfcli_size(size, in->bytes), in->num);
+                         (unsigned long long)(in->num_records + in->num_sessions), kvfcli_size(size, in->bytes),
+                         in->num);
     return 0;
 }
 

@@ -7,6 +7,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 preset=${1:?usage: scripts/build.sh PRESET [TARGET...]}
 shift
+if [[ -z ${KVF_LLAMA_DIR:-} ]]; then
+    eval "$(scripts/setup.sh --print)"
+    export KVF_LLAMA_DIR
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! cmake --preset "$preset" >"$log" 2>&1; then

@@ -138,6 +138,10 @@ stage_checks() {
     one "check-demo" bench/demo.sh --check
 }
 
+stage_format() {
+    one "formatted by .clang-format" scripts/format.sh --check
+}
+
 stages=("$@")
 ((${#stages[@]} > 0)) || stages=(release clang asan tsan fuzz checks)
 for stage in "${stages[@]}"; do

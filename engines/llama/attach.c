@@ -9,6 +9,7 @@
 
 #define DEFAULT_BUDGET_MS 10000u
 #define MAX_BLOCK_TOKENS 4096u
+#define PAGE 4096u
 #define PROBE_POSITION 977 /* not 0, where every rotation is the identity */
 
 int64_t kvfl_now_us(void) {
@@ -177,6 +178,7 @@ static kvf_status set_block_tokens(kvf_llama *kv, kvf_error *err, uint32_t wante
                          MAX_BLOCK_TOKENS, kv->block_tokens);
     }
     kv->block_bytes = kvfl_blob_bytes(&kv->shape, kv->block_tokens);
+    kv->stride = (kv->block_bytes + PAGE - 1) / PAGE * PAGE;
     return KVF_OK;
 }
 
@@ -189,7 +191,7 @@ static uint32_t choose_step(const struct llama_context *ctx) {
 
 static bool make_buffers(kvf_llama *kv) {
     size_t max_blocks = kv->n_ctx / kv->block_tokens + 1;
-    kv->group = KVFL_GROUP_BYTES / kv->block_bytes > 0 ? KVFL_GROUP_BYTES / kv->block_bytes : 1;
+    kv->group = KVFL_GROUP_BYTES / kv->stride > 0 ? KVFL_GROUP_BYTES / kv->stride : 1;
     kv->keys = calloc(max_blocks, sizeof *kv->keys);
     kv->found = calloc(max_blocks, sizeof *kv->found);
     kv->tokens = calloc(kv->n_ctx, sizeof *kv->tokens);

@@ -22,7 +22,7 @@
  * never computed in a smaller batch: only then is a computed block the same as a loaded one. */
 #define KVFL_MIN_BATCH 64u
 #define KVFL_RECORD_AIM ((size_t)1 << 20)
-#define KVFL_GROUP_BYTES ((size_t)16 << 20) /* one of the two load buffers */
+#define KVFL_GROUP_BYTES ((size_t)8 << 20) /* one of the two load buffers: small, so that it stays in the processor's cache */
 
 /* What a sequence holds that is exactly what a prefill computes: whole blocks, from position 0 on. */
 typedef struct kvfl_resident {
@@ -44,6 +44,7 @@ struct kvf_llama {
     void                     *progress_ctx;
     kvfl_shape                shape;
     size_t                    block_bytes; /* of one block's payload */
+    size_t                    stride;      /* of blocks in the buffers: whole pages, since copies to unaligned memory are slow */
     size_t                    num_seqs;
     kvfl_resident            *residents; /* by sequence */
     kvf_key                  *keys;      /* of the prompt at hand, as are: */

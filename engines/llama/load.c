@@ -85,7 +85,7 @@ typedef struct group {
 
 static bool has_buffer(kvf_llama *kv, size_t which) {
     if (kv->buffers[which] == NULL) {
-        kv->buffers[which] = aligned_alloc(4096, (kv->group * kv->block_bytes + 4095) / 4096 * 4096);
+        kv->buffers[which] = aligned_alloc(4096, kv->group * kv->stride);
     }
     return kv->buffers[which] != NULL;
 }
@@ -98,7 +98,7 @@ static void submit(load *l, group *groups, size_t which, size_t first) {
         return;
     }
     for (size_t i = 0; i < num; i++) {
-        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->block_bytes, kv->block_bytes};
+        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->stride, kv->block_bytes};
         kv->blocks[which][i] = block_of(kv, first + i);
         kv->blocks[which][i].iov = &kv->iov[which][i];
         kv->blocks[which][i].num_iov = 1;
@@ -167,11 +167,8 @@ static void match(load *l) {
     size_t run = 0, wanted = l->end - l->next;
     int64_t begin = kvfl_now_us(), left = l->deadline_us - begin;
     kvf_status status = kvf_match(kv->space, &run, kv->found, kv->keys + l->next, wanted, left > 1 ? (uint32_t)left : 1);
-    if (status != KVF_OK) {
-        run = 0;
-    }
-    if (run < wanted) {
-        l->report->why = KVF_WHY_ABSENT;
+    if (status == KVF_OK && run < wanted) {
+        l->report->why = kv->found[run].why;
     }
     for (size_t i = 0; i < run; i++) {
         if (kv->found[i].payload_bytes != kv->block_bytes) {

@@ -53,10 +53,12 @@ typedef struct kvf_found {
     int64_t  stored_s;      /* when it was stored, in seconds since 1970 */
     uint32_t num_tokens;
     uint32_t tier;          /* the index of the fastest tier that has it */
+    kvf_reason why;         /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
 } kvf_found;
 
 /* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked, whatever their number. `found` may
- * be NULL, else it has room for `num`, and the first *out_run are set. A match is a hint: the load is the truth.
+ * be NULL, else it has room for `num`: the first *out_run are set, and, if there are fewer than `num`, the next says why the run ended.
+ * A match is a hint: the load is the truth.
  * Returns KVF_OK (also for a run of 0), KVF_AGAIN with budget_us = 0 when the answer is not known yet (it is being asked for in the
  * background: call again with the same keys), KVF_LIMIT for more than KVF_MAX_BLOCKS. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num,

@@ -27,17 +27,20 @@ static bool make_room(lookup *out, size_t num) {
 }
 
 /* Whether the header is that of the block asked for. A damaged one is no hit here; the load would say so too. */
-static bool read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_addr *addr, size_t tier) {
+static kvf_reason read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_addr *addr, size_t tier) {
     kvfi_header header;
-    if (peek->why != KVF_WHY_NONE || kvfi_header_decode(&header, peek->header) != KVF_WHY_NONE ||
-        memcmp(&header.addr, addr, sizeof *addr) != 0) {
-        return false;
+    kvf_reason why = peek->why != KVF_WHY_NONE ? peek->why : kvfi_header_decode(&header, peek->header);
+    if (why == KVF_WHY_NONE && memcmp(&header.addr, addr, sizeof *addr) != 0) {
+        why = KVF_WHY_OTHER_SPACE;
+    }
+    if (why != KVF_WHY_NONE) {
+        return why;
     }
     *out = (kvf_found){.payload_bytes = header.payload_bytes,
                        .stored_s = header.stored_s,
                        .num_tokens = header.num_tokens,
                        .tier = (uint32_t)tier};
-    return true;
+    return KVF_WHY_NONE;
 }
 
 static size_t select_missing(lookup *at, const kvf_space *space, const kvf_key *keys, size_t stride, size_t num) {
@@ -60,7 +63,11 @@ static void ask_tier(lookup *at, kvf_space *space, size_t index, size_t num, int
     atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
     for (size_t i = 0; i < num; i++) {
         size_t key = at->from[i];
-        at->hit[key] = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], index);
+        kvf_reason why = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], index);
+        at->hit[key] = why == KVF_WHY_NONE;
+        if (!at->hit[key] && (index == 0 || why != KVF_WHY_ABSENT)) {
+            at->found[key].why = why; /* a tier that failed says more than one that has not got it */
+        }
         if (at->hit[key]) {
             kvfi_known_add(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));
         } else if (at->peeks[i].why == KVF_WHY_ABSENT && index + 1 == store->num_tiers) {
@@ -69,11 +76,18 @@ static void ask_tier(lookup *at, kvf_space *space, size_t index, size_t num, int
     }
 }
 
+static size_t know_nothing(kvf_found *found, size_t num, kvf_reason why) {
+    if (found != NULL && num > 0) {
+        *found = (kvf_found){.why = why};
+    }
+    return 0;
+}
+
 size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us) {
     kvf_store *store = space->store;
     lookup at;
     if (num == 0 || !kvfi_store_is_ours(store) || !make_room(&at, num)) {
-        return 0;
+        return know_nothing(found, num, KVF_WHY_NOMEM);
     }
     for (size_t tier = 0; tier < store->num_tiers; tier++) {
         size_t missing = select_missing(&at, space, keys, stride, num);
@@ -86,7 +100,7 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
         run++;
     }
     if (found != NULL) {
-        memcpy(found, at.found, run * sizeof *found);
+        memcpy(found, at.found, (run < num ? run + 1 : num) * sizeof *found);
     }
     kvfi_free(at.found);
     atomic_fetch_add(&store->stats.lookups, num);
@@ -165,7 +179,7 @@ static kvf_status take_answer(kvf_space *space, size_t *out_run, kvf_found *foun
     } else if (ask->state == KVFI_ASK_ANSWERED) {
         *out_run = ask->run;
         if (found != NULL) {
-            memcpy(found, ask->found, ask->run * sizeof *found);
+            memcpy(found, ask->found, (ask->run < num ? ask->run + 1 : num) * sizeof *found);
         }
         forget(ask);
         status = KVF_OK;
@@ -178,7 +192,7 @@ kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const 
     if (num > KVF_MAX_BLOCKS) {
         return KVF_LIMIT;
     }
-    *out_run = 0;
+    *out_run = know_nothing(found, num, KVF_WHY_CLOSED);
     if (num == 0 || !kvfi_store_is_ours(space->store)) {
         return KVF_OK;
     }

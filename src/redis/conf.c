@@ -2,6 +2,7 @@
 #include "redis/conf.h"
 
 #define MAX_DB 1000000u
+#define LARGE_VALUE ((uint64_t)2 << 20)
 
 static bool is_plain(const char *text, size_t max) {
     size_t len = strlen(text);
@@ -92,9 +93,21 @@ static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
     return KVF_OK;
 }
 
+/* What was measured best on one host with a server of one thread (docs/stores.md): on a unix socket one connection keeps it busy. Over
+ * TCP two are better for values near 1 MiB, and worse for large ones, which then fight for the server's cache. Who says how many, gets them. */
+static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    uint32_t asked = 0;
+    KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));
+    bool one_will_do = conf->server.path != NULL || conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
+    conf->conns = asked > 0 ? asked : one_will_do ? 1 : 2;
+    conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;
+    conf->turns = asked == 0 && conf->kind == KVFI_REDIS_ONE;
+    return KVF_OK;
+}
+
 static kvf_status read_numbers(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    KVFI_TRY(read_conns(conf, err, url));
     KVFI_TRY(kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB));
-    KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &conf->conns, 1, KVFI_REDIS_MAX_CONNS));
     KVFI_TRY(kvfi_url_take_u32(url, err, "ttl", &conf->ttl_s, 0, 100 * 365 * 86400u));
     KVFI_TRY(kvfi_url_take_u32(url, err, "connect_ms", &conf->connect_ms, 1, 600000));
     KVFI_TRY(kvfi_url_take_u32(url, err, "stall_ms", &conf->stall_ms, 1, 600000));
@@ -107,7 +120,6 @@ kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *
     kvfi_redis_conf conf = {.user = url->user,
                             .password = url->password,
                             .text = url->text,
-                            .conns = 1,
                             .ttl_s = 3600,
                             .connect_ms = 1000,
                             .stall_ms = 250,

@@ -10,7 +10,7 @@
 #include "redis/redis.h"
 
 #define RING 256u
-#define TAIL_BYTES (64u << 10) /* less than a socket holds: the server is done with the value by then */
+#define TAIL_BYTES (160u << 10) /* what a unix socket holds by default: by then the server has sent it all */
 
 /* One command that has been sent, or is about to be, and its answer. */
 typedef struct request {
@@ -88,7 +88,9 @@ static uint64_t unread(loader *l) {
 
 static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
-    return l->num + 1 < RING && (outstanding <= TAIL_BYTES || outstanding + l->usual <= l->tier->conf.window);
+    uint64_t window = l->tier->conf.window;
+    uint64_t tail = TAIL_BYTES < window / 4 ? TAIL_BYTES : window / 4;
+    return l->num + 1 < RING && (outstanding <= tail || outstanding + l->usual <= window);
 }
 
 static void ask(loader *l) {

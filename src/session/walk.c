@@ -11,11 +11,11 @@
 
 typedef struct walk {
     kvf_visit_fn visit;
-    void        *ctx;
-    uint32_t     tier;
-    bool         whole;
-    bool         stopped;
-    uint8_t      sessions[32]; /* the space of sessions that are values */
+    void *ctx;
+    uint32_t tier;
+    bool whole;
+    bool stopped;
+    uint8_t sessions[32]; /* the space of sessions that are values */
 } walk;
 
 /* What the header, or the whole value, says about a record; `damage` when it says nothing good. */
@@ -116,7 +116,8 @@ static kvf_reason read_value(kvfi_tier *tier, const kvfi_addr *addr, void *value
 static kvf_status see_whole(walk *w, kvfi_tier *tier, kvf_error *err, kvfi_sight *sight, int64_t deadline_us) {
     uint8_t *value = kvfi_alloc((size_t)sight->stored_bytes);
     if (value == NULL) {
-        return kvfi_fail(err, KVF_NOMEM, "no memory for a record of %llu bytes", (unsigned long long)sight->stored_bytes);
+        return kvfi_fail(err, KVF_NOMEM, "no memory for a record of %llu bytes",
+                         (unsigned long long)sight->stored_bytes);
     }
     kvf_reason why = read_value(tier, sight->addr, value, (size_t)sight->stored_bytes, deadline_us);
     if (why == KVF_WHY_NONE) {

@@ -110,7 +110,8 @@ void kvfi_file_usage_load(kvfi_file *);                                /* at ope
 bool kvfi_file_usage_read(const kvfi_file *, kvfi_usage *out);         /* all zero when false */
 void kvfi_file_usage_add(kvfi_file *, int64_t bytes, int64_t records); /* the folder has grown or shrunk */
 void kvfi_file_usage_flush(kvfi_file *);
-void kvfi_file_usage_end(kvfi_file *); /* flushes for the last time, and waits a little for the lock */
+void kvfi_file_usage_end(kvfi_file *);      /* flushes for the last time, and waits up to a second for the lock */
+void kvfi_file_usage_distrust(kvfi_file *); /* have it counted again by the next who stores */
 /* The usage file, locked against other processes and threads; -1 when it is locked already, or can't be written.
  * close() unlocks. */
 int kvfi_file_usage_lock(const kvfi_file *);

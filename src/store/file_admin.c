@@ -80,7 +80,10 @@ kvf_status kvfi_file_clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, c
     if (dir >= 0) {
         kvfi_file_each_in(dir, clear_folders, (void *)(uintptr_t)space);
     }
-    kvfi_file_usage_flush(file);
+    if (c.removed > 0) {
+        kvfi_file_usage_distrust(
+            file); /* a sweep at the same time may have missed what was then taken off its count again */
+    }
     *removed = c.removed;
     if (status == KVF_OK && c.error != 0) {
         return kvfi_fail(err, KVF_IO, "not all of %.160s could be removed: %s", file->root, strerror(c.error));

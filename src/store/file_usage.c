@@ -72,7 +72,9 @@ int kvfi_file_usage_lock(const kvfi_file *file) {
     kvfi_file_path_below(file, &path, "usage");
     int fd = kvfi_sys->open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd >= 0 && kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int error = errno;
         kvfi_sys->close(fd);
+        errno = error;
         return -1;
     }
     return fd;
@@ -115,12 +117,36 @@ void kvfi_file_usage_flush(kvfi_file *file) {
     }
 }
 
+/* Waits up to a second for the lock: another process may be sweeping. */
+static int lock_patiently(const kvfi_file *file) {
+    int fd = kvfi_file_usage_lock(file);
+    for (int i = 0; i < 200 && fd < 0 && errno == EWOULDBLOCK; i++) {
+        (void)kvfi_sys->poll(NULL, 0, 5);
+        fd = kvfi_file_usage_lock(file);
+    }
+    return fd;
+}
+
 void kvfi_file_usage_end(kvfi_file *file) {
-    for (int i = 0; i < 20 && (file->pending_bytes != 0 || file->pending_records != 0); i++) {
-        if (i > 0) {
-            (void)kvfi_sys->poll(NULL, 0, 1); /* another process has the lock: it may be sweeping */
-        }
-        kvfi_file_usage_flush(file);
+    if (file->pending_bytes == 0 && file->pending_records == 0) {
+        return;
+    }
+    int fd = lock_patiently(file);
+    if (fd >= 0) {
+        kvfi_usage usage;
+        kvfi_file_usage_merge(file, fd, &usage);
+        kvfi_sys->close(fd);
+    }
+}
+
+void kvfi_file_usage_distrust(kvfi_file *file) {
+    int fd = lock_patiently(file);
+    if (fd >= 0) {
+        kvfi_usage usage;
+        kvfi_file_usage_merge(file, fd, &usage);
+        usage.swept_s = 0;
+        kvfi_file_usage_set(file, fd, &usage);
+        kvfi_sys->close(fd);
     }
 }
 

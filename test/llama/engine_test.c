@@ -331,7 +331,7 @@ static void test_faults_end_as_misses(void **state) {
     assert_int_equal(unlink(site.paths[3]), 0);
     expect_run(&site, "gone", 3, KVF_WHY_ABSENT);
     assert_int_equal(truncate(site.paths[0], 5000), 0);
-    expect_run(&site, "truncated", 0, KVF_WHY_ABSENT);
+    expect_run(&site, "truncated", 0, KVF_WHY_TRUNCATED);
 
     free(site.clean);
     free(site.tokens);

@@ -7,7 +7,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 : "${KVF_BUILD:?}" "${KVF_LIB:?}"
 
-if nm -D "$KVF_LIB" | grep -q -E '__(asan|tsan)_init'; then
+symbols=$(nm -D "$KVF_LIB")
+if grep -q -E '__(asan|tsan)_init' <<<"$symbols"; then
     echo "a library with sanitizers is not for installing"
     exit 77
 fi

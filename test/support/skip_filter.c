@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Linked into every test program: KVFT_SKIP=PATTERN in the environment skips the tests of that name ("*" and "?" are wild). The
- * stage tsan of scripts/test.sh leaves out the fault loops this way: they have one thread, and thousands of turns.
+ * Linked into every test program: KVFT_SKIP=PATTERN in the environment skips the tests of that name ("*" and "?" are
+ * wild). The stage tsan of scripts/test.sh leaves out the fault loops this way: they have one thread, and thousands of
+ * turns.
  */
 #include <setjmp.h>
 #include <stdarg.h>

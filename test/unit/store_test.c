@@ -86,8 +86,11 @@ static void test_behind_a_gap_nothing_is_used(void **state) {
         assert_int_equal(b.prompt->blocks[i].why, KVF_WHY_AFTER_GAP);
     }
     size_t run = 0;
-    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 8, 1000000), KVF_OK);
+    kvf_found found[8];
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, 8, 1000000), KVF_OK);
     assert_int_equal(run, 3);
+    assert_int_equal(found[3].why, KVF_WHY_ABSENT);
+    assert_int_equal(found[2].why, KVF_WHY_NONE);
     close_bench(&b);
 }
 

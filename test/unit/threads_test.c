@@ -105,7 +105,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-static void hammer(const char *url) {
+/* Returns the blocks that loaded. */
+static size_t hammer(const char *url) {
     kvf_store *store = kvft_store(url);
     kvf_space *space = kvft_space(store, "m", 16);
     worker workers[THREADS];
@@ -120,15 +121,15 @@ static void hammer(const char *url) {
         assert_int_equal(workers[i].wrong, 0);
         hits += workers[i].hits;
     }
-    assert_true(hits > 0);
     kvf_space_close(space);
     kvf_store_close(store);
+    return hits;
 }
 
 static void test_memory_by_many_threads(void **state) {
     (void)state;
-    hammer("mem:");
-    hammer("mem:?max=200K"); /* evicting all the time */
+    assert_true(hammer("mem:") > 0);
+    hammer("mem:?max=200K"); /* evicting all the time: whether a whole prefix survives is chance */
 }
 
 static void test_folder_by_many_threads(void **state) {

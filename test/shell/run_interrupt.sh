@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# kvferry run: Ctrl-C in the middle of the prompt and of the answer. It ends soon, with 130, and what is whole is stored.
+# shellcheck source=run_common.bash disable=SC1091,SC2154
+. "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
+
+# start ARGUMENT...: in the background, as a terminal would (a shell without job control makes its children ignore SIGINT).
+start() {
+    "$python" -c 'import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])' "$KVFERRY" "$@" >"$dir/out" 2>"$dir/err" </dev/null &
+    pid=$!
+}
+
+# until_true SECONDS COMMAND...: while the program runs.
+until_true() {
+    local tries=$(($1 * 20))
+    shift
+    until "$@"; do
+        kill -0 "$pid" 2>/dev/null || flunk "it ended too early"
+        ((tries-- > 0)) || flunk "waited too long for: $*"
+        sleep 0.05
+    done
+}
+
+# interrupt: it must end within 5 s, with 130.
+interrupt() {
+    local rc=0 began=$SECONDS
+    kill -INT "$pid"
+    wait "$pid" || rc=$?
+    ((rc == 130)) || flunk "exit status $rc, not 130"
+    ((SECONDS - began <= 6)) || flunk "it took $((SECONDS - began)) s to stop"
+}
+
+stored_one() {
+    [[ -n $(find "$dir/store" -type f -size +100k -print -quit 2>/dev/null) ]]
+}
+
+# --- while the prompt is read: some blocks are stored
+document 130 >"$dir/document"
+start run -m "$KVF_MODEL" -f "$dir/document" -p "What is it about?" -n 100 --store "file:$dir/store"
+until_true 100 stored_one
+interrupt
+[[ ! -s $dir/out ]] || flunk "an answer to a prompt that was not read"
+answer verify --json --store "file:$dir/store"
+json 'd["num_records"] >= 1 and d["damaged"] == []'
+answer run -m "$KVF_MODEL" -f "$dir/document" -n 0 --json --store "file:$dir/store"
+json 'd["loaded_tokens"] >= 64'
+
+# --- while the answer is written: its beginning is there
+start run -m "$KVF_MODEL" -p "Tell a long story about a ship." -n 4000 --session story --store "file:$dir/store"
+until_true 60 test -s "$dir/out"
+interrupt
+[[ $(tail -c 1 "$dir/out" | od -An -tx1 | tr -d ' ') == 0a ]] || flunk "the line was left open"
+
+# --- a turn that was cut short is not part of the conversation
+answer run -m "$KVF_MODEL" -p "Hello" -n 1 --json --session story --store "file:$dir/store"
+json 'd["session"]["turn"] == 1'
+
+# --- programs get their JSON then, too
+start run -m "$KVF_MODEL" -p "Tell a long story about a ship." -n 4000 --json --no-store
+sleep 4
+interrupt
+json 'd["stop"] == "interrupted"'
