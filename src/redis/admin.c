@@ -32,9 +32,19 @@ typedef struct look {
     bool          stopped;
 } look;
 
+/* The key is on another server of a Cluster by now: to a walk through this one it has gone. */
+static bool has_moved(const kvfi_talk *talk, const kvfi_reply *reply) {
+    return talk->tier->topology != NULL && reply->kind == KVFI_RESP_ERROR &&
+           (kvfi_reply_says(reply, "MOVED ") || kvfi_reply_says(reply, "ASK ") || kvfi_reply_says(reply, "TRYAGAIN"));
+}
+
 static kvf_status hear_number(kvfi_talk *talk, int64_t *out) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    if (has_moved(talk, &reply)) {
+        *out = -2;
+        return KVF_OK;
+    }
     if (reply.kind == KVFI_RESP_ERROR && kvfi_reply_says(&reply, "WRONGTYPE")) {
         *out = -1;
         return KVF_OK;
@@ -105,6 +115,10 @@ static kvf_status read_value(kvfi_talk *talk, uint8_t *value, size_t cap, size_t
         KVFI_TRY(kvfi_talk_say(talk, "GET", name.text, NULL));
         kvfi_resp_into(&talk->conn->in, (kvfi_place){.iov = &rest, .bytes = rest.iov_len});
         KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (has_moved(talk, &reply)) {
+            *out_len = 0;
+            return KVF_OK;
+        }
         if (reply.kind == KVFI_RESP_ERROR) {
             return kvfi_talk_refused(talk, &reply, "reading a value");
         }
@@ -146,7 +160,7 @@ static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) 
         return kvfi_fail(l->talk->err, KVF_NOMEM, "no memory for a value of %llu bytes", (unsigned long long)bytes);
     }
     kvf_status status = read_value(l->talk, value, (size_t)bytes, &sight.head_len, addr);
-    if (status == KVF_OK) {
+    if (status == KVF_OK && sight.head_len > 0) {
         sight.head = value;
         show(l, &sight);
     }
@@ -301,8 +315,13 @@ static kvf_status remove_once(kvfi_talk *talk, const kvfi_addr *addr, bool *was_
     for (uint64_t part = 0; gone > 0 || part == 1; part++) {
         kvfi_name name;
         kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
+        kvfi_reply reply;
         KVFI_TRY(kvfi_talk_say(talk, "UNLINK", name.text, NULL));
-        KVFI_TRY(hear_number(talk, &gone));
+        KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (reply.kind != KVFI_RESP_INT) {
+            return kvfi_talk_refused(talk, &reply, "removing a record");
+        }
+        gone = reply.num;
         *was_there = *was_there || (part == 0 && gone > 0);
     }
     return KVF_OK;

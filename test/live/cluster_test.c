@@ -114,7 +114,7 @@ static void test_all_shards(void **state) {
     bench fresh = {.store = kvft_store(cluster->url)};
     fresh.space = kvft_space(fresh.store, "m1", 16);
     size_t run = 0;
-    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, 5000), KVF_OK);
+    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, 5000000), KVF_OK);
     assert_int_equal(run, BLOCKS);
     kvf_stats after = stats_of(&fresh);
     assert_int_equal(after.lookup_round_trips, KVFT_SHARDS);
@@ -195,7 +195,7 @@ static void test_half_moved(void **state) {
     bench fresh = {.store = kvft_store(cluster->url)};
     fresh.space = kvft_space(fresh.store, "m4", 16);
     size_t run = 0;
-    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, 5000), KVF_OK);
+    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, 5000000), KVF_OK);
     assert_int_equal(run, BLOCKS);
     kvft_prompt_fill(b.prompt, 4);
     kvft_save_all(fresh.space, fresh.store, b.prompt);
