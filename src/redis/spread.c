@@ -159,7 +159,7 @@ static unsigned group_of(flight *f, kvfi_node *node, bool asking) {
 }
 
 /* Sorts what is pending by server. What finds no room stays pending. */
-static void sort(flight *f, bool first) {
+static void sort(flight *f) {
     size_t left = 0, at = 0;
     f->num_groups = 0;
     for (size_t i = 0; i < f->num_pending; i++) {
@@ -187,7 +187,6 @@ static void sort(flight *f, bool first) {
         g->feed.num = 0;
         g->feed.whole = f->whole;
         g->feed.again = again;
-        g->feed.prepare = first ? f->whole->prepare : NULL; /* what comes back is prepared already */
         atomic_store_explicit(&g->feed.next, 0, memory_order_relaxed);
     }
     for (size_t i = 0; i < f->num_pending; i++) {
@@ -234,7 +233,7 @@ static bool wait_for(int64_t deadline_us, unsigned round) {
 static void fly(flight *f, kvfi_pool *pool) {
     bool more = true;
     for (unsigned round = 0; more && f->num_pending > 0; round++) {
-        sort(f, round == 0);
+        sort(f);
         atomic_store(&f->next_start, 0);
         unsigned threads = f->num_groups * f->tier->conf.conns;
         threads = threads < f->whole->num ? threads : (unsigned)f->whole->num;

@@ -37,8 +37,8 @@ static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
     KVFI_TRY(kvfi_url_parse(&url, err, text));
     open_fn open = kind_of(url->scheme);
     if (open == NULL) {
-        kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, redis+cluster: or redis+sentinel:",
-                                      url->scheme);
+        kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "
+                                                    "redis+cluster: or redis+sentinel:", url->scheme);
         kvfi_url_free(url);
         return status;
     }

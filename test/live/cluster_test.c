@@ -167,6 +167,70 @@ static void test_resharding(void **state) {
 }
 
 /* A slot stays half moved: what has moved is found by ASK. */
+/* The documented rules are enough. */
+static void test_minimal_acl(void **state) {
+    NEEDS_CLUSTER();
+    for (int i = 0; i < KVFT_SHARDS; i++) {
+        assert_string_equal(kvft_server_say(cluster->nodes[i], "ACL SETUSER least on >pw resetkeys ~kvf1:* -@all +ping +select +client|setname "
+                                                               "+get +getrange +set +pexpire +unlink +cluster|slots +asking"),
+                            "+OK");
+    }
+    char url[256];
+    snprintf(url, sizeof url, "redis+cluster://least:pw@%s", cluster->url + strlen("redis+cluster://"));
+    kvf_store *store = kvft_store(url);
+    kvf_space *space = kvft_space(store, "acl", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 9, BLOCKS, 3000);
+    kvft_save_all(space, store, prompt);
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, 5000), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(prompt, 9, BLOCKS), 0);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
+static void count_finding(void *ctx, const kvf_finding *finding) {
+    *(unsigned *)ctx += finding->severity == KVF_FATAL;
+}
+
+static void check_session(kvf_store *store, const char *id) {
+    float keys[64], values[64];
+    kvf_error err = {0};
+    kvf_session *session = NULL;
+    for (int i = 0; i < 64; i++) {
+        keys[i] = (float)i;
+        values[i] = (float)(i + (int)strlen(id));
+    }
+    kvf_tensor k = {.data = keys, .len = sizeof keys, .dtype = "float32", .num_dims = 1, .dims = {64}};
+    kvf_tensor v = {.data = values, .len = sizeof values, .dtype = "float32", .num_dims = 1, .dims = {64}};
+    if (kvf_session_save(store, &err, id, &k, &v, NULL) != KVF_OK || kvf_session_load(store, &session, &err, id, 5000) != KVF_OK) {
+        fail_msg("%s: %s", id, err.what);
+    }
+    assert_memory_equal(session->k.data, keys, sizeof keys);
+    assert_memory_equal(session->v.data, values, sizeof values);
+    kvf_session_free(session);
+    assert_int_equal(kvf_session_remove(store, &err, id), KVF_OK);
+    assert_int_equal(kvf_session_load(store, &session, &err, id, 5000), KVF_MISS);
+}
+
+static void test_doctor_and_sessions(void **state) {
+    NEEDS_CLUSTER();
+    kvf_store *store = kvft_store(cluster->url);
+    kvf_error err = {0};
+    unsigned fatal = 0;
+    assert_int_equal(kvf_doctor(store, &err, count_finding, &fatal), KVF_OK);
+    assert_int_equal(fatal, 0);
+    kvf_tier_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvf_tier_info_get(store, &info, 0), KVF_OK);
+    assert_true(info.reachable && info.used_bytes > 3000000); /* three empty servers have more than that */
+    for (int i = 0; i < 20; i++) {
+        char id[32];
+        snprintf(id, sizeof id, i % 2 == 0 ? "talk-%d" : "{user%d}:talk", i);
+        check_session(store, id);
+    }
+    kvf_store_close(store);
+}
+
 static void test_half_moved(void **state) {
     NEEDS_CLUSTER();
     bench b = open_bench(4);
@@ -286,7 +350,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_as_the_server_counts), cmocka_unit_test(test_all_shards), cmocka_unit_test(test_resharding),
-        cmocka_unit_test(test_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_death_and_failover),
+        cmocka_unit_test(test_minimal_acl), cmocka_unit_test(test_doctor_and_sessions), cmocka_unit_test(test_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_death_and_failover),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -66,6 +66,15 @@ static void test_configuration(void **state) {
     const char *urls[] = {url};
     assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_CONFIG);
     assert_non_null(strstr(err.what, "no master"));
+    /* The least that a sentinel must allow. */
+    assert_string_equal(kvft_server_say(set->watch[1], "ACL SETUSER least on >pw -@all +ping +client|setname "
+                                                       "+sentinel|get-master-addr-by-name"), "+OK");
+    snprintf(url, sizeof url, "redis+sentinel://127.0.0.1:%d/mymaster?sentinel_user=least&sentinel_password=pw", set->watch[1]->port);
+    assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_OK);
+    kvf_store_close(store);
+    snprintf(url, sizeof url, "redis+sentinel://127.0.0.1:%d/mymaster?sentinel_password=wrong", set->watch[1]->port);
+    assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_CONFIG);
+    assert_null(strstr(err.what, "wrong"));
     urls[0] = "redis+sentinel://127.0.0.1:1";
     assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_CONFIG);
     assert_non_null(strstr(err.what, "name of the master"));
