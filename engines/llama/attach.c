@@ -177,8 +177,7 @@ static kvf_status set_block_tokens(kvf_llama *kv, kvf_error *err, uint32_t wante
         return kvfl_fail(err, KVF_LIMIT, "block_tokens must be a power of two from %u to %u, not %u", KVFL_MIN_BATCH,
                          MAX_BLOCK_TOKENS, kv->block_tokens);
     }
-    kv->block_bytes = kvfl_blob_bytes(&kv->shape, kv->block_tokens);
-    kv->stride = (kv->block_bytes + PAGE - 1) / PAGE * PAGE;
+    kv->stride = (kvfl_blob_bytes(&kv->shape, kv->block_tokens) + PAGE - 1) / PAGE * PAGE;
     return KVF_OK;
 }
 
@@ -190,7 +189,7 @@ static uint32_t choose_step(const struct llama_context *ctx) {
 }
 
 static bool make_buffers(kvf_llama *kv) {
-    size_t max_blocks = kv->n_ctx / kv->block_tokens + 1;
+    size_t max_blocks = kv->n_ctx / kv->block_tokens + 2; /* and the tail */
     kv->group = KVFL_GROUP_BYTES / kv->stride > 0 ? KVFL_GROUP_BYTES / kv->stride : 1;
     kv->keys = calloc(max_blocks, sizeof *kv->keys);
     kv->found = calloc(max_blocks, sizeof *kv->found);
@@ -323,9 +322,25 @@ bool kvfl_holds(const kvf_llama *kv, llama_seq_id seq, size_t num) {
     return llama_memory_seq_pos_min(kv->mem, seq) == 0 && llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)num - 1;
 }
 
-void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t num) {
-    for (size_t i = 0; i < num; i++) {
+void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tail) {
+    kv->num_whole = cut / kv->block_tokens;
+    kv->tail_tokens = (uint32_t)tail;
+    for (size_t i = 0; i < cut + tail; i++) {
         kv->tokens[i] = (uint32_t)tokens[i];
     }
-    kvf_chain(kv->space, kv->keys, num / kv->block_tokens, kv->tokens, num);
+    kvf_chain(kv->space, kv->keys, kv->num_whole, kv->tokens, cut);
+    if (tail > 0) {
+        /* Named by the block in front of it and its own tokens, and by a word that no whole block is named by. */
+        uint8_t name[4 + sizeof(kvf_key) + 4 * MAX_BLOCK_TOKENS] = "tail";
+        memcpy(name + 4, kv->keys[kv->num_whole - 1].bytes, sizeof(kvf_key));
+        memcpy(name + 4 + sizeof(kvf_key), kv->tokens + cut, 4 * tail);
+        kvf_key_of(kv->space, &kv->keys[kv->num_whole], name, 4 + sizeof(kvf_key) + 4 * tail);
+    }
+}
+
+kvf_block kvfl_block_of(const kvf_llama *kv, size_t index) {
+    return (kvf_block){.key = kv->keys[index],
+                       .tokens = kv->tokens + kvfl_position(kv, index),
+                       .num_tokens = kvfl_tokens_of(kv, index),
+                       .first_token = (uint32_t)kvfl_position(kv, index)};
 }

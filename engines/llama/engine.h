@@ -43,11 +43,14 @@ struct kvf_llama {
     kvf_llama_progress_fn     progress;
     void                     *progress_ctx;
     kvfl_shape                shape;
-    size_t                    block_bytes; /* of one block's payload */
-    size_t                    stride;      /* of blocks in the buffers: whole pages, since copies to unaligned memory are slow */
+    size_t                    stride; /* of blocks in the load buffers: whole pages, since copies to unaligned memory are slow */
     size_t                    num_seqs;
     kvfl_resident            *residents; /* by sequence */
-    kvf_key                  *keys;      /* of the prompt at hand, as are: */
+    /* The prompt at hand: its whole blocks, and its tail, the tokens behind the last of them but for the very last token. The tail is stored
+     * as a block of its own, which only the same prompt finds again; its index is num_whole. */
+    size_t                    num_whole;
+    uint32_t                  tail_tokens;
+    kvf_key                  *keys;
     kvf_found                *found;
     uint32_t                 *tokens;    /* unsigned, as the chain wants them */
     uint8_t                  *buffers[2];/* where loads land: KVFL_GROUP_BYTES, or one block */
@@ -65,11 +68,26 @@ kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, 
 /* weights.c: 64 hex digits. */
 kvf_status kvfl_hash_weights(char out[65], kvf_error *, const char *path);
 
-/* The chain of the first `num` tokens (a multiple of block_tokens) into kv->tokens and kv->keys. */
-void kvfl_chain(kvf_llama *, const llama_token *tokens, size_t num);
-/* load.c: blocks [first, end) of the chain at hand into a sequence that holds exactly the tokens before `first`; returns the new first. */
-size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
-/* save.c: the same range to the writers. */
+/* Where block `index` begins, for any index up to one behind the last; how many tokens it has, and how long it is when exported. */
+static inline size_t kvfl_position(const kvf_llama *kv, size_t index) {
+    return index <= kv->num_whole ? index * kv->block_tokens : kv->num_whole * kv->block_tokens + kv->tail_tokens;
+}
+static inline uint32_t kvfl_tokens_of(const kvf_llama *kv, size_t index) {
+    return index < kv->num_whole ? kv->block_tokens : kv->tail_tokens;
+}
+static inline size_t kvfl_bytes_of(const kvf_llama *kv, size_t index) {
+    return kvfl_blob_bytes(&kv->shape, kvfl_tokens_of(kv, index));
+}
+static inline size_t kvfl_num_blocks(const kvf_llama *kv) {
+    return kv->num_whole + (kv->tail_tokens > 0);
+}
+
+/* Makes `tokens` the prompt at hand: the first `cut` of them (whole blocks), then a tail of `tail` tokens. */
+void kvfl_chain(kvf_llama *, const llama_token *tokens, size_t cut, size_t tail);
+kvf_block kvfl_block_of(const kvf_llama *, size_t index);
+/* load.c: blocks from `first` on into a sequence that holds exactly the tokens before it; returns the new first. */
+size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first);
+/* save.c: blocks [first, end) to the writers. */
 size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
 /* The sequence holds positions 0 to num - 1. */
 bool kvfl_holds(const kvf_llama *, llama_seq_id, size_t num);

@@ -21,19 +21,12 @@ static uint32_t left_ms(const load *l) {
     return left > 1000 ? (uint32_t)(left / 1000) : 1;
 }
 
-static kvf_block block_of(const kvf_llama *kv, size_t index) {
-    return (kvf_block){.key = kv->keys[index],
-                       .tokens = kv->tokens + index * kv->block_tokens,
-                       .num_tokens = kv->block_tokens,
-                       .first_token = (uint32_t)(index * kv->block_tokens)};
-}
-
 /* The bytes have been verified: what llama.cpp makes of them is checked once more before they join the sequence. */
 static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
-    llama_pos first = (llama_pos)(l->next * kv->block_tokens), end = first + (llama_pos)kv->block_tokens;
+    llama_pos first = (llama_pos)kvfl_position(kv, l->next), end = (llama_pos)kvfl_position(kv, l->next + 1);
     int64_t begin = kvfl_now_us();
-    bool ok = len == kv->block_bytes && llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len &&
+    bool ok = len == kvfl_bytes_of(kv, l->next) && llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len &&
               llama_memory_seq_pos_min(kv->mem, kv->scratch) == first &&
               llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
     if (ok) {
@@ -49,7 +42,7 @@ static bool import_block(load *l, const void *bytes, size_t len) {
 /* ---- borrowing: true when the next block is in, false when it must be loaded, or not at all (then *stop) ---- */
 
 static bool borrow_next(load *l, bool *stop) {
-    kvf_block block = block_of(l->kv, l->next);
+    kvf_block block = kvfl_block_of(l->kv, l->next);
     kvf_borrowed borrowed = {0};
     if (kvf_borrow(l->kv->space, &borrowed, &block) != KVF_OK) {
         if (block.why != KVF_WHY_ABSENT) {
@@ -98,8 +91,8 @@ static void submit(load *l, group *groups, size_t which, size_t first) {
         return;
     }
     for (size_t i = 0; i < num; i++) {
-        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->stride, kv->block_bytes};
-        kv->blocks[which][i] = block_of(kv, first + i);
+        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->stride, kvfl_bytes_of(kv, first + i)};
+        kv->blocks[which][i] = kvfl_block_of(kv, first + i);
         kv->blocks[which][i].iov = &kv->iov[which][i];
         kv->blocks[which][i].num_iov = 1;
     }
@@ -133,7 +126,7 @@ static void wait_for(load *l, group *groups, size_t which) {
 static bool import_group(load *l, const group *g, size_t which) {
     const kvf_llama *kv = l->kv;
     for (size_t i = 0; i < g->num_ok; i++) {
-        if (!import_block(l, kv->iov[which][i].iov_base, kv->block_bytes)) {
+        if (!import_block(l, kv->iov[which][i].iov_base, kv->iov[which][i].iov_len)) {
             return false;
         }
     }
@@ -171,7 +164,7 @@ static void match(load *l) {
         l->report->why = kv->found[run].why;
     }
     for (size_t i = 0; i < run; i++) {
-        if (kv->found[i].payload_bytes != kv->block_bytes) {
+        if (kv->found[i].payload_bytes != kvfl_bytes_of(kv, l->next + i)) {
             l->report->why = KVF_WHY_TRUNCATED;
             run = i;
         }
@@ -180,14 +173,14 @@ static void match(load *l) {
     l->report->match_us += kvfl_now_us() - begin;
 }
 
-size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, size_t end) {
+size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first) {
     load l = {.kv = kv,
               .report = report,
               .seq = seq,
               .next = first,
-              .end = end,
+              .end = kvfl_num_blocks(kv),
               .deadline_us = kvfl_now_us() + (int64_t)kv->budget_ms * 1000};
-    if (kv->space == NULL || first >= end) {
+    if (l.next >= l.end) {
         return first;
     }
     match(&l);
@@ -198,22 +191,22 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
         load_all(&l);
     }
     report->load_us += kvfl_now_us() - begin;
-    if (!kvfl_holds(kv, seq, l.next * kv->block_tokens)) {
+    if (!kvfl_holds(kv, seq, kvfl_position(kv, l.next))) {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
         return 0;
     }
-    report->loaded_tokens += (uint32_t)((l.next - first) * kv->block_tokens);
+    report->loaded_tokens += (uint32_t)(kvfl_position(kv, l.next) - kvfl_position(kv, first));
     return l.next;
 }
 
 size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
     kvf_llama_report unread = {0};
     size_t cut = kvf_llama_cut(kv, num);
-    if (kv->space == NULL || num > kv->n_ctx || seq < 0 || (size_t)seq >= kv->num_seqs) {
+    if (kv->space == NULL || cut == 0 || num > kv->n_ctx || seq < 0 || (size_t)seq >= kv->num_seqs) {
         return 0;
     }
     llama_memory_seq_rm(kv->mem, seq, -1, -1);
     kv->residents[seq].num = 0;
-    kvfl_chain(kv, tokens, cut);
-    return kvfl_load(kv, report != NULL ? report : &unread, seq, 0, cut / kv->block_tokens) * kv->block_tokens;
+    kvfl_chain(kv, tokens, cut, num - 1 - cut);
+    return kvfl_position(kv, kvfl_load(kv, report != NULL ? report : &unread, seq, 0));
 }

@@ -51,12 +51,12 @@ static void note_resident(prefill *p) {
 }
 
 static void load_stored(prefill *p) {
-    size_t blocks = p->kv->block_tokens;
-    if (p->kv->space == NULL || p->cut == 0) {
+    kvf_llama *kv = p->kv;
+    if (kv->space == NULL || p->cut == 0) {
         return;
     }
-    kvfl_chain(p->kv, p->tokens, p->cut);
-    p->have = kvfl_load(p->kv, p->report, p->seq, p->have / blocks, p->cut / blocks) * blocks;
+    kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
+    p->have = kvfl_position(kv, kvfl_load(kv, p->report, p->seq, p->have / kv->block_tokens));
     if (p->have < p->report->resident_tokens) {
         p->report->resident_tokens = 0; /* a doubt cleared the sequence */
         p->report->loaded_tokens = 0;
@@ -97,19 +97,34 @@ static kvf_status tell_progress(const prefill *p) {
     return KVF_OK;
 }
 
-/* Up to the cut in large batches, saving each block when it is whole; then, apart, what is behind the cut. */
+/* Computes up to `end`, in large batches. */
 static kvf_status compute(prefill *p, size_t end) {
-    size_t block = p->kv->block_tokens;
     kvf_status status = tell_progress(p);
     while (status == KVF_OK && p->have < end) {
-        size_t before = p->have / block;
+        size_t block = p->kv->block_tokens, before = p->have / block;
         status = decode(p, end - p->have < p->kv->step ? end - p->have : p->kv->step);
         if (status == KVF_OK) {
-            kvfl_save(p->kv, p->report, p->seq, before, (p->have < p->cut ? p->have : p->cut) / block);
+            if (p->kv->space != NULL && p->have <= p->cut) {
+                kvfl_save(p->kv, p->report, p->seq, before, p->have / block);
+            }
             status = tell_progress(p);
         }
     }
     return status;
+}
+
+/* The whole blocks; the tail, apart; the last token, apart: so that a prompt whose tail is stored computes the last token just as this
+ * one does. */
+static kvf_status compute_rest(prefill *p) {
+    kvf_llama *kv = p->kv;
+    kvf_status status = compute(p, p->cut);
+    if (status == KVF_OK && p->have < p->num - 1) {
+        status = compute(p, p->num - 1);
+        if (status == KVF_OK && kv->space != NULL && p->cut > 0) {
+            kvfl_save(kv, p->report, p->seq, kv->num_whole, kvfl_num_blocks(kv));
+        }
+    }
+    return status == KVF_OK ? compute(p, p->num) : status;
 }
 
 static kvf_status check(const prefill *p) {
@@ -137,10 +152,7 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
     own.num_tokens = (uint32_t)num;
     keep_resident(&p);
     load_stored(&p);
-    status = compute(&p, p.cut);
-    if (status == KVF_OK) {
-        status = compute(&p, num);
-    }
+    status = compute_rest(&p);
     if (status == KVF_OK) {
         note_resident(&p);
     } else if (status == KVF_CLOSED) {

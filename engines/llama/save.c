@@ -3,19 +3,13 @@
 
 /* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. */
 static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *out) {
-    llama_pos first = (llama_pos)(index * kv->block_tokens);
-    llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, first + (llama_pos)kv->block_tokens);
-    bool ok = llama_state_seq_get_size(kv->ctx, kv->scratch) == kv->block_bytes &&
-              llama_state_seq_get_data(kv->ctx, out, kv->block_bytes, kv->scratch) == kv->block_bytes;
+    size_t bytes = kvfl_bytes_of(kv, index);
+    llama_memory_seq_cp(kv->mem, seq, kv->scratch, (llama_pos)kvfl_position(kv, index),
+                        (llama_pos)kvfl_position(kv, index + 1));
+    bool ok = llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
+              llama_state_seq_get_data(kv->ctx, out, bytes, kv->scratch) == bytes;
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     return ok;
-}
-
-static kvf_block block_of(const kvf_llama *kv, size_t index) {
-    return (kvf_block){.key = kv->keys[index],
-                       .tokens = kv->tokens + index * kv->block_tokens,
-                       .num_tokens = kv->block_tokens,
-                       .first_token = (uint32_t)(index * kv->block_tokens)};
 }
 
 size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, size_t end) {
@@ -27,7 +21,7 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
             report->known_blocks++;
             continue;
         }
-        if (kvf_reserve(kv->space, &reserved, kv->block_bytes) != KVF_OK) {
+        if (kvf_reserve(kv->space, &reserved, kvfl_bytes_of(kv, i)) != KVF_OK) {
             /* Behind a hole nothing would be found: shed the rest too. */
             report->shed_blocks += (uint32_t)(end - i);
             break;
@@ -36,8 +30,8 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
             kvf_abandon(kv->space, &reserved);
             break;
         }
-        kvf_block block = block_of(kv, i);
-        kvf_commit(kv->space, &reserved, &block, kv->block_bytes);
+        kvf_block block = kvfl_block_of(kv, i);
+        kvf_commit(kv->space, &reserved, &block, reserved.len);
         saved++;
     }
     report->saved_blocks += (uint32_t)saved;
@@ -52,6 +46,6 @@ size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
         return 0;
     }
-    kvfl_chain(kv, tokens, blocks * kv->block_tokens);
+    kvfl_chain(kv, tokens, blocks * kv->block_tokens, 0);
     return kvfl_save(kv, report != NULL ? report : &unread, seq, 0, blocks);
 }

@@ -66,10 +66,11 @@ typedef struct kvf_llama_report {
 /* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
  * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the whole blocks that
  * it put there itself; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks
- * are saved. The prompt is cut at the end of its last whole block, and at least one token is always computed.
+ * are saved. The prompt is cut at the end of its last whole block and before its last token, which is always computed. What lies between
+ * the two cuts is saved too: the same prompt finds it again and computes one token; any other prompt finds the whole blocks it shares.
  *
  * The answer is the same with and without a hit, to the bit, where the sequence takes the same cells: whole blocks are always computed in
- * batches of at least 64 tokens, the rest behind the cut always in one small batch. (ggml's kernels for fewer than 64 rows round
+ * batches of at least 64 tokens, the rest behind them always in one small batch, the last token alone. (ggml's kernels for fewer than 64 rows round
  * differently.) For the same reason the KV of generated tokens is not kept over a prefill: it is computed again, as a prompt is.
  * Store trouble is never an error here.
  * Returns KVF_OK; KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is

@@ -101,7 +101,6 @@ static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
     bool one_will_do = conf->server.path != NULL || conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
     conf->conns = asked > 0 ? asked : one_will_do ? 1 : 2;
     conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;
-    conf->turns = asked == 0 && conf->kind == KVFI_REDIS_ONE;
     return KVF_OK;
 }
 

@@ -25,7 +25,6 @@ typedef struct kvfi_redis_conf {
     const char   *text;            /* the URL without its password, for messages */
     uint32_t      db;
     uint32_t      conns;           /* that one load or save uses at once */
-    bool          turns;           /* values are written one at a time */
     uint64_t      share_below;     /* values from this length on use one of them only */
     uint32_t      ttl_s;           /* 0 = keys do not expire */
     uint32_t      connect_ms, stall_ms;

@@ -178,6 +178,7 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
     for (;;) {
         int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(until_us));
         if (n > 0) {
+            conn->readable = (p.revents & ~POLLOUT) != 0; /* an end or an error is found by reading, too */
             return 1;
         }
         if (n < 0 && errno != EINTR && errno != EAGAIN) {

@@ -32,6 +32,7 @@ typedef struct kvfi_conn {
     size_t      mark;
     uint64_t    owed;      /* answers that nobody will ask for: they come before those of the next command */
     bool        tcp;
+    bool        readable;  /* the last kvfi_conn_wait saw something to read */
     bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int         low_water; /* SO_RCVLOWAT now */
     bool        asking;    /* each command is preceded by ASKING: the server gets the slot of its key just now */

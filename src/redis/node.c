@@ -297,30 +297,10 @@ void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     give_slot(node, kind, conn);
 }
 
-bool kvfi_node_take_turn(kvfi_node *node, int64_t deadline_us) {
-    bool in_time = true;
-    pthread_mutex_lock(&node->lock);
-    while (node->turn.taken && in_time) {
-        in_time = kvfi_cond_wait(&node->turn.passed, &node->lock, deadline_us);
-    }
-    bool mine = !node->turn.taken;
-    node->turn.taken = true;
-    pthread_mutex_unlock(&node->lock);
-    return mine;
-}
-
-void kvfi_node_pass_turn(kvfi_node *node) {
-    pthread_mutex_lock(&node->lock);
-    node->turn.taken = false;
-    pthread_cond_signal(&node->turn.passed);
-    pthread_mutex_unlock(&node->lock);
-}
-
 void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, _Atomic uint64_t *connects, _Atomic uint64_t *disconnects) {
     *node = (kvfi_node){.conf = conf, .server = conf->server, .connects = connects, .disconnects = disconnects};
     pthread_mutex_init(&node->lock, NULL);
     kvfi_cond_init(&node->freed);
-    kvfi_cond_init(&node->turn.passed);
 }
 
 void kvfi_node_trim(kvfi_node *node) {
@@ -339,6 +319,5 @@ void kvfi_node_trim(kvfi_node *node) {
 void kvfi_node_cleanup(kvfi_node *node) {
     kvfi_node_trim(node);
     pthread_cond_destroy(&node->freed);
-    pthread_cond_destroy(&node->turn.passed);
     pthread_mutex_destroy(&node->lock);
 }

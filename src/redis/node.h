@@ -27,13 +27,6 @@ typedef struct kvfi_breaker {
     uint32_t backoff_ms; /* of the last failure; 0 after a success */
 } kvfi_breaker;
 
-/* Whose turn it is to write a value. Two that write at once only share the wire and the server's cache; one that writes while the other
- * seals its next value keeps both busy. */
-typedef struct kvfi_turn {
-    pthread_cond_t passed;
-    bool           taken;
-} kvfi_turn;
-
 typedef struct kvfi_node {
     const kvfi_redis_conf *conf;
     kvfi_endpoint          server;
@@ -41,7 +34,6 @@ typedef struct kvfi_node {
     pthread_cond_t         freed; /* a connection was given back */
     kvfi_lane              lanes[KVFI_NUM_LANES];
     kvfi_breaker           breaker;
-    kvfi_turn              turn;
     _Atomic uint64_t      *connects, *disconnects;
 } kvfi_node;
 
@@ -55,10 +47,6 @@ void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not ex
 kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed, int64_t deadline_us);
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
-
-/* Waits for the turn to write; false when the deadline came first. */
-bool kvfi_node_take_turn(kvfi_node *, int64_t deadline_us);
-void kvfi_node_pass_turn(kvfi_node *);
 
 /* What an error reply means for an item. */
 kvf_reason kvfi_reply_reason(const kvfi_reply *);

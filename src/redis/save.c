@@ -31,7 +31,6 @@ typedef struct saver {
     kvfi_place  rest;       /* its next part, from there on */
     kvf_reason  why;        /* of the item at the head of the ring, so far */
     bool        dry;
-    bool        my_turn;    /* to write */
 } saver;
 
 static request *at(saver *s, unsigned index) {
@@ -117,23 +116,6 @@ static void finish(saver *s, kvfi_item *item) {
     kvfi_feed_done(s->feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
 }
 
-/* Values are written one at a time, where the number of connections was left to us. Whoever has answers to wait for does not wait for the
- * turn meanwhile. */
-static bool take_turn(saver *s) {
-    if (!s->my_turn && s->tier->conf.turns && s->num == 0) {
-        s->my_turn = kvfi_node_take_turn(&s->tier->node, s->feed->deadline_us);
-        return s->my_turn;
-    }
-    return s->my_turn || !s->tier->conf.turns;
-}
-
-static void pass_turn(saver *s) {
-    if (s->my_turn) {
-        kvfi_node_pass_turn(&s->tier->node);
-        s->my_turn = false;
-    }
-}
-
 /* Puts the next SET on its way, if it is time for it. Returns true when it did. */
 static bool offer(saver *s) {
     kvfi_cmd *out = kvfi_conn_room(s->conn, KVFI_COMMAND_BYTES);
@@ -152,14 +134,6 @@ static bool offer(saver *s) {
     bool commits = num_parts(s) > 1 && s->sent_parts + 1 == num_parts(s);
     if (commits && s->num > 0) {
         return false; /* not before the other parts are there */
-    }
-    if (!take_turn(s)) {
-        if (s->num == 0) {
-            kvfi_item *late = s->item;
-            s->item = NULL;
-            kvfi_feed_done(s->feed, late, KVF_MISS, KVF_WHY_BUDGET);
-        }
-        return false;
     }
     send_part(s, out);
     return true;
@@ -279,13 +253,9 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     s.item = NULL;
     s.why = KVF_WHY_NONE;
     s.dry = false;
-    s.my_turn = false;
     for (;;) {
         bool offered = offer(&s);
         kvf_reason why = kvfi_conn_send(conn);
-        if (why != KVF_WHY_NONE || (s.item == NULL && kvfi_conn_all_sent(conn))) {
-            pass_turn(&s);
-        }
         if (why == KVF_WHY_NONE && !(offered && kvfi_conn_all_sent(conn))) {
             if (s.num == 0 && s.item == NULL) {
                 return true;
@@ -293,7 +263,6 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
             why = wait_and_hear(&s);
         }
         if (why != KVF_WHY_NONE) {
-            pass_turn(&s);
             abandon(&s, why);
             return false;
         }

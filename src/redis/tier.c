@@ -24,7 +24,7 @@ static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
 
 kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange,
                              bool asking) {
-    bool done = lane == KVFI_LANE_LOAD && is_one_too_many(tier, feed);
+    bool done = is_one_too_many(tier, feed);
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
         kvf_reason why = kvfi_node_take(node, &conn, NULL, lane, feed, feed->deadline_us);
@@ -269,7 +269,7 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
     tier->base.get_threads = tier->conf.conns;
-    tier->base.put_threads = tier->conf.turns ? 2 : tier->conf.conns;
+    tier->base.put_threads = tier->conf.conns;
     kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
         status = tier->conf.kind == KVFI_REDIS_ONE ? try_server(tier, err) : open_topology(tier, err);

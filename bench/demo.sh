@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The main job, seen from outside. A document of about 4,000 tokens and a question about it, in three processes: the first computes
+# the prompt and stores it in a folder and in a redis-server; the second loads it from the folder, the third from Redis. All answer.
+# With --check it fails unless both answers are the first one's tokens, at least 90 % of the prompt was loaded, and the first token came at
+# least 100 times sooner. Needs KVFERRY (the program) and KVF_MODEL; `make demo` sets them.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+: "${KVFERRY:?the kvferry program: run this by \`make demo\`}" "${KVF_MODEL:?a GGUF model: run this by \`make demo\`}"
+check=${1:-}
+
+if ! command -v redis-server >/dev/null; then
+    echo "demo: redis-server is not installed: run \`make setup\`" >&2
+    exit 1
+fi
+
+dir=$(mktemp -d "${TMPDIR:-/tmp}/kvferry-demo-XXXXXX")
+server=
+tidy_up() {
+    [[ -z $server ]] || { kill "$server" 2>/dev/null && wait "$server" 2>/dev/null; } || true
+    rm -rf "$dir"
+}
+trap tidy_up EXIT
+
+redis-server --port 0 --unixsocket "$dir/redis.sock" --dir "$dir" --save '' --appendonly no \
+    --maxmemory 1gb --maxmemory-policy allkeys-lru >"$dir/redis.log" 2>&1 &
+server=$!
+for ((i = 0; i < 100; i++)); do
+    [[ ! -S $dir/redis.sock ]] || break
+    sleep 0.05
+done
+if [[ ! -S $dir/redis.sock ]]; then
+    echo "demo: redis-server did not start:" >&2
+    tail -n 5 "$dir/redis.log" >&2
+    exit 1
+fi
+
+folder=file:$dir/store
+redis=redis+unix://$dir/redis.sock
+question='What was the suggestion of the boy of eight?'
+answer() {
+    local out=$1
+    shift
+    "$KVFERRY" run -m "$KVF_MODEL" -f "$here/document.txt" -p "$question" -n 24 --json "$@" >"$dir/$out.json"
+}
+
+echo "1. A process computes the prompt, answers, and stores the prompt in a folder and in Redis:"
+answer cold --store "$folder" --store "$redis"
+echo "2. Another process loads it from the folder:"
+answer folder --store "$folder"
+echo "3. Another process loads it from Redis:"
+answer redis --store "$redis"
+
+python3 - "$dir" "$check" <<'PYTHON'
+import json, sys
+folder, check = sys.argv[1], sys.argv[2] == "--check"
+runs = {name: json.load(open(f"{folder}/{name}.json")) for name in ("cold", "folder", "redis")}
+cold = runs["cold"]
+print("\nThe answer:", cold["answer"].strip().replace("\n", " "), "...\n")
+row = "{:<8} {:>8} {:>8} {:>10} {:>9} {:>9} {:>11} {:>11} {:>7}  {}"
+print(row.format("store", "prompt", "loaded", "bytes", "lookup", "load", "first token", "first token", "ratio", "same"))
+print(row.format("", "tokens", "tokens", "", "ms", "ms", "cold, ms", "warm, ms", "", "tokens"))
+good, worst, least = True, None, None
+for name in ("folder", "redis"):
+    run = runs[name]
+    ratio = cold["ttft_ms"] / run["ttft_ms"]
+    share = run["loaded_tokens"] / run["prompt_tokens"]
+    same = run["tokens"] == cold["tokens"]
+    good = good and same and share >= 0.9 and ratio >= 100
+    worst = ratio if worst is None else min(worst, ratio)
+    least = share if least is None else min(least, share)
+    print(row.format(name, run["prompt_tokens"], run["loaded_tokens"], f"{run['loaded_bytes'] / 1e6:.1f} MB",
+                     f"{run['lookup_ms']:.1f}", f"{run['load_ms']:.1f}", f"{cold['ttft_ms']:.0f}", f"{run['ttft_ms']:.1f}",
+                     f"{ratio:.0f}x", "yes" if same else "NO"))
+tail = cold["prompt_tokens"] - runs["folder"]["loaded_tokens"]
+print(f"\nFirst token: from the start of tokenization to the first token sampled; model and context are loaded, the store is open."
+      f"\nThe {tail} tokens behind the last whole block are computed by every run; load includes llama.cpp's import.")
+if check:
+    print(f"check-demo: {'ok' if good else 'FAILED'}: same tokens: "
+          f"{all(runs[n]['tokens'] == cold['tokens'] for n in ('folder', 'redis'))}, "
+          f"at least {100 * least:.1f} % of the prompt loaded (>= 90), first token at least {worst:.0f} times sooner (>= 100)")
+    sys.exit(0 if good else 1)
+PYTHON
