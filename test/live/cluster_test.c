@@ -312,6 +312,34 @@ static size_t load_each(bench *b, uint64_t seed, double *longest_ms) {
     return hits;
 }
 
+/* A shard that stands still costs a lookup one stall_ms, and only its own keys. */
+static void test_standstill(void **state) {
+    NEEDS_CLUSTER();
+    bench b = open_bench(6);
+    kvft_save_all(b.space, b.store, b.prompt);
+    bench fresh = {.store = kvft_store(cluster->url)};
+    fresh.space = kvft_space(fresh.store, "m6", 16);
+    size_t run = 0, before = 0;
+    assert_int_equal(kvf_match(fresh.space, &before, NULL, b.prompt->keys, 1, 5000000), KVF_OK);
+    assert_int_equal(before, 1);
+    kvft_server_signal(cluster->nodes[1], SIGSTOP);
+    double begin = now_ms();
+    kvf_status status = kvf_match(fresh.space, &run, NULL, b.prompt->keys + 1, BLOCKS - 1, 5000000);
+    double spent = now_ms() - begin;
+    kvft_server_signal(cluster->nodes[1], SIGCONT);
+    assert_int_equal(status, KVF_OK);
+    assert_true(run < BLOCKS - 1);
+    printf("one shard stands still: a lookup of %u keys took %.0f ms\n", BLOCKS - 1, spent);
+    assert_true(spent < 900);
+    for (begin = now_ms(); load(&b, 6, 2000) < BLOCKS && now_ms() - begin < 10000;) {
+        nap_ms(20);
+    }
+    assert_int_equal(load(&b, 6, 2000), BLOCKS);
+    kvf_space_close(fresh.space);
+    kvf_store_close(fresh.store);
+    close_bench(&b);
+}
+
 static void test_death_and_failover(void **state) {
     NEEDS_CLUSTER();
     bench b = open_bench(5);
@@ -350,7 +378,8 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_as_the_server_counts), cmocka_unit_test(test_all_shards), cmocka_unit_test(test_resharding),
-        cmocka_unit_test(test_minimal_acl), cmocka_unit_test(test_doctor_and_sessions), cmocka_unit_test(test_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_death_and_failover),
+        cmocka_unit_test(test_minimal_acl), cmocka_unit_test(test_doctor_and_sessions), cmocka_unit_test(test_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_standstill),
+        cmocka_unit_test(test_death_and_failover),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
