@@ -172,8 +172,43 @@ static void test_readonly(void **state) {
     kvf_store_close(store);
 }
 
+/* The master is made a replica by hand, and the sentinels have not seen it: saves are refused as READONLY, and tried again within bounds;
+ * loads go on. Once it is the master again, so are saves. */
+static void test_refused_saves(void **state) {
+    NEEDS_SENTINELS();
+    kvf_store *store = kvft_store(set->url);
+    kvf_space *space = kvft_space(store, "w", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD);
+    kvft_save_all(space, store, prompt);
+    int at = kvft_sentinels_master(set) == set->data[0]->port ? 0 : 1;
+    char command[64];
+    assert_string_equal(kvft_server_say(set->data[1 - at], "REPLICAOF NO ONE"), "+OK");
+    snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d", set->data[1 - at]->port);
+    assert_string_equal(kvft_server_say(set->data[at], command), "+OK");
+    kvft_prompt *other = kvft_prompt_new(space, 55, 2, 3000);
+    double begin = now_ms();
+    assert_int_equal(kvf_save(space, other->blocks, 2, NULL), 2);
+    assert_int_equal(kvf_store_flush(store, 5000), KVF_OK);
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_store_stats(store, &stats);
+    printf("%llu saves refused within %.0f ms\n", (unsigned long long)stats.save_failures[KVF_WHY_SERVER], now_ms() - begin);
+    assert_true(stats.save_failures[KVF_WHY_SERVER] >= 2);
+    assert_true(now_ms() - begin < 3000);
+    assert_int_equal(load(space, prompt), BLOCKS);
+    assert_string_equal(kvft_server_say(set->data[at], "REPLICAOF NO ONE"), "+OK");
+    snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d", set->data[at]->port);
+    assert_string_equal(kvft_server_say(set->data[1 - at], command), "+OK");
+    kvft_save_all(space, store, other);
+    kvft_prompt_poison(other);
+    assert_int_equal(kvf_load(space, other->blocks, 2, NULL, 2000), 2);
+    kvft_prompt_free(other);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_configuration), cmocka_unit_test(test_away),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_configuration), cmocka_unit_test(test_away), cmocka_unit_test(test_refused_saves),
                                        cmocka_unit_test(test_failover), cmocka_unit_test(test_readonly)};
     return cmocka_run_group_tests(tests, start, stop);
 }
