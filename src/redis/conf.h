@@ -25,6 +25,7 @@ typedef struct kvfi_redis_conf {
     const char   *text;            /* the URL without its password, for messages */
     uint32_t      db;
     uint32_t      conns;           /* that one load or save uses at once */
+    bool          seals;           /* of the threads that save, one writes and one seals */
     uint64_t      share_below;     /* values from this length on use one of them only */
     uint32_t      ttl_s;           /* 0 = keys do not expire */
     uint32_t      connect_ms, stall_ms;

@@ -289,7 +289,8 @@ static void abandon(loader *l, kvf_reason why) {
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
-bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
+    (void)seal;
     loader l;
     l.tier = tier;
     l.conn = conn;
@@ -318,6 +319,15 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     return true;
 }
 
+/* Large values, and another thread is at it: then this one would only be in its way. */
+static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
+    return feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below &&
+           atomic_load_explicit(&feed->next, memory_order_relaxed) > 0;
+}
+
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_LOAD, kvfi_redis_load_on);
+    kvfi_redis *tier = kvfi_redis_of(base);
+    if (!is_one_too_many(tier, feed)) {
+        (void)kvfi_redis_run(tier, feed, NULL, KVFI_LANE_LOAD, kvfi_redis_load_on);
+    }
 }

@@ -2,8 +2,8 @@
  *
  * Saving: SETs pipelined on one connection, each body straight from its memory.
  *
- * The feed seals a value (hashes it) when it hands it out. That is done while the server still takes in the one before, so a value is drawn as
- * soon as the socket has swallowed the last; how much may be unanswered is bounded in bytes.
+ * The feed seals a value (hashes it) when it hands it out. That is done while the server still takes in the one before: by a second
+ * thread (seal.h), or here, as soon as the socket has swallowed the last. How much may be unanswered is bounded in bytes.
  *
  * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once the server has
  * said OK to all others.
@@ -23,6 +23,7 @@ typedef struct saver {
     kvfi_redis *tier;
     kvfi_conn  *conn;
     kvfi_feed  *feed;
+    kvfi_seal  *seal;
     request     ring[RING];
     unsigned    head, num;
     uint64_t    unanswered; /* bytes of the bodies in the ring */
@@ -98,7 +99,7 @@ static void send_part(saver *s, kvfi_cmd *out) {
 
 /* The next item. Sealing it takes a while, in which the server works on the last one. */
 static void draw(saver *s) {
-    s->item = kvfi_feed_next(s->feed);
+    s->item = kvfi_seal_next(s->seal, s->feed);
     if (s->item == NULL) {
         s->dry = true;
         return;
@@ -219,7 +220,7 @@ static kvf_reason hear(saver *s) {
 static kvf_reason wait_and_hear(saver *s) {
     bool got = false;
     kvf_reason why = kvfi_conn_wait(s->conn, s->feed->deadline_us);
-    if (why == KVF_WHY_NONE) {
+    if (why == KVF_WHY_NONE && s->conn->readable) {
         why = kvfi_conn_recv(s->conn, &got);
     }
     if (why == KVF_WHY_NONE) {
@@ -243,11 +244,12 @@ static void abandon(saver *s, kvf_reason why) {
     }
 }
 
-bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
     saver s;
     s.tier = tier;
     s.conn = conn;
     s.feed = feed;
+    s.seal = seal;
     s.head = s.num = 0;
     s.unanswered = 0;
     s.item = NULL;
@@ -270,5 +272,14 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
 }
 
 void kvfi_redis_put(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_STORE, kvfi_redis_save_on);
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_seal *seal = NULL;
+    if (tier->conf.seals && !kvfi_seal_begin(&tier->seals, &seal, feed)) {
+        return; /* this thread was the second, and has sealed */
+    }
+    kvf_reason why = kvfi_redis_run(tier, feed, seal, KVFI_LANE_STORE, kvfi_redis_save_on);
+    kvfi_item *left = kvfi_seal_end(seal);
+    if (left != NULL) {
+        kvfi_feed_done(feed, left, KVF_MISS, why);
+    }
 }

@@ -123,11 +123,16 @@ static void run_group(group *g) {
     flight *f = g->flight;
     kvf_reason why = KVF_WHY_UNREACHABLE;
     if (g->node != NULL) {
-        why = kvfi_redis_run_on(f->tier, g->node, &g->feed, f->lane, f->exchange, g->asking);
+        why = kvfi_redis_run_on(f->tier, g->node, &g->feed, NULL, f->lane, f->exchange, g->asking);
     }
     if (why != KVF_WHY_NONE) {
         give_up(g, why);
     }
+}
+
+/* Connections for one server: of large values, two would only be in each other's way. */
+static uint32_t max_workers(const flight *f) {
+    return f->whole->items[0].bytes >= f->tier->conf.share_below ? 1 : f->tier->conf.conns;
 }
 
 /* One thread: begins with a server of its own, and then helps wherever it may. */
@@ -136,7 +141,7 @@ static void work(void *arg) {
     unsigned start = atomic_fetch_add(&f->next_start, 1);
     for (unsigned i = 0; i < f->num_groups; i++) {
         group *g = &f->groups[(start + i) % f->num_groups];
-        if (!kvfi_feed_is_dry(&g->feed) && atomic_fetch_add(&g->workers, 1) < f->tier->conf.conns) {
+        if (!kvfi_feed_is_dry(&g->feed) && atomic_fetch_add(&g->workers, 1) < max_workers(f)) {
             run_group(g);
         }
     }

@@ -16,15 +16,9 @@ static void give_up(kvfi_feed *feed, kvf_reason why) {
     }
 }
 
-/* Large values, and another thread is at it: then this one would only be in its way. */
-static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
-    return feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below &&
-           atomic_load_explicit(&feed->next, memory_order_relaxed) > 0;
-}
-
-kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange,
-                             bool asking) {
-    bool done = is_one_too_many(tier, feed);
+kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane,
+                             kvfi_exchange *exchange, bool asking) {
+    bool done = false;
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
         kvf_reason why = kvfi_node_take(node, &conn, NULL, lane, feed, feed->deadline_us);
@@ -32,18 +26,20 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
             return why;
         }
         conn->asking = asking;
-        done = exchange(tier, conn, feed);
+        done = exchange(tier, conn, feed, seal);
         conn->asking = false;
         kvfi_node_give(node, lane, conn);
     }
     return KVF_WHY_NONE;
 }
 
-void kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
-    kvf_reason why = kvfi_redis_run_on(tier, &tier->node, feed, lane, exchange, false);
+kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+    kvf_reason why = kvfi_redis_run_on(tier, &tier->node, feed, seal, lane, exchange, false);
     if (why != KVF_WHY_NONE) {
         give_up(feed, why);
+        return why;
     }
+    return kvfi_sys->now_us() >= feed->deadline_us ? KVF_WHY_BUDGET : KVF_WHY_UNREACHABLE;
 }
 
 /* ---- talking ---- */
@@ -185,6 +181,7 @@ static void close_tier(kvfi_tier *base) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_topology_free(tier->topology);
     kvfi_node_cleanup(&tier->node);
+    kvfi_seals_cleanup(&tier->seals);
     kvfi_url_free(base->url);
     kvfi_free(tier);
 }
@@ -269,7 +266,8 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
     tier->base.get_threads = tier->conf.conns;
-    tier->base.put_threads = tier->conf.conns;
+    tier->base.put_threads = tier->conf.seals ? 2 : tier->conf.conns;
+    kvfi_seals_init(&tier->seals);
     kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
         status = tier->conf.kind == KVFI_REDIS_ONE ? try_server(tier, err) : open_topology(tier, err);

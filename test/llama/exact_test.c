@@ -270,5 +270,6 @@ int main(int argc, char **argv) {
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     printf("check-exact: %u cases, %u bit-identical, the others same argmax and NMSE at most %.0e (<= 1e-3), %u failed\n", cells,
            identical_cells, worst, failed_cells);
-    return failed;
+    const char *mode = getenv("KVFT_EXACT");
+    return mode != NULL && strcmp(mode, "full") == 0 && cells == 0 ? 1 : failed; /* as a check, no cases are no proof */
 }

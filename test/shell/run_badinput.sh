@@ -5,7 +5,8 @@
 # shellcheck source=run_common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
 
-model=(run -m "$KVF_MODEL" --no-store)
+# A busy machine takes so long that progress is shown; here every line on stderr is a complaint.
+model=(run -m "$KVF_MODEL" --no-store --quiet)
 
 # --- usage
 run 2 run
@@ -62,31 +63,31 @@ run 4 "${model[@]}" -f "$dir/long"
 complains "trained for"
 
 # --- the model
-run 4 run --no-store -p x -m "$dir/nothing.gguf"
+run 4 run --no-store --quiet -p x -m "$dir/nothing.gguf"
 complains "No such file"
-run 4 run --no-store -p x -m "$dir"
+run 4 run --no-store --quiet -p x -m "$dir"
 complains "folder"
-run 4 run --no-store -p x -m "$dir/empty"
+run 4 run --no-store --quiet -p x -m "$dir/empty"
 complains "not a GGUF"
-run 4 run --no-store -p x -m "$dir/document"
+run 4 run --no-store --quiet -p x -m "$dir/document"
 complains "not a GGUF"
 head -c 2000 "$KVF_MODEL" >"$dir/short.gguf"
-run 4 run --no-store -p x -m "$dir/short.gguf"
+run 4 run --no-store --quiet -p x -m "$dir/short.gguf"
 complains "not a usable model"
 head -c 30000000 "$KVF_MODEL" >"$dir/half.gguf"
-run 4 run --no-store -p x -m "$dir/half.gguf"
+run 4 run --no-store --quiet -p x -m "$dir/half.gguf"
 complains "corrupted or incomplete"
 {
     head -c 3000 "$KVF_MODEL"
     head -c 3000 /dev/zero | tr '\0' '\377'
     tail -c +6001 "$KVF_MODEL"
 } >"$dir/corrupt.gguf"
-run 4 run --no-store -p x -m "$dir/corrupt.gguf"
+run 4 run --no-store --quiet -p x -m "$dir/corrupt.gguf"
 complains "not a usable model"
 run 4 "${model[@]}" -p x --kv-type q8_0 --flash-attn off
 complains "flash_attn"
 
 # --- output that gets lost
 rc=0
-timeout 60 "$KVFERRY" "${model[@]}" -p Hello -n 2 --quiet >/dev/full 2>"$dir/err" || rc=$?
+timeout 60 "$KVFERRY" "${model[@]}" -p Hello -n 2 >/dev/full 2>"$dir/err" || rc=$?
 ((rc == 5)) || flunk "a full disk: exit status $rc, not 5"

@@ -40,7 +40,7 @@ answer "${ask[@]}" "${store[@]}" -n 1 --kv-type q8_0 --flash-attn on --session c
 json 'd["session"] == {"id": "coffee", "turn": 3, "known_tokens": 0} and d["prompt_tokens"] > 30'
 
 # --- a conversation that the context can't hold
-run 4 run -m "$KVF_MODEL" "${store[@]}" --ctx-size 128 --session tea -p "More?"
+run 4 run -m "$KVF_MODEL" --quiet "${store[@]}" --ctx-size 128 --session tea -p "More?"
 complains "outgrown the context"
 
 # --- from Redis
