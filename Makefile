@@ -14,7 +14,8 @@ paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_MODEL KVF
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
 .PHONY: help setup build demo test install format tidy clean \
-	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact
+	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
+	check-cluster check-recovery
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +47,7 @@ clean: ## remove all build folders (not the cache of make setup)
 
 # --- the checks of the project's promises: exit status 0 where the figure holds, the figure on the last line
 
-check: check-faults check-article check-kill check-exact check-demo check-128k check-cold check-wire ## all checks below
+check: check-faults check-article check-kill check-exact check-cluster check-recovery check-demo check-128k check-cold check-wire ## all checks below
 
 check-demo: build ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
 	@$(paths); $(programs); bench/demo.sh --check
@@ -65,6 +66,12 @@ check-kill: build ## kill -9 of writer, server and reader in loops: never a wron
 
 check-128k: build ## 128K tokens (4 GiB) through Redis: memory of the client, one chain call, one round trip
 	@$(paths); $(programs); $(release)/bench/k128_bench
+
+check-cluster: build ## a Cluster of three: all shards at once, a dead one, slots that move while loads run
+	@$(paths); $(programs); $(release)/bench/cluster_bench
+
+check-recovery: build ## first whole load within 1 s of the server's return: single, Cluster, Sentinel
+	@$(paths); $(programs); $(release)/bench/recovery_bench
 
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test

@@ -56,7 +56,7 @@ typedef struct kvf_found {
     kvf_reason why;         /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
 } kvf_found;
 
-/* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked, whatever their number. `found` may
+/* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per shard), whatever their number. `found` may
  * be NULL, else it has room for `num`: the first *out_run are set, and, if there are fewer than `num`, the next says why the run ended.
  * A match is a hint: the load is the truth.
  * Returns KVF_OK (also for a run of 0), KVF_AGAIN with budget_us = 0 when the answer is not known yet (it is being asked for in the

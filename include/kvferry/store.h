@@ -6,6 +6,8 @@
  *   file:/var/cache/kvferry           a folder, shared by processes; ?max=10G&ttl=0
  *   redis://[user:password@]host[:port][/db]                         ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
  *   redis+unix:///run/redis.sock      ?db=0 and the same             &connect_ms=1000&stall_ms=250&name=kvferry
+ *   redis+cluster://[user:password@]host:port,host:port              a Cluster: some of its nodes
+ *   redis+sentinel://[user:password@]host,host/name                  the master that these sentinels name; &sentinel_user=&sentinel_password=
  *
  * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never ignored.
  */
@@ -47,7 +49,7 @@ typedef struct kvf_stats {
     uint32_t num_tiers;
     uint64_t lookups;                     /* keys asked for by kvf_match */
     uint64_t lookup_hits;
-    uint64_t lookup_round_trips;          /* times that a lookup waited for a server: 1 a call, whatever the number of keys */
+    uint64_t lookup_round_trips;          /* times that a lookup waited for a server: 1 a call (and shard), whatever the number of keys */
     uint64_t loads;                       /* blocks asked for by load or borrow */
     uint64_t load_hits;
     uint64_t misses[KVF_NUM_REASONS];     /* blocks that did not load, by reason */

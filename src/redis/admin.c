@@ -32,9 +32,19 @@ typedef struct look {
     bool          stopped;
 } look;
 
+/* The key is on another server of a Cluster by now: to a walk through this one it has gone. */
+static bool has_moved(const kvfi_talk *talk, const kvfi_reply *reply) {
+    return talk->tier->topology != NULL && reply->kind == KVFI_RESP_ERROR &&
+           (kvfi_reply_says(reply, "MOVED ") || kvfi_reply_says(reply, "ASK ") || kvfi_reply_says(reply, "TRYAGAIN"));
+}
+
 static kvf_status hear_number(kvfi_talk *talk, int64_t *out) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    if (has_moved(talk, &reply)) {
+        *out = -2;
+        return KVF_OK;
+    }
     if (reply.kind == KVFI_RESP_ERROR && kvfi_reply_says(&reply, "WRONGTYPE")) {
         *out = -1;
         return KVF_OK;
@@ -105,6 +115,10 @@ static kvf_status read_value(kvfi_talk *talk, uint8_t *value, size_t cap, size_t
         KVFI_TRY(kvfi_talk_say(talk, "GET", name.text, NULL));
         kvfi_resp_into(&talk->conn->in, (kvfi_place){.iov = &rest, .bytes = rest.iov_len});
         KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (has_moved(talk, &reply)) {
+            *out_len = 0;
+            return KVF_OK;
+        }
         if (reply.kind == KVFI_RESP_ERROR) {
             return kvfi_talk_refused(talk, &reply, "reading a value");
         }
@@ -146,7 +160,7 @@ static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) 
         return kvfi_fail(l->talk->err, KVF_NOMEM, "no memory for a value of %llu bytes", (unsigned long long)bytes);
     }
     kvf_status status = read_value(l->talk, value, (size_t)bytes, &sight.head_len, addr);
-    if (status == KVF_OK) {
+    if (status == KVF_OK && sight.head_len > 0) {
         sight.head = value;
         show(l, &sight);
     }
@@ -260,42 +274,69 @@ static kvf_status walk_sessions(look *l) {
     return status;
 }
 
+static kvf_status walk_node(look *l, kvf_error *err, kvfi_redis *tier, kvfi_node *node, const uint8_t *space) {
+    kvfi_talk talk;
+    pattern_text pattern;
+    pattern_of(pattern, tier, space);
+    l->talk = &talk;
+    KVFI_TRY(kvfi_talk_begin_on(&talk, tier, err, node, KVFI_LANE_LOAD, kvfi_deadline((int64_t)l->step_ms * 1000)));
+    kvf_status status = walk_records(l, pattern);
+    if (status == KVF_OK && space == NULL && !l->stopped) {
+        status = walk_sessions(l);
+    }
+    kvfi_talk_end(&talk);
+    return status;
+}
+
+static kvf_status nobody(kvf_error *err, const kvfi_redis *tier) {
+    return kvfi_fail(err, KVF_IO, "%s: no server can be reached", tier->conf.text);
+}
+
 kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn see, void *ctx,
                            uint32_t step_ms) {
     kvfi_redis *tier = kvfi_redis_of(base);
-    kvfi_talk talk;
-    pattern_text pattern;
-    look l = {.talk = &talk, .see = see, .ctx = ctx, .whole = whole, .step_ms = step_ms};
-    pattern_of(pattern, tier, space);
-    KVFI_TRY(kvfi_talk_begin(&talk, tier, err, KVFI_LANE_LOAD, kvfi_deadline((int64_t)step_ms * 1000)));
-    kvf_status status = walk_records(&l, pattern);
-    if (status == KVF_OK && space == NULL && !l.stopped) {
-        status = walk_sessions(&l);
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    look l = {.see = see, .ctx = ctx, .whole = whole, .step_ms = step_ms};
+    size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);
+    kvf_status status = num > 0 ? KVF_OK : nobody(err, tier);
+    /* A server that is away does not hide what is on the others; that something is missing is said at the end. */
+    for (size_t i = 0; i < num && !l.stopped; i++) {
+        kvf_status one = walk_node(&l, status == KVF_OK ? err : NULL, tier, nodes[i], space);
+        status = status == KVF_OK ? one : status;
     }
-    kvfi_talk_end(&talk);
     return status;
 }
 
 /* ---- remove and clear ---- */
 
 /* The first part goes first, so that nobody takes the rest for a value; then the others, until one is not there. */
-kvf_status kvfi_redis_remove(kvfi_tier *base, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
-    kvfi_redis *tier = kvfi_redis_of(base);
-    kvfi_talk talk;
+static kvf_status remove_once(kvfi_talk *talk, const kvfi_addr *addr, bool *was_there) {
     int64_t gone = 1;
-    bool was_there = false;
-    kvf_status status = kvfi_talk_begin(&talk, tier, err, KVFI_LANE_STORE, deadline_us);
-    KVFI_TRY(status);
-    for (uint64_t part = 0; status == KVF_OK && (gone > 0 || part == 1); part++) {
+    for (uint64_t part = 0; gone > 0 || part == 1; part++) {
         kvfi_name name;
-        kvfi_name_of(&name, tier->conf.prefix, addr, part);
-        status = kvfi_talk_say(&talk, "UNLINK", name.text, NULL);
-        if (status == KVF_OK) {
-            status = hear_number(&talk, &gone);
+        kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
+        kvfi_reply reply;
+        KVFI_TRY(kvfi_talk_say(talk, "UNLINK", name.text, NULL));
+        KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        if (reply.kind != KVFI_RESP_INT) {
+            return kvfi_talk_refused(talk, &reply, "removing a record");
         }
-        was_there = was_there || (status == KVF_OK && part == 0 && gone > 0);
+        gone = reply.num;
+        *was_there = *was_there || (part == 0 && gone > 0);
     }
-    kvfi_talk_end(&talk);
+    return KVF_OK;
+}
+
+kvf_status kvfi_redis_remove(kvfi_tier *base, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
+    kvfi_talk talk;
+    bool was_there = false;
+    unsigned tries = 0;
+    kvf_status status;
+    do {
+        KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, kvfi_redis_slot(addr), KVFI_LANE_STORE, deadline_us));
+        status = remove_once(&talk, addr, &was_there);
+        kvfi_talk_end(&talk);
+    } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));
     return status == KVF_OK && !was_there ? KVF_MISS : status;
 }
 
@@ -344,13 +385,12 @@ static kvf_status clear_all(kvfi_scan *scan, uint64_t *removed, uint32_t step_ms
     return status;
 }
 
-kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
-    kvfi_redis *tier = kvfi_redis_of(base);
+static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *removed, kvf_error *err, const uint8_t *space,
+                             uint32_t step_ms) {
     kvfi_talk talk;
     pattern_text pattern;
-    *removed = 0;
     pattern_of(pattern, tier, space);
-    KVFI_TRY(kvfi_talk_begin(&talk, tier, err, KVFI_LANE_STORE, kvfi_deadline((int64_t)step_ms * 1000)));
+    KVFI_TRY(kvfi_talk_begin_on(&talk, tier, err, node, KVFI_LANE_STORE, kvfi_deadline((int64_t)step_ms * 1000)));
     kvfi_scan records = {.talk = &talk, .pattern = pattern};
     kvf_status status = clear_all(&records, removed, step_ms, clear_page);
     if (status == KVF_OK && space == NULL) {
@@ -358,5 +398,18 @@ kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, 
         status = clear_all(&sessions, removed, step_ms, clear_sessions);
     }
     kvfi_talk_end(&talk);
+    return status;
+}
+
+kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
+    kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);
+    kvf_status status = num > 0 ? KVF_OK : nobody(err, tier);
+    *removed = 0;
+    for (size_t i = 0; i < num; i++) {
+        kvf_status one = clear_node(tier, nodes[i], removed, status == KVF_OK ? err : NULL, space, step_ms);
+        status = status == KVF_OK ? one : status;
+    }
     return status;
 }

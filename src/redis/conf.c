@@ -36,6 +36,48 @@ static kvf_status read_unix(kvfi_redis_conf *conf, kvf_error *err, const kvfi_ur
     return KVF_OK;
 }
 
+/* redis+cluster://host:port,host:port */
+static kvf_status read_cluster(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url *url) {
+    conf->kind = KVFI_REDIS_CLUSTER;
+    KVFI_TRY(kvfi_url_host(url, err, 0, conf->server.host, &conf->server.port, 6379));
+    if (url->path[0] != '\0' && strcmp(url->path, "/") != 0 && strcmp(url->path, "/0") != 0) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: a Cluster has one database only, 0: nothing follows the hosts", url->text);
+    }
+    return KVF_OK;
+}
+
+/* redis+sentinel://host:port,host:port/name */
+static kvf_status read_sentinel(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    conf->kind = KVFI_REDIS_SENTINEL;
+    KVFI_TRY(kvfi_url_host(url, err, 0, conf->server.host, &conf->server.port, 26379));
+    conf->master = url->path[0] == '/' ? url->path + 1 : url->path;
+    KVFI_TRY(kvfi_url_take_text(url, err, "sentinel_user", &conf->sentinel_user));
+    KVFI_TRY(kvfi_url_take_text(url, err, "sentinel_password", &conf->sentinel_password));
+    if (!is_plain(conf->master, 200)) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: behind the sentinels stands the name of the master, as in "
+                                          "redis+sentinel://host1,host2/mymaster", url->text);
+    }
+    if (conf->sentinel_user != NULL && conf->sentinel_password == NULL) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: sentinel_user= needs sentinel_password= beside it", url->text);
+    }
+    return KVF_OK;
+}
+
+/* Every entry of a list of hosts must be one, also those that are not asked first. */
+static kvf_status check_hosts(kvf_error *err, const kvfi_url *url, uint16_t default_port) {
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; status == KVF_OK; i++) {
+        char host[256];
+        uint16_t port;
+        kvf_error own = {.status = KVF_OK};
+        status = kvfi_url_host(url, &own, i, host, &port, default_port);
+        if (status == KVF_CONFIG) {
+            return kvfi_fail(err, status, "%s", own.what);
+        }
+    }
+    return KVF_OK;
+}
+
 static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     conf->prefix = "kvf1";
     conf->name = "kvferry";
@@ -57,8 +99,9 @@ static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
 static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     uint32_t asked = 0;
     KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));
-    conf->conns = asked > 0 ? asked : conf->server.path != NULL ? 1 : 2;
-    conf->seals = asked == 0;
+    bool one_will_do = conf->server.path != NULL || conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
+    conf->conns = asked > 0 ? asked : one_will_do ? 1 : 2;
+    conf->seals = asked == 0 && conf->kind == KVFI_REDIS_ONE;
     conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;
     return KVF_OK;
 }
@@ -85,12 +128,21 @@ kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *
                             .part = (4 << 20) - 4096};
     if (strcmp(url->scheme, "redis+unix") == 0) {
         KVFI_TRY(read_unix(&conf, err, url));
+    } else if (strcmp(url->scheme, "redis+cluster") == 0) {
+        KVFI_TRY(read_cluster(&conf, err, url));
+        KVFI_TRY(check_hosts(err, url, 6379));
+    } else if (strcmp(url->scheme, "redis+sentinel") == 0) {
+        KVFI_TRY(read_sentinel(&conf, err, url));
+        KVFI_TRY(check_hosts(err, url, 26379));
     } else {
         KVFI_TRY(read_tcp(&conf, err, url));
     }
     KVFI_TRY(read_names(&conf, err, url));
     KVFI_TRY(read_numbers(&conf, err, url));
     KVFI_TRY(kvfi_url_all_taken(url, err));
+    if (conf.kind == KVFI_REDIS_CLUSTER && conf.db > 0) {
+        return kvfi_fail(err, KVF_CONFIG, "%s: a Cluster has one database only, 0", url->text);
+    }
     if (conf.user != NULL && conf.user[0] == '\0') {
         conf.user = NULL; /* redis://:password@host: the default user */
     }

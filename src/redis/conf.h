@@ -12,8 +12,13 @@
 #define KVFI_REDIS_MAX_LANE (4 * KVFI_REDIS_MAX_CONNS)
 #define KVFI_REDIS_MAX_PREFIX 64u
 
+typedef enum kvfi_redis_kind { KVFI_REDIS_ONE, KVFI_REDIS_CLUSTER, KVFI_REDIS_SENTINEL } kvfi_redis_kind;
+
 typedef struct kvfi_redis_conf {
-    kvfi_endpoint server;
+    kvfi_redis_kind kind;
+    kvfi_endpoint server;          /* of several: the first that the URL names */
+    const char   *master;          /* the name that the sentinels know it by */
+    const char   *sentinel_user, *sentinel_password;
     const char   *user, *password; /* NULL when absent; these and `name`, `prefix` belong to the URL or are constants */
     const char   *name;            /* for CLIENT SETNAME; "" = none */
     const char   *prefix;          /* of every key */

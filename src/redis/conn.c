@@ -15,6 +15,7 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
     conn->fd = -1;
     conn->stall_ms = stall_ms;
     conn->disconnects = disconnects;
+    conn->asking = false;
     conn->said[0] = '\0';
 }
 

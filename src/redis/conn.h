@@ -36,6 +36,7 @@ typedef struct kvfi_conn {
     bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int         low_water; /* SO_RCVLOWAT now */
     int         send_buffer; /* SO_SNDBUF now; 0 = as the system has it */
+    bool        asking;    /* each command is preceded by ASKING: the server gets the slot of its key just now */
     bool        stalled;   /* it was closed because nothing moved */
     char        said[160]; /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;

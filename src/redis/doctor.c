@@ -17,6 +17,7 @@ typedef struct exam {
     kvf_finding_fn found;
     void          *ctx;
     size_t         info_len;
+    char           where[280]; /* which of several servers; "" = the one */
     bool           config; /* CONFIG GET is allowed */
     unsigned       num_bad;
     char           value[256]; /* of the last info_text or config_text */
@@ -29,10 +30,11 @@ static void say(exam *e, kvf_severity severity, const char *code, const char *me
     __attribute__((format(printf, 5, 6)));
 
 static void say(exam *e, kvf_severity severity, const char *code, const char *mend, const char *format, ...) {
-    char what[400];
+    char what[700];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    size_t len = (size_t)snprintf(what, sizeof what, "%s", e->where);
+    vsnprintf(what + len, sizeof what - len, format, args);
     va_end(args);
     e->num_bad += severity >= KVF_WARNING;
     kvf_finding finding = {.severity = severity, .code = code, .what = what, .mend = mend};
@@ -193,7 +195,7 @@ static void examine_state(exam *e) {
     if (info_is(e, "loading", "1")) {
         say(e, KVF_WARNING, "loading", "", "the server is loading its data from disk and answers nothing until it is done");
     }
-    if (info_is(e, "redis_mode", "cluster")) {
+    if (info_is(e, "redis_mode", "cluster") && e->tier->conf.kind != KVFI_REDIS_CLUSTER) {
         say(e, KVF_WARNING, "cluster", "name the nodes as redis+cluster://, or use a single server",
             "the server is a node of a Cluster: keys of other slots are refused");
     }
@@ -204,11 +206,20 @@ static void examine_state(exam *e) {
     }
 }
 
+/* A key of our own, on a slot that the server has. */
+static void name_key(const exam *e, char *key, size_t cap) {
+    unsigned i = 0;
+    do {
+        snprintf(key, cap, i == 0 ? "%s:doctor" : "%s:doctor{%u}", e->tier->conf.prefix, i);
+    } while (e->tier->topology != NULL && i++ < 10000 &&
+             kvfi_topology_node(e->tier->topology, kvfi_slot_of(key, strlen(key))) != e->talk.node);
+}
+
 /* Every command of the hot path, on a key of its own. */
 static void examine_permissions(exam *e) {
     static const char *const names[] = {"SET", "GET", "GETRANGE", "PEXPIRE", "UNLINK"};
-    char key[KVFI_REDIS_MAX_PREFIX + 16];
-    snprintf(key, sizeof key, "%s:doctor", e->tier->conf.prefix);
+    char key[KVFI_REDIS_MAX_PREFIX + 24];
+    name_key(e, key, sizeof key);
     if (kvfi_talk_say(&e->talk, "SET", key, "1", "PX", "1000", NULL) != KVF_OK ||
         kvfi_talk_say(&e->talk, "GET", key, NULL) != KVF_OK ||
         kvfi_talk_say(&e->talk, "GETRANGE", key, "0", "127", NULL) != KVF_OK ||
@@ -266,9 +277,22 @@ static void examine(exam *e, kvf_error *err) {
     examine_permissions(e);
 }
 
+static void examine_node(exam *e, kvfi_node *node) {
+    kvf_error err = {.status = KVF_OK};
+    kvf_status status = kvfi_talk_begin_on(&e->talk, e->tier, &err, node, KVFI_LANE_LOOKUP, kvfi_deadline(BUDGET_US));
+    if (status != KVF_OK) {
+        say(e, KVF_FATAL, status == KVF_CONFIG ? "refused" : "unreachable",
+            status == KVF_CONFIG ? "" : "is the server running, and are host and port, or the path of the socket, right?", "%s",
+            err.what);
+        return;
+    }
+    examine(e, &err);
+    kvfi_talk_end(&e->talk);
+}
+
 void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
     exam *e = kvfi_alloc_zero(1, sizeof *e);
-    kvf_error err = {.status = KVF_OK};
+    kvfi_node *nodes[KVFI_MAX_NODES];
     if (e == NULL) {
         kvf_finding finding = {.severity = KVF_FATAL, .code = "memory", .what = "no memory for the examination", .mend = ""};
         found(ctx, &finding);
@@ -277,39 +301,59 @@ void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
     e->tier = kvfi_redis_of(base);
     e->found = found;
     e->ctx = ctx;
-    kvf_status status = kvfi_talk_begin(&e->talk, e->tier, &err, KVFI_LANE_LOOKUP, kvfi_deadline(BUDGET_US));
-    if (status != KVF_OK) {
-        say(e, KVF_FATAL, status == KVF_CONFIG ? "refused" : "unreachable",
-            status == KVF_CONFIG ? "" : "is the server running, and are host and port, or the path of the socket, right?", "%s",
-            err.what);
-    } else {
-        examine(e, &err);
-        kvfi_talk_end(&e->talk);
-        if (e->num_bad == 0) {
-            say(e, KVF_FINE, "fine", "", "nothing to mend");
+    size_t num = kvfi_redis_nodes(e->tier, nodes, KVFI_MAX_NODES);
+    if (num == 0) {
+        say(e, KVF_FATAL, "unreachable", "are the servers running, and are hosts and ports right?", "%s: no server can be reached",
+            e->tier->conf.text);
+    }
+    for (size_t i = 0; i < num; i++) {
+        if (e->tier->topology != NULL) {
+            snprintf(e->where, sizeof e->where, "%s:%u: ", nodes[i]->server.host, nodes[i]->server.port);
         }
+        examine_node(e, nodes[i]);
+    }
+    e->where[0] = '\0';
+    if (e->num_bad == 0) {
+        say(e, KVF_FINE, "fine", "", "nothing to mend");
     }
     kvfi_free(e);
 }
 
 /* ---- info ---- */
 
+/* Adds what one server says. A sum of which a part is not known is not known. */
+static bool add_info(exam *e, kvfi_node *node, kvf_tier_info *out) {
+    uint64_t number = 0;
+    int64_t deadline_us = kvfi_deadline((int64_t)e->tier->conf.connect_ms * 1000);
+    if (kvfi_talk_begin_on(&e->talk, e->tier, NULL, node, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
+        return false;
+    }
+    bool read = read_info(e) == KVF_OK;
+    bool used = read && out->used_bytes >= 0 && info_number(e, "used_memory", &number);
+    out->used_bytes = used ? out->used_bytes + (int64_t)number : -1;
+    bool bounded = read && out->max_bytes >= 0 && info_number(e, "maxmemory", &number) && number > 0;
+    out->max_bytes = bounded ? out->max_bytes + (int64_t)number : -1;
+    kvfi_talk_end(&e->talk);
+    return true;
+}
+
 void kvfi_redis_info(kvfi_tier *base, kvf_tier_info *out) {
     exam *e = kvfi_alloc_zero(1, sizeof *e);
-    uint64_t number = 0;
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    kvf_tier_info sum = *out;
     out->reachable = 0;
     if (e == NULL) {
         return;
     }
     e->tier = kvfi_redis_of(base);
-    int64_t deadline_us = kvfi_deadline((int64_t)e->tier->conf.connect_ms * 1000);
-    if (kvfi_talk_begin(&e->talk, e->tier, NULL, KVFI_LANE_LOOKUP, deadline_us) == KVF_OK) {
-        out->reachable = 1;
-        if (read_info(e) == KVF_OK) {
-            out->used_bytes = info_number(e, "used_memory", &number) ? (int64_t)number : -1;
-            out->max_bytes = info_number(e, "maxmemory", &number) && number > 0 ? (int64_t)number : -1;
+    sum.used_bytes = sum.max_bytes = 0;
+    size_t num = kvfi_redis_nodes(e->tier, nodes, KVFI_MAX_NODES);
+    for (size_t i = 0; i < num; i++) {
+        if (add_info(e, nodes[i], &sum)) {
+            out->reachable = 1;
+            out->used_bytes = sum.used_bytes;
+            out->max_bytes = sum.max_bytes;
         }
-        kvfi_talk_end(&e->talk);
     }
     kvfi_free(e);
 }

@@ -61,6 +61,11 @@ static void ask_part(loader *l, kvfi_cmd *out) {
     kvfi_item *item = l->item;
     size_t len = (size_t)kvfi_part_len(item->bytes, l->tier->conf.part, l->part);
     kvfi_name_of(&name, l->tier->conf.prefix, &item->addr, l->part);
+    if (l->conn->asking) {
+        kvfi_cmd_array(out, 1);
+        kvfi_cmd_text(out, "ASKING");
+        push(l, &(request){0});
+    }
     kvfi_cmd_array(out, 2);
     kvfi_cmd_text(out, "GET");
     kvfi_cmd_bulk(out, name.text, name.len);
@@ -85,7 +90,7 @@ static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
     uint64_t window = l->tier->conf.window;
     uint64_t tail = TAIL_BYTES < window / 4 ? TAIL_BYTES : window / 4;
-    return l->num < RING && (outstanding <= tail || outstanding + l->usual <= window);
+    return l->num + 1 < RING && (outstanding <= tail || outstanding + l->usual <= window);
 }
 
 static void ask(loader *l) {
@@ -167,7 +172,7 @@ static bool stop_asking(loader *l, const kvfi_item *item) {
     return true;
 }
 
-static kvf_reason judge(const kvfi_reply *reply, size_t bytes) {
+static kvf_reason judge(loader *l, kvfi_item *item, const kvfi_reply *reply, size_t bytes) {
     switch (reply->kind) {
     case KVFI_RESP_BULK:
         return (uint64_t)reply->num == bytes ? KVF_WHY_NONE : KVF_WHY_TRUNCATED;
@@ -176,7 +181,7 @@ static kvf_reason judge(const kvfi_reply *reply, size_t bytes) {
     case KVFI_RESP_OVERSIZE:
         return KVF_WHY_TRUNCATED;
     case KVFI_RESP_ERROR:
-        return kvfi_reply_reason(reply);
+        return kvfi_redis_refusal(l->feed, item, reply);
     default:
         return KVF_NUM_REASONS; /* no answer to a GET */
     }
@@ -201,7 +206,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
         l->num--;
         return KVF_WHY_NONE;
     }
-    kvf_reason why = judge(reply, r.place.bytes);
+    kvf_reason why = judge(l, r.item, reply, r.place.bytes);
     if (why == KVF_NUM_REASONS) {
         return kvfi_conn_broken(l->conn, "the server answered a GET with what is no string");
     }
@@ -284,7 +289,7 @@ static void abandon(loader *l, kvf_reason why) {
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
-static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
+bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
     (void)seal;
     loader l;
     l.tier = tier;
@@ -323,6 +328,6 @@ static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
     kvfi_redis *tier = kvfi_redis_of(base);
     if (!is_one_too_many(tier, feed)) {
-        (void)kvfi_redis_run(tier, feed, NULL, KVFI_LANE_LOAD, run);
+        (void)kvfi_redis_run(tier, feed, NULL, KVFI_LANE_LOAD, kvfi_redis_load_on);
     }
 }

@@ -4,7 +4,7 @@
 #include "store/pool.h"
 
 #define MIN_BACKOFF_MS 50u
-#define MAX_BACKOFF_MS 1000u
+#define MAX_BACKOFF_MS 500u /* who comes back is in use again within a second */
 #define FAIR_TRY_US 10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
 #define RECHECK_US 2000 /* how often someone who waits for a connection looks whether there is work left for it */
 
@@ -192,12 +192,6 @@ static unsigned lane_max(const kvfi_node *node) {
     return 4 * node->conf->conns;
 }
 
-bool kvfi_feed_is_dry(const kvfi_feed *feed) {
-    size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
-    return next >= feed->num || next >= atomic_load_explicit(&feed->limit, memory_order_relaxed) ||
-           kvfi_sys->now_us() >= feed->deadline_us;
-}
-
 /* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up while it waits. */
 static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed, int64_t deadline_us) {
     while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
@@ -309,7 +303,8 @@ void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, _Atomic uint64
     kvfi_cond_init(&node->freed);
 }
 
-void kvfi_node_cleanup(kvfi_node *node) {
+void kvfi_node_trim(kvfi_node *node) {
+    pthread_mutex_lock(&node->lock);
     for (unsigned kind = 0; kind < KVFI_NUM_LANES; kind++) {
         kvfi_lane *lane = &node->lanes[kind];
         while (lane->num_idle > 0) {
@@ -318,6 +313,11 @@ void kvfi_node_cleanup(kvfi_node *node) {
             kvfi_free(conn);
         }
     }
+    pthread_mutex_unlock(&node->lock);
+}
+
+void kvfi_node_cleanup(kvfi_node *node) {
+    kvfi_node_trim(node);
     pthread_cond_destroy(&node->freed);
     pthread_mutex_destroy(&node->lock);
 }

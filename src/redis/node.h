@@ -39,6 +39,7 @@ typedef struct kvfi_node {
 
 void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
 void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
+void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not expected to be of use any more */
 
 /* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for one until the
  * deadline. With a feed it stops waiting when that is dry. When it fails, *out is NULL; `err` (or NULL) gets a sentence and, when the operator
@@ -46,9 +47,6 @@ void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
 kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed, int64_t deadline_us);
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
-
-/* Nothing more will be handed out, as far as that can be told without taking an item. */
-bool kvfi_feed_is_dry(const kvfi_feed *);
 
 /* What an error reply means for an item. */
 kvf_reason kvfi_reply_reason(const kvfi_reply *);

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The Redis tier: what its parts share. One file for each thing that it does: load.c (get), save.c (put), peek.c, admin.c (walk, clear,
- * remove, info), session.c, doctor.c.
+ * remove, info), session.c, doctor.c. Where there are several servers, spread.c splits a batch among them.
  */
 #ifndef KVFI_REDIS_H
 #define KVFI_REDIS_H
 
 #include "redis/key.h"
-#include "redis/node.h"
 #include "redis/seal.h"
+#include "redis/topology.h"
 
 #define KVFI_COMMAND_BYTES 512u /* any command without its body: the longest key, and all the rest */
 
 typedef struct kvfi_redis {
     kvfi_tier        base;
     kvfi_redis_conf  conf;
-    kvfi_node        node;
+    kvfi_node        node;     /* the server, where there is one */
+    kvfi_topology   *topology; /* the servers of a Cluster, or those that sentinels watch; else NULL */
     kvfi_seals       seals;
     _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
 } kvfi_redis;
@@ -45,24 +46,46 @@ void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 /* Moves items of a feed over one connection: until the feed is dry (true), or the connection fails (false) and with it the items that were
  * on it. */
 typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *);
+/* Runs the exchange on connections of the node's lane until the feed is dry (KVF_WHY_NONE), or no connection can be had: why. */
+kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_seal *, kvfi_lane_kind, kvfi_exchange *, bool asking);
 /* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in it misses, with
  * the reason that is returned. */
 kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_seal *, kvfi_lane_kind, kvfi_exchange *);
+/* What an error reply to a command about the item means for it. Where there are several servers it may mean: try another, and then the item is
+ * not over when it is given back (kvfi_feed.again). */
+kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);
+bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *); /* the exchanges of load.c and save.c */
+bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *);
+/* For a topology: spread.c */
+void kvfi_redis_spread(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
+void kvfi_redis_spread_get(kvfi_tier *, kvfi_feed *); /* on the calling thread: one server after the other */
+void kvfi_redis_spread_put(kvfi_tier *, kvfi_feed *);
+void kvfi_redis_spread_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
+uint16_t kvfi_redis_slot(const kvfi_addr *);
+/* What an error reply of one of several servers means for what was asked of it, and what was learned of it. */
+typedef enum kvfi_fate { KVFI_FATE_OVER, KVFI_FATE_MOVED, KVFI_FATE_ASK, KVFI_FATE_WAIT } kvfi_fate;
+kvfi_fate kvfi_redis_learn(kvfi_redis *, kvfi_node *from, const kvfi_reply *, kvfi_node **ask);
+
 /* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not expire together. */
 uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
 
 /* ---- for calls that send one command after the other (admin, sessions, doctor) */
 typedef struct kvfi_talk {
     kvfi_redis    *tier;
+    kvfi_node     *node;
     kvfi_conn     *conn; /* NULL: the talk has not begun, or is over */
     kvfi_lane_kind lane;
     kvf_error     *err;
     int64_t        deadline_us;
     uint64_t       unheard; /* commands whose answers have not been heard to their end */
+    bool           astray;  /* another server, or the same a little later, would have answered */
 } kvfi_talk;
 
-/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. */
-kvf_status kvfi_talk_begin(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_lane_kind, int64_t deadline_us);
+/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one that has the slot. */
+kvf_status kvfi_talk_begin(kvfi_talk *, kvfi_redis *, kvf_error *, uint16_t slot, kvfi_lane_kind, int64_t deadline_us);
+kvf_status kvfi_talk_begin_on(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_node *, kvfi_lane_kind, int64_t deadline_us);
+/* After a talk that failed has ended: is it worth another try? Then the time for that has come. `tries` counts them. */
+bool kvfi_talk_again(const kvfi_talk *, unsigned *tries);
 void kvfi_talk_end(kvfi_talk *);
 /* Queues one command of plain texts; NULL ends the list. */
 kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
@@ -70,5 +93,8 @@ kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
 kvf_status kvfi_talk_hear(kvfi_talk *, kvfi_reply *);
 /* KVF_IO with the server's own words, or the sentence when `reply` is no error. */
 kvf_status kvfi_talk_refused(kvfi_talk *, const kvfi_reply *, const char *doing);
+
+/* All servers that have something. At most `cap`. */
+size_t kvfi_redis_nodes(kvfi_redis *, kvfi_node **out, size_t cap);
 
 #endif

@@ -14,7 +14,7 @@
 
 /* One SET that has been sent, or is being sent. */
 typedef struct request {
-    kvfi_item *item;
+    kvfi_item *item; /* NULL: an ASKING */
     size_t     bytes;
     bool       last; /* of its item */
 } request;
@@ -58,6 +58,11 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_name name;
     bool expires = s->tier->conf.ttl_s > 0;
     kvfi_name_of(&name, s->tier->conf.prefix, &s->item->addr, part);
+    if (s->conn->asking) {
+        kvfi_cmd_array(out, 1);
+        kvfi_cmd_text(out, "ASKING");
+        *at(s, s->num++) = (request){.item = NULL};
+    }
     kvfi_cmd_array(out, expires ? 5 : 3);
     kvfi_cmd_text(out, "SET");
     kvfi_cmd_bulk(out, name.text, name.len);
@@ -115,7 +120,7 @@ static void finish(saver *s, kvfi_item *item) {
 /* Puts the next SET on its way, if it is time for it. Returns true when it did. */
 static bool offer(saver *s) {
     kvfi_cmd *out = kvfi_conn_room(s->conn, KVFI_COMMAND_BYTES);
-    if (out == NULL || s->num == RING || !kvfi_conn_body_sent(s->conn)) {
+    if (out == NULL || s->num + 1 >= RING || !kvfi_conn_body_sent(s->conn)) {
         return false;
     }
     if (s->item == NULL && !s->dry) {
@@ -137,11 +142,11 @@ static bool offer(saver *s) {
 
 /* ---- answers ---- */
 
-static kvf_reason judge(const kvfi_reply *reply) {
+static kvf_reason judge(saver *s, kvfi_item *item, const kvfi_reply *reply) {
     if (reply->kind == KVFI_RESP_STATUS && kvfi_reply_says(reply, "OK")) {
         return KVF_WHY_NONE;
     }
-    return reply->kind == KVFI_RESP_ERROR ? kvfi_reply_reason(reply) : KVF_NUM_REASONS;
+    return reply->kind == KVFI_RESP_ERROR ? kvfi_redis_refusal(s->feed, item, reply) : KVF_NUM_REASONS;
 }
 
 /* A part was refused: what has not been sent of the item is not sent any more. */
@@ -164,7 +169,7 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
         return kvfi_conn_broken(s->conn, "the server spoke without being asked");
     }
     request r = *at(s, 0);
-    kvf_reason why = judge(reply);
+    kvf_reason why = r.item == NULL ? KVF_WHY_NONE : judge(s, r.item, reply);
     if (!reply->last || why == KVF_NUM_REASONS) {
         return kvfi_conn_broken(s->conn, "the server answered a SET with what is not OK");
     }
@@ -174,11 +179,16 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
     s->head++;
     s->num--;
     s->unanswered -= r.bytes;
+    if (r.item == NULL) {
+        return KVF_WHY_NONE;
+    }
     bool over = r.last;
     if (why != KVF_WHY_NONE && s->why == KVF_WHY_NONE) {
         s->why = why;
         kvfi_conn_note_error(s->conn, reply);
-        kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %s", s->conn->said);
+        if (s->feed->again == NULL) {
+            kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %s", s->conn->said);
+        }
         over = stop_sending(s, r.item) || over;
     }
     if (over) {
@@ -224,7 +234,7 @@ static void abandon(saver *s, kvf_reason why) {
     const kvfi_item *before = NULL;
     for (unsigned i = 0; i < s->num; i++) {
         kvfi_item *item = at(s, i)->item;
-        if (item != before) {
+        if (item != NULL && item != before) {
             kvfi_feed_done(s->feed, item, KVF_MISS, i == 0 && s->why != KVF_WHY_NONE ? s->why : why);
             before = item;
         }
@@ -234,7 +244,7 @@ static void abandon(saver *s, kvf_reason why) {
     }
 }
 
-static bool run(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
+bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
     saver s;
     s.tier = tier;
     s.conn = conn;
@@ -267,7 +277,7 @@ void kvfi_redis_put(kvfi_tier *base, kvfi_feed *feed) {
     if (tier->conf.seals && !kvfi_seal_begin(&tier->seals, &seal, feed)) {
         return; /* this thread was the second, and has sealed */
     }
-    kvf_reason why = kvfi_redis_run(tier, feed, seal, KVFI_LANE_STORE, run);
+    kvf_reason why = kvfi_redis_run(tier, feed, seal, KVFI_LANE_STORE, kvfi_redis_save_on);
     kvfi_item *left = kvfi_seal_end(seal);
     if (left != NULL) {
         kvfi_feed_done(feed, left, KVF_MISS, why);

@@ -13,8 +13,9 @@
 
 /* A server that copies a field of hundreds of megabytes into its answer does not move for a second or more, which says nothing about its
  * health: such a talk has no other limit than its deadline. */
-static kvf_status begin_patient(kvfi_talk *talk, kvfi_tier *base, kvf_error *err, kvfi_lane_kind lane, int64_t deadline_us) {
-    KVFI_TRY(kvfi_talk_begin(talk, kvfi_redis_of(base), err, lane, deadline_us));
+static kvf_status begin_patient(kvfi_talk *talk, kvfi_tier *base, kvf_error *err, const char *id, kvfi_lane_kind lane,
+                                int64_t deadline_us) {
+    KVFI_TRY(kvfi_talk_begin(talk, kvfi_redis_of(base), err, kvfi_slot_of(id, strlen(id)), lane, deadline_us));
     talk->conn->stall_ms = UINT32_MAX;
     return KVF_OK;
 }
@@ -134,23 +135,30 @@ static void clean_up(kvfi_talk *talk, const char *key) {
     talk->err = err;
 }
 
+static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num, uint32_t ttl_s) {
+    KVFI_TRY(check_type(talk, id));
+    kvf_status status = put_fields(talk, key, parts, num);
+    if (status == KVF_OK) {
+        status = publish(talk, key, id, ttl_s);
+    }
+    if (status != KVF_OK) {
+        clean_up(talk, key);
+    }
+    return status;
+}
+
 kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *id, const kvfi_part *parts, size_t num,
                                   uint32_t ttl_s, int64_t deadline_us) {
     kvfi_talk talk;
     temporary_name key;
+    unsigned tries = 0;
+    kvf_status status;
     KVFI_TRY(name_temporary(key, err, id));
-    KVFI_TRY(begin_patient(&talk, base, err, KVFI_LANE_STORE, deadline_us));
-    kvf_status status = check_type(&talk, id);
-    if (status == KVF_OK) {
-        status = put_fields(&talk, key, parts, num);
-        if (status == KVF_OK) {
-            status = publish(&talk, key, id, ttl_s);
-        }
-        if (status != KVF_OK) {
-            clean_up(&talk, key);
-        }
-    }
-    end_patient(&talk);
+    do {
+        KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_STORE, deadline_us));
+        status = put_once(&talk, key, id, parts, num, ttl_s);
+        end_patient(&talk);
+    } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));
     return status;
 }
 
@@ -237,13 +245,17 @@ static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kv
     if (strlen(id) > MAX_ID_BYTES) {
         return kvfi_fail(err, KVF_LIMIT, "the id of a session has at most %u bytes", MAX_ID_BYTES);
     }
-    KVFI_TRY(begin_patient(&talk, base, err, KVFI_LANE_LOAD, deadline_us));
-    for (size_t from = 0; from < num && status == KVF_OK;) {
-        size_t to = batch_end(from, num, id);
-        status = read(&talk, id, parts, from, to);
-        from = to;
-    }
-    end_patient(&talk);
+    unsigned tries = 0;
+    do {
+        KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_LOAD, deadline_us));
+        status = KVF_OK;
+        for (size_t from = 0; from < num && status == KVF_OK;) {
+            size_t to = batch_end(from, num, id);
+            status = read(&talk, id, parts, from, to);
+            from = to;
+        }
+        end_patient(&talk);
+    } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));
     return status;
 }
 
@@ -259,27 +271,31 @@ kvf_status kvfi_redis_session_get(kvfi_tier *base, kvf_error *err, const char *i
 
 /* ---- remove, limits ---- */
 
+/* Only what is a session: any key of the server could be named here. */
+static kvf_status remove_once(kvfi_talk *talk, const char *id) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_say(talk, "HEXISTS", id, "keys", NULL));
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    if (reply.kind != KVFI_RESP_INT) {
+        return not_a_session(talk, &reply, "removing a session");
+    }
+    if (reply.num == 0) {
+        return kvfi_fail(talk->err, KVF_MISS, "no such session");
+    }
+    KVFI_TRY(kvfi_talk_say(talk, "UNLINK", id, NULL));
+    return hear_int(talk, "removing a session");
+}
+
 kvf_status kvfi_redis_session_remove(kvfi_tier *base, kvf_error *err, const char *id, int64_t deadline_us) {
     kvfi_talk talk;
-    kvfi_reply reply;
-    KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, KVFI_LANE_STORE, deadline_us));
-    /* Only what is a session: any key of the server could be named here. */
-    kvf_status status = kvfi_talk_say(&talk, "HEXISTS", id, "keys", NULL);
-    if (status == KVF_OK) {
-        status = kvfi_talk_hear(&talk, &reply);
-    }
-    if (status == KVF_OK && reply.kind != KVFI_RESP_INT) {
-        status = not_a_session(&talk, &reply, "removing a session");
-    } else if (status == KVF_OK && reply.num == 0) {
-        status = kvfi_fail(err, KVF_MISS, "no such session");
-    }
-    if (status == KVF_OK) {
-        status = kvfi_talk_say(&talk, "UNLINK", id, NULL);
-    }
-    if (status == KVF_OK) {
-        status = hear_int(&talk, "removing a session");
-    }
-    kvfi_talk_end(&talk);
+    unsigned tries = 0;
+    kvf_status status;
+    uint16_t slot = kvfi_slot_of(id, strlen(id));
+    do {
+        KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, slot, KVFI_LANE_STORE, deadline_us));
+        status = remove_once(&talk, id);
+        kvfi_talk_end(&talk);
+    } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));
     return status;
 }
 
@@ -308,7 +324,7 @@ uint64_t kvfi_redis_session_max_part(kvfi_tier *base, int64_t deadline_us) {
     if (max > 0) {
         return max;
     }
-    if (kvfi_talk_begin(&talk, tier, NULL, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
+    if (kvfi_talk_begin(&talk, tier, NULL, 0, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
         return DEFAULT_MAX_BULK;
     }
     max = ask_max_bulk(&talk);

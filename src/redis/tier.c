@@ -16,30 +16,94 @@ static void give_up(kvfi_feed *feed, kvf_reason why) {
     }
 }
 
-kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane,
+                             kvfi_exchange *exchange, bool asking) {
     bool done = false;
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
-        kvf_reason why = kvfi_node_take(&tier->node, &conn, NULL, lane, feed, feed->deadline_us);
+        kvf_reason why = kvfi_node_take(node, &conn, NULL, lane, feed, feed->deadline_us);
         if (why != KVF_WHY_NONE) {
-            give_up(feed, why);
             return why;
         }
+        conn->asking = asking;
         done = exchange(tier, conn, feed, seal);
-        kvfi_node_give(&tier->node, lane, conn);
+        conn->asking = false;
+        kvfi_node_give(node, lane, conn);
+    }
+    return KVF_WHY_NONE;
+}
+
+kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+    kvf_reason why = kvfi_redis_run_on(tier, &tier->node, feed, seal, lane, exchange, false);
+    if (why != KVF_WHY_NONE) {
+        give_up(feed, why);
+        return why;
     }
     return kvfi_sys->now_us() >= feed->deadline_us ? KVF_WHY_BUDGET : KVF_WHY_UNREACHABLE;
 }
 
 /* ---- talking ---- */
 
-kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, kvfi_lane_kind lane, int64_t deadline_us) {
+kvf_status kvfi_talk_begin_on(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, kvfi_node *node, kvfi_lane_kind lane,
+                              int64_t deadline_us) {
     kvf_error own = {.status = KVF_IO};
-    *talk = (kvfi_talk){.tier = tier, .lane = lane, .err = err, .deadline_us = deadline_us};
-    if (kvfi_node_take(&tier->node, &talk->conn, &own, lane, NULL, deadline_us) == KVF_WHY_NONE) {
+    *talk = (kvfi_talk){.tier = tier, .node = node, .lane = lane, .err = err, .deadline_us = deadline_us};
+    if (kvfi_node_take(node, &talk->conn, &own, lane, NULL, deadline_us) == KVF_WHY_NONE) {
         return KVF_OK;
     }
     return kvfi_fail(err, own.status == KVF_MISS ? KVF_IO : own.status, "%s", own.what);
+}
+
+kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, uint16_t slot, kvfi_lane_kind lane,
+                           int64_t deadline_us) {
+    if (tier->topology == NULL) {
+        return kvfi_talk_begin_on(talk, tier, err, &tier->node, lane, deadline_us);
+    }
+    kvfi_node *node = kvfi_topology_node(tier->topology, slot);
+    kvf_status status = KVF_IO;
+    *talk = (kvfi_talk){.tier = tier};
+    if (node != NULL) {
+        status = kvfi_talk_begin_on(talk, tier, err, node, lane, deadline_us);
+    }
+    if (status == KVF_IO) {
+        /* It may have moved; only then is it worth another try. */
+        kvfi_node *before = node;
+        kvfi_topology_refresh(tier->topology, deadline_us);
+        node = kvfi_topology_node(tier->topology, slot);
+        if (node == NULL) {
+            return kvfi_fail(err, KVF_IO, "%s: no server has that slot, as far as is known", tier->conf.text);
+        }
+        if (node != before) {
+            status = kvfi_talk_begin_on(talk, tier, err, node, lane, deadline_us);
+        }
+    }
+    return status;
+}
+
+bool kvfi_talk_again(const kvfi_talk *talk, unsigned *tries) {
+    if (!talk->astray || ++*tries > 5) {
+        return false;
+    }
+    int wait_ms = 10 << *tries; /* 20 to 320 ms: what moves is about to have moved */
+    if (kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= talk->deadline_us) {
+        return false;
+    }
+    (void)kvfi_sys->poll(NULL, 0, wait_ms);
+    kvfi_topology_refresh(talk->tier->topology, talk->deadline_us);
+    return true;
+}
+
+size_t kvfi_redis_nodes(kvfi_redis *tier, kvfi_node **out, size_t cap) {
+    if (tier->topology == NULL) {
+        out[0] = &tier->node;
+        return 1;
+    }
+    size_t num = kvfi_topology_primaries(tier->topology, out, cap);
+    if (num == 0) {
+        kvfi_topology_refresh(tier->topology, kvfi_deadline((int64_t)tier->conf.connect_ms * 1000));
+        num = kvfi_topology_primaries(tier->topology, out, cap);
+    }
+    return num;
 }
 
 void kvfi_talk_end(kvfi_talk *talk) {
@@ -47,7 +111,7 @@ void kvfi_talk_end(kvfi_talk *talk) {
         if (talk->unheard > 0) {
             kvfi_conn_close(talk->conn); /* what is still to come would be taken for the answers to something else */
         }
-        kvfi_node_give(&talk->tier->node, talk->lane, talk->conn);
+        kvfi_node_give(talk->node, talk->lane, talk->conn);
         talk->conn = NULL;
     }
 }
@@ -100,6 +164,10 @@ kvf_status kvfi_talk_hear(kvfi_talk *talk, kvfi_reply *reply) {
 
 kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
     if (reply->kind == KVFI_RESP_ERROR) {
+        kvfi_node *ask = NULL;
+        if (talk->tier->topology != NULL && kvfi_redis_learn(talk->tier, talk->node, reply, &ask) != KVFI_FATE_OVER) {
+            talk->astray = true;
+        }
         kvf_status status = kvfi_reply_says(reply, "NOPERM") ? KVF_CONFIG : KVF_IO;
         return kvfi_fail(talk->err, status, "%s: %s: %s", talk->tier->conf.text, doing, talk->conn->said);
     }
@@ -111,6 +179,7 @@ kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const cha
 
 static void close_tier(kvfi_tier *base) {
     kvfi_redis *tier = kvfi_redis_of(base);
+    kvfi_topology_free(tier->topology);
     kvfi_node_cleanup(&tier->node);
     kvfi_seals_cleanup(&tier->seals);
     kvfi_url_free(base->url);
@@ -133,6 +202,41 @@ static const kvfi_tier_ops ops = {
     .info = kvfi_redis_info,
     .close = close_tier,
 };
+
+static const kvfi_tier_ops spread_ops = {
+    .get = kvfi_redis_spread_get,
+    .put = kvfi_redis_spread_put,
+    .spread = kvfi_redis_spread,
+    .peek = kvfi_redis_spread_peek,
+    .remove = kvfi_redis_remove,
+    .walk = kvfi_redis_walk,
+    .clear = kvfi_redis_clear,
+    .session_put = kvfi_redis_session_put,
+    .session_sizes = kvfi_redis_session_sizes,
+    .session_get = kvfi_redis_session_get,
+    .session_remove = kvfi_redis_session_remove,
+    .session_max_part = kvfi_redis_session_max_part,
+    .doctor = kvfi_redis_doctor,
+    .info = kvfi_redis_info,
+    .close = close_tier,
+};
+
+#define MAX_THREADS 16u
+
+/* Finds the servers, and makes use of as many threads as there are. A Cluster that is away has three, for now. */
+static kvf_status open_topology(kvfi_redis *tier, kvf_error *err) {
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    KVFI_TRY(kvfi_topology_open(&tier->topology, err, &tier->conf, tier->base.url, &tier->base.connects, &tier->base.disconnects));
+    tier->base.ops = &spread_ops;
+    size_t num = kvfi_topology_primaries(tier->topology, nodes, KVFI_MAX_NODES);
+    if (num < 3 && tier->conf.kind == KVFI_REDIS_CLUSTER) {
+        num = 3;
+    }
+    num = num == 0 ? 1 : num;
+    uint64_t threads = num * tier->conf.conns;
+    tier->base.get_threads = tier->base.put_threads = threads < MAX_THREADS ? (uint32_t)threads : MAX_THREADS;
+    return KVF_OK;
+}
 
 /* Connects once, so that what the operator must change is said now. A server that is away is no such thing. The connection stays, for the
  * first lookup. */
@@ -166,7 +270,7 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     kvfi_seals_init(&tier->seals);
     kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
-        status = try_server(tier, err);
+        status = tier->conf.kind == KVFI_REDIS_ONE ? try_server(tier, err) : open_topology(tier, err);
     }
     if (status != KVF_OK) {
         close_tier(&tier->base);

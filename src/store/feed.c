@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/tier.h"
 
+/* The limit of a part is that of the whole: a miss on one server ends the run on all. */
+static bool is_behind(const kvfi_feed *feed, size_t index) {
+    return index >= atomic_load_explicit(feed->whole != NULL ? &feed->whole->limit : &feed->limit, memory_order_relaxed);
+}
+
+bool kvfi_feed_is_dry(const kvfi_feed *feed) {
+    size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
+    if (next >= feed->num || kvfi_sys->now_us() >= feed->deadline_us) {
+        return true;
+    }
+    return is_behind(feed, feed->order != NULL ? feed->order[next] : next);
+}
+
 kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
     if (kvfi_sys->now_us() >= feed->deadline_us ||
         (feed->cancelled != NULL && atomic_load_explicit(feed->cancelled, memory_order_relaxed))) {
@@ -8,7 +21,13 @@ kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
     }
     /* `next` may run past the end by as many as there are threads; that costs nothing. */
     size_t index = atomic_fetch_add_explicit(&feed->next, 1, memory_order_relaxed);
-    if (index >= feed->num || index >= atomic_load_explicit(&feed->limit, memory_order_relaxed)) {
+    if (index >= feed->num) {
+        return NULL;
+    }
+    if (feed->order != NULL) {
+        index = feed->order[index];
+    }
+    if (is_behind(feed, index)) {
         return NULL;
     }
     kvfi_item *item = &feed->items[index];
@@ -30,9 +49,12 @@ void kvfi_feed_done(kvfi_feed *feed, kvfi_item *item, kvf_status status, kvf_rea
         why = feed->check(item);
         status = why == KVF_WHY_NONE ? KVF_OK : KVF_MISS;
     }
+    if (status != KVF_OK && feed->again != NULL && feed->again(feed, item)) {
+        return;
+    }
     item->status = status;
     item->why = why;
     if (status != KVF_OK && feed->prefix) {
-        lower_limit(feed, (size_t)(item - feed->items));
+        lower_limit(feed->whole != NULL ? feed->whole : feed, (size_t)(item - feed->items));
     }
 }

@@ -19,6 +19,8 @@ static const struct {
     {"file", kvfi_file_open},
     {"redis", kvfi_redis_open},
     {"redis+unix", kvfi_redis_open},
+    {"redis+cluster", kvfi_redis_open},
+    {"redis+sentinel", kvfi_redis_open},
 };
 
 static open_fn kind_of(const char *scheme) {
@@ -35,8 +37,8 @@ static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
     KVFI_TRY(kvfi_url_parse(&url, err, text));
     open_fn open = kind_of(url->scheme);
     if (open == NULL) {
-        kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis: or redis+unix:",
-                                      url->scheme);
+        kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "
+                                                    "redis+cluster: or redis+sentinel:", url->scheme);
         kvfi_url_free(url);
         return status;
     }
@@ -174,6 +176,10 @@ static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put
     run r = {.tier = tier, .feed = feed, .op = put ? tier->ops->put : tier->ops->get};
     feed->next = 0;
     feed->limit = feed->num;
+    if (tier->ops->spread != NULL) {
+        tier->ops->spread(tier, feed, pool, put);
+        return;
+    }
     size_t threads = put ? tier->put_threads : tier->get_threads;
     if (threads > feed->num) {
         threads = feed->num;

@@ -13,6 +13,7 @@
 
 #include "kvferry/admin.h"
 #include "record/record.h"
+#include "store/pool.h"
 #include "store/url.h"
 
 /* One value on its way. */
@@ -41,11 +42,17 @@ typedef struct kvfi_feed {
     /* Called by kvfi_feed_next for an item about to be put, on the thread that will send it: seals it. NULL when getting. */
     void (*prepare)(kvfi_item *);
     const atomic_bool *cancelled; /* nothing more is handed out once it is true; NULL = never */
+    /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three: it is a whole one. */
+    const uint32_t *order;        /* numbers of its items, ascending */
+    struct kvfi_feed *whole;      /* whose limit holds */
+    bool (*again)(struct kvfi_feed *, kvfi_item *); /* true: an item that failed is not over, but will be tried elsewhere */
 } kvfi_feed;
 
 /* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given back by
  * kvfi_feed_done exactly once, after the tier's last access to its memory. */
 kvfi_item *kvfi_feed_next(kvfi_feed *);
+/* Nothing more will be handed out, as far as that can be told without taking an item. */
+bool kvfi_feed_is_dry(const kvfi_feed *);
 void kvfi_feed_done(kvfi_feed *, kvfi_item *, kvf_status, kvf_reason);
 
 /* What a lookup finds: the first KVFI_HEADER_BYTES of the value. */
@@ -90,7 +97,10 @@ typedef struct kvfi_tier_ops {
      * may run them on the same feed at once; each returns when it can get no more items and all of its own are done. */
     void (*get)(kvfi_tier *, kvfi_feed *);
     void (*put)(kvfi_tier *, kvfi_feed *);
-    /* peek looks up all of them, in one round trip where there is a network. Adds 1 to *round_trips for each time it waited for one. */
+    /* get or put over the whole feed, with the help of the pool's threads; NULL where that is to run them on several threads at once. Where
+     * it is not NULL, get and put are for one thread. */
+    void (*spread)(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
+    /* peek looks up all of them, in one round trip to each server where there is a network. Adds 1 to *round_trips for each. */
     void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
     /* borrow lends a value without copying; NULL where that can't be. The lender removes what is torn (shorter than its header says). */
     kvf_reason (*borrow)(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);

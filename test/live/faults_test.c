@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "support/cluster.h"
 #include "support/faults.h"
 #include "support/kit.h"
 #include "support/server.h"
@@ -185,11 +186,33 @@ static void test_redis(void **state) {
     kvft_server_stop(server);
 }
 
+static void test_cluster(void **state) {
+    (void)state;
+    kvft_cluster *cluster = kvft_cluster_start(false);
+    if (cluster == NULL) {
+        skip();
+    }
+    fail_all("redis+cluster", cluster->url);
+    kvft_cluster_stop(cluster);
+}
+
+static void test_sentinel(void **state) {
+    (void)state;
+    kvft_sentinels *set = kvft_sentinels_start();
+    if (set == NULL) {
+        skip();
+    }
+    fail_all("redis+sentinel", set->url);
+    kvft_sentinels_stop(set);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_redis),
+        cmocka_unit_test(test_cluster),
+        cmocka_unit_test(test_sentinel),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     printf("check-faults: %llu points failed one by one, %d scenarios not survived\n", (unsigned long long)points_hit, failed);

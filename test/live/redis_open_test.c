@@ -197,7 +197,7 @@ static void client_name(void **state) {
     kvfi_reply reply;
     char list[4096];
     assert_int_equal(try_open(&tier, "redis+unix://%s?name=engine-7", server->socket), KVF_OK);
-    assert_int_equal(kvfi_talk_begin(&talk, kvfi_redis_of(tier), &err, KVFI_LANE_LOOKUP, kvfi_deadline(5000000)), KVF_OK);
+    assert_int_equal(kvfi_talk_begin(&talk, kvfi_redis_of(tier), &err, 0, KVFI_LANE_LOOKUP, kvfi_deadline(5000000)), KVF_OK);
     assert_int_equal(kvfi_talk_say(&talk, "CLIENT", "LIST", NULL), KVF_OK);
     assert_int_equal(kvfi_talk_hear(&talk, &reply), KVF_OK);
     snprintf(list, sizeof list, "%.*s", (int)reply.len, reply.text);

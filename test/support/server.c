@@ -108,19 +108,89 @@ const char *kvft_server_say(kvft_server *server, const char *command) {
     return line;
 }
 
+/* A line of what comes, without its end; returns its length. */
+static size_t read_line(FILE *in, char *line, size_t cap) {
+    size_t len = 0;
+    for (int c = fgetc(in); c != EOF && c != '\n'; c = fgetc(in)) {
+        if (c != '\r' && len + 1 < cap) {
+            line[len++] = (char)c;
+        }
+    }
+    line[len] = '\0';
+    return len;
+}
+
+/* One reply, however deep, as text. */
+static void read_reply(FILE *in, FILE *out, bool nested) {
+    char line[4096];
+    if (read_line(in, line, sizeof line) == 0) {
+        return;
+    }
+    long num = strtol(line + 1, NULL, 10);
+    if (line[0] == '*') {
+        for (long i = 0; i < num; i++) {
+            read_reply(in, out, true);
+        }
+        return;
+    }
+    if (line[0] != '$') {
+        fputs(line, out);
+    }
+    for (long i = 0; line[0] == '$' && i < num + 2; i++) {
+        int c = fgetc(in);
+        if (i < num && c != EOF) {
+            fputc(c, out);
+        }
+    }
+    if (nested) {
+        fputc('\n', out);
+    }
+}
+
+char *kvft_server_ask(kvft_server *server, const char *command) {
+    char *text = NULL;
+    size_t len = 0;
+    FILE *out = open_memstream(&text, &len);
+    int fd = dial(server);
+    FILE *in = fd >= 0 ? fdopen(fd, "r") : NULL;
+    if (out == NULL) {
+        die("no memory");
+    }
+    if (in != NULL) {
+        send_all(fd, command, strlen(command));
+        send_all(fd, "\r\n", 2);
+        read_reply(in, out, false);
+        fclose(in);
+    }
+    fclose(out);
+    return text;
+}
+
 /* ---- starting and ending ---- */
 
-/* A port that was free a moment ago. */
-static int free_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
+static bool is_free(int port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &len) != 0) {
-        die("no free port");
-    }
+    bool yes = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
     close(fd);
-    return ntohs(address.sin_port);
+    return yes;
+}
+
+/* A port that was free a moment ago, and so was the one of its Cluster bus, 10000 above. */
+static int free_port(void) {
+    static int next;
+    if (next == 0) {
+        next = 10000 + (int)(((unsigned)getpid() * 7919u + (unsigned)time(NULL) * 104729u) % 11000);
+    }
+    for (int tries = 0; tries < 11000; tries++) {
+        int port = next++;
+        next = next >= 21000 ? 10000 : next;
+        if (is_free(port) && is_free(port + 10000)) {
+            return port;
+        }
+    }
+    die("no free port");
+    return 0;
 }
 
 static void run_server(const kvft_server *server) {
@@ -129,11 +199,17 @@ static void run_server(const kvft_server *server) {
     int n = 0;
     snprintf(port, sizeof port, "%d", server->port);
     snprintf(log, sizeof log, "%s/log", server->dir);
-    const char *const own[] = {binary(),        "--port",     port,          "--unixsocket", server->socket, "--dir",
-                               server->dir,     "--save",     "",            "--appendonly", "no",           "--logfile",
-                               log,             "--bind",     "127.0.0.1",   "-::1",         "--enable-debug-command",
-                               "local",         "--daemonize", "no",         "--maxmemory-policy", "allkeys-lru"};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+    const char *const own[] = {binary(), "--port", port, "--unixsocket", server->socket, "--dir", server->dir, "--logfile", log,
+                               "--bind", "127.0.0.1", "-::1", /* so far for sentinels too */
+                               "--save", "", "--appendonly", "no", "--enable-debug-command", "local", "--daemonize", "no",
+                               "--maxmemory-policy", "allkeys-lru"};
+    char file[192];
+    snprintf(file, sizeof file, "%s/conf", server->dir);
+    argv[n++] = own[0];
+    if (server->conf) {
+        argv[n++] = file;
+    }
+    for (size_t i = 1; i < (server->conf ? 12 : sizeof own / sizeof *own); i++) {
         argv[n++] = own[i];
     }
     for (size_t i = 0; server->args != NULL && server->args[i] != NULL; i++) {
@@ -173,7 +249,7 @@ static void spawn(kvft_server *server) {
     }
 }
 
-kvft_server *kvft_server_start(const char *const *args) {
+static kvft_server *start(const char *const *args, bool conf) {
     if (!is_installed(binary())) {
         return NULL;
     }
@@ -191,8 +267,22 @@ kvft_server *kvft_server_start(const char *const *args) {
     snprintf(server->socket, sizeof server->socket, "%.100s/sock", server->dir);
     snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s", server->socket);
     snprintf(server->tcp_url, sizeof server->tcp_url, "redis://127.0.0.1:%d", server->port);
+    server->conf = conf;
+    if (conf) {
+        char file[192];
+        snprintf(file, sizeof file, "%s/conf", server->dir);
+        close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    }
     spawn(server);
     return server;
+}
+
+kvft_server *kvft_server_start(const char *const *args) {
+    return start(args, false);
+}
+
+kvft_server *kvft_server_start_conf(const char *const *args) {
+    return start(args, true);
 }
 
 void kvft_server_signal(kvft_server *server, int sig) {

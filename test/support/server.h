@@ -17,14 +17,19 @@ typedef struct kvft_server {
     char  unix_url[192]; /* redis+unix://... */
     char  tcp_url[64];   /* redis://127.0.0.1:port */
     const char *const *args;
+    bool  conf;          /* it is started on a file of its own, which it may rewrite (a sentinel) */
 } kvft_server;
 
 /* `args`: more arguments, NULL-terminated, or NULL. Waits until it answers PING (or NOAUTH). */
 kvft_server *kvft_server_start(const char *const *args);
+/* The same on an empty configuration file, with hardly an argument of ours: a sentinel. */
+kvft_server *kvft_server_start_conf(const char *const *args);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);    /* kill -9 and reap; the folder stays */
 void kvft_server_restart(kvft_server *); /* same folder, socket and port; after a kill */
 void kvft_server_stop(kvft_server *);    /* ends it, removes the folder, frees */
 /* One command, split at blanks, by a plain blocking socket; returns the first line of the reply (static buffer). For CONFIG SET and such. */
 const char *kvft_server_say(kvft_server *, const char *command);
+/* The strings of the reply, without their lengths: those of an array each with a newline behind it. To be freed. */
+char *kvft_server_ask(kvft_server *, const char *command);
 #endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check-recovery: how long after a server is back the first load is whole again. Loads run all the time, so that the breaker is as far
+ * open as it gets. Four cases: a single server is killed and started again; a shard of a Cluster is; a shard dies and its replica
+ * takes over; a master dies and the sentinels name another. Time counts from when the server answers (the Cluster or the sentinels
+ * have decided) to the end of the first whole load.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "support/cluster.h"
+#include "support/kit.h"
+
+#define BLOCKS 24u
+#define PAYLOAD 20000u
+#define SEED 1u
+#define BOUND_MS 1000.0
+
+static double worst_ms;
+
+static void die(const char *what) {
+    fflush(stdout);
+    fprintf(stderr, "check-recovery: %s\n", what);
+    exit(1);
+}
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static void nap_ms(long ms) {
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
+/* ---- loads, one after the other, in a thread ---- */
+
+typedef struct reader {
+    kvf_store       *store;
+    kvf_space       *space;
+    kvft_prompt     *prompt;
+    pthread_t        thread;
+    atomic_bool      stop;
+    _Atomic long long last_good_us; /* when the last whole load ended */
+} reader;
+
+static void *read_on(void *arg) {
+    reader *r = arg;
+    while (!atomic_load(&r->stop)) {
+        kvft_prompt_poison(r->prompt);
+        size_t run = kvf_load(r->space, r->prompt->blocks, BLOCKS, NULL, 1000);
+        if (kvft_prompt_wrong(r->prompt, SEED, run) != 0) {
+            die("wrong bytes");
+        }
+        if (run == BLOCKS) {
+            atomic_store(&r->last_good_us, (long long)(now_ms() * 1000));
+        }
+        nap_ms(5);
+    }
+    return NULL;
+}
+
+static void begin(reader *r, const char *url) {
+    *r = (reader){.store = kvft_store(url)};
+    r->space = kvft_space(r->store, "m", 16);
+    r->prompt = kvft_prompt_new(r->space, SEED, BLOCKS, PAYLOAD);
+    kvft_save_all(r->space, r->store, r->prompt);
+    if (pthread_create(&r->thread, NULL, read_on, r) != 0) {
+        die("no thread");
+    }
+}
+
+static void end(reader *r) {
+    atomic_store(&r->stop, true);
+    pthread_join(r->thread, NULL);
+    kvft_prompt_free(r->prompt);
+    kvf_space_close(r->space);
+    kvf_store_close(r->store);
+}
+
+/* It loads, and the loads are whole. */
+static void await_good(reader *r) {
+    double from = now_ms();
+    while ((double)atomic_load(&r->last_good_us) / 1000 < from) {
+        if (now_ms() - from > 20000) {
+            die("loads do not get whole");
+        }
+        nap_ms(5);
+    }
+}
+
+/* From `since` to the first whole load after it. One that was whole before (the decision was seen late) counts as 0. */
+static void measure(reader *r, const char *what, double since, double killed) {
+    double last = (double)atomic_load(&r->last_good_us) / 1000;
+    while (last < since && last < killed + 50 && now_ms() - since < 20000) {
+        nap_ms(1);
+        last = (double)atomic_load(&r->last_good_us) / 1000;
+    }
+    double spent = last > since ? last - since : last >= killed + 50 ? 0 : 20000;
+    worst_ms = spent > worst_ms ? spent : worst_ms;
+    printf("%-34s back after %5.0f ms, first whole load %4.0f ms later\n", what, since - killed, spent);
+    fflush(stdout);
+}
+
+/* ---- the cases ---- */
+
+static void restart_cases(reader *r, kvft_server *server, const char *what) {
+    for (int i = 0; i < 4; i++) {
+        await_good(r);
+        if (kvft_server_say(server, "SAVE")[0] != '+') {
+            die("SAVE");
+        }
+        double killed = now_ms();
+        kvft_server_kill(server);
+        nap_ms(1200 + 170 * i); /* so that the return falls everywhere between two tries */
+        kvft_server_restart(server);
+        measure(r, what, now_ms(), killed);
+    }
+}
+
+static void check_single(void) {
+    reader r;
+    kvft_server *server = kvft_server_start(NULL);
+    if (server == NULL) {
+        die("redis-server is not installed");
+    }
+    begin(&r, server->tcp_url);
+    restart_cases(&r, server, "single, restarted");
+    end(&r);
+    kvft_server_stop(server);
+}
+
+static bool is_promoted(const kvft_cluster *c, int node) {
+    char *nodes = kvft_server_ask(c->nodes[1], "CLUSTER NODES");
+    const char *line = strstr(nodes, c->ids[node]);
+    char flags[64] = "";
+    bool yes = line != NULL && sscanf(line, "%*s %*s %63s", flags) == 1 && strstr(flags, "master") != NULL;
+    free(nodes);
+    return yes;
+}
+
+static void check_cluster(void) {
+    reader r;
+    kvft_cluster *c = kvft_cluster_start(false);
+    begin(&r, c->url);
+    restart_cases(&r, c->nodes[0], "Cluster, a shard restarted");
+    end(&r);
+    kvft_cluster_stop(c);
+    c = kvft_cluster_start(true);
+    begin(&r, c->url);
+    await_good(&r);
+    nap_ms(500); /* the replicas have it too */
+    double killed = now_ms();
+    kvft_server_kill(c->nodes[0]);
+    while (!is_promoted(c, KVFT_SHARDS)) {
+        if (now_ms() - killed > 20000) {
+            die("no failover");
+        }
+        nap_ms(5);
+    }
+    measure(&r, "Cluster, a replica took over", now_ms(), killed);
+    end(&r);
+    kvft_cluster_stop(c);
+}
+
+static void check_sentinel(void) {
+    reader r;
+    kvft_sentinels *s = kvft_sentinels_start();
+    begin(&r, s->url);
+    await_good(&r);
+    nap_ms(500);
+    int before = kvft_sentinels_master(s);
+    double killed = now_ms();
+    kvft_server_kill(s->data[0]);
+    while (kvft_sentinels_master(s) == before) {
+        if (now_ms() - killed > 20000) {
+            die("no failover");
+        }
+        nap_ms(5);
+    }
+    measure(&r, "Sentinel, another master", now_ms(), killed);
+    end(&r);
+    kvft_sentinels_stop(s);
+}
+
+int main(void) {
+    check_single();
+    check_cluster();
+    check_sentinel();
+    bool ok = worst_ms < BOUND_MS;
+    printf("check-recovery: first whole load at most %.0f ms after the return (%s %.0f)\n", worst_ms, ok ? "<" : "not <", BOUND_MS);
+    return ok ? 0 : 1;
+}

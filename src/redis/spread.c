@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A batch over several servers: its items are sorted by the server that has their slot, and each server's share is a feed of its own, moved
+ * by the same exchange as with a single server (load.c, save.c), at the same time as the others.
+ *
+ * What a server sends elsewhere (MOVED, ASK), or can't serve just now (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY ...), is not over but goes
+ * into the next round, of which there are few. What is on a server that is away misses at once, unless the map turns out to be old.
+ */
+#include <stdio.h>
+
+#include "redis/redis.h"
+
+#define MAX_ROUNDS 6u /* the first, and five redirections */
+#define MAX_GROUPS 64u /* of one round; what belongs to further servers waits for the next */
+#define FIRST_WAIT_MS 5
+
+uint16_t kvfi_redis_slot(const kvfi_addr *addr) {
+    char tag[65]; /* what stands in the braces of its name (key.h) */
+    kvfi_hex(tag, addr->key.bytes, 32);
+    return kvfi_slot_of(tag, 64);
+}
+
+kvfi_fate kvfi_redis_learn(kvfi_redis *tier, kvfi_node *from, const kvfi_reply *reply, kvfi_node **ask) {
+    static const char *const passing[] = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "BUSY "};
+    kvfi_host to;
+    uint16_t slot = 0;
+    *ask = NULL;
+    kvfi_redirect_kind kind = kvfi_redirect_parse(&slot, &to, reply->text, reply->len);
+    if (kind != KVFI_REDIRECT_NONE) {
+        kvfi_node *node = kvfi_topology_redirect(tier->topology, from, slot, &to, kind == KVFI_REDIRECT_ASK);
+        *ask = kind == KVFI_REDIRECT_ASK ? node : NULL;
+        return node == NULL ? KVFI_FATE_OVER : kind == KVFI_REDIRECT_ASK ? KVFI_FATE_ASK : KVFI_FATE_MOVED;
+    }
+    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++) {
+        if (kvfi_reply_says(reply, passing[i])) {
+            return KVFI_FATE_WAIT;
+        }
+    }
+    return KVFI_FATE_OVER;
+}
+
+/* ---- a batch under way ---- */
+
+/* What becomes of an item in the next round. */
+typedef struct plan {
+    kvfi_node *ask; /* only this once: ASKING */
+    uint8_t    fate;
+    uint8_t    why; /* in case there is no next round */
+} plan;
+
+struct flight;
+
+/* The items of one server. */
+typedef struct group {
+    kvfi_feed        feed; /* the first member: kvfi_feed.again finds its group by it */
+    struct flight   *flight;
+    kvfi_node       *node;
+    bool             asking;
+    size_t           from; /* where its numbers stand in flight->order */
+    _Atomic uint32_t workers;
+} group;
+
+typedef struct flight {
+    kvfi_redis     *tier;
+    kvfi_feed      *whole;
+    kvfi_lane_kind  lane;
+    kvfi_exchange  *exchange;
+    plan           *plans;   /* for each item */
+    uint32_t       *order;   /* numbers of items, group after group */
+    uint32_t       *pending; /* numbers of the items of the next round */
+    uint8_t        *place;   /* for each pending one: its group */
+    size_t          num_pending;
+    unsigned        num_groups;
+    _Atomic unsigned next_start;
+    atomic_bool     must_refresh;
+    group           groups[MAX_GROUPS];
+} flight;
+
+static plan *plan_of(const group *g, const kvfi_item *item) {
+    return &g->flight->plans[item - g->flight->whole->items];
+}
+
+/* kvfi_feed.again: an item that failed goes into the next round, if something was planned for it. */
+static bool again(kvfi_feed *feed, kvfi_item *item) {
+    return plan_of((group *)(void *)feed, item)->fate != KVFI_FATE_OVER;
+}
+
+kvf_reason kvfi_redis_refusal(kvfi_feed *feed, const kvfi_item *item, const kvfi_reply *reply) {
+    if (feed->again == NULL) {
+        return kvfi_reply_reason(reply);
+    }
+    group *g = (group *)(void *)feed;
+    plan *p = plan_of(g, item);
+    p->fate = (uint8_t)kvfi_redis_learn(g->flight->tier, g->node, reply, &p->ask);
+    p->why = KVF_WHY_SERVER;
+    if (p->fate != KVFI_FATE_OVER && p->fate != KVFI_FATE_ASK) {
+        atomic_store_explicit(&g->flight->must_refresh, true, memory_order_relaxed);
+    }
+    if (p->fate == KVFI_FATE_OVER && g->flight->lane == KVFI_LANE_STORE) {
+        kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %.*s", (int)(reply->len < 160 ? reply->len : 160), reply->text);
+    }
+    return kvfi_reply_reason(reply);
+}
+
+/* ---- one server's share ---- */
+
+/* The server is away. What the map now gives to another goes there; the rest misses. */
+static void give_up(group *g, kvf_reason why) {
+    kvfi_topology *t = g->flight->tier->topology;
+    if (why != KVF_WHY_BUDGET && why != KVF_WHY_NOMEM) {
+        kvfi_topology_refresh(t, g->feed.deadline_us);
+    }
+    for (kvfi_item *item = kvfi_feed_next(&g->feed); item != NULL; item = kvfi_feed_next(&g->feed)) {
+        kvfi_node *node = kvfi_topology_node(t, kvfi_redis_slot(&item->addr));
+        if (node != NULL && node != g->node) {
+            *plan_of(g, item) = (plan){.fate = KVFI_FATE_MOVED, .why = (uint8_t)why};
+        }
+        kvfi_feed_done(&g->feed, item, KVF_MISS, why);
+    }
+}
+
+static void run_group(group *g) {
+    flight *f = g->flight;
+    kvf_reason why = KVF_WHY_UNREACHABLE;
+    if (g->node != NULL) {
+        why = kvfi_redis_run_on(f->tier, g->node, &g->feed, NULL, f->lane, f->exchange, g->asking);
+    }
+    if (why != KVF_WHY_NONE) {
+        give_up(g, why);
+    }
+}
+
+/* Connections for one server: of large values, two would only be in each other's way. */
+static uint32_t max_workers(const flight *f) {
+    return f->whole->items[0].bytes >= f->tier->conf.share_below ? 1 : f->tier->conf.conns;
+}
+
+/* One thread: begins with a server of its own, and then helps wherever it may. */
+static void work(void *arg) {
+    flight *f = arg;
+    unsigned start = atomic_fetch_add(&f->next_start, 1);
+    for (unsigned i = 0; i < f->num_groups; i++) {
+        group *g = &f->groups[(start + i) % f->num_groups];
+        if (!kvfi_feed_is_dry(&g->feed) && atomic_fetch_add(&g->workers, 1) < max_workers(f)) {
+            run_group(g);
+        }
+    }
+}
+
+/* ---- rounds ---- */
+
+/* The group of that server, a new one if need be; MAX_GROUPS: no room in this round. */
+static unsigned group_of(flight *f, kvfi_node *node, bool asking) {
+    for (unsigned i = 0; i < f->num_groups; i++) {
+        if (f->groups[i].node == node && f->groups[i].asking == asking) {
+            return i;
+        }
+    }
+    if (f->num_groups == MAX_GROUPS) {
+        return MAX_GROUPS;
+    }
+    f->groups[f->num_groups] = (group){.flight = f, .node = node, .asking = asking};
+    return f->num_groups++;
+}
+
+/* Sorts what is pending by server. What finds no room stays pending. */
+static void sort(flight *f) {
+    size_t left = 0, at = 0;
+    f->num_groups = 0;
+    for (size_t i = 0; i < f->num_pending; i++) {
+        uint32_t index = f->pending[i];
+        plan *p = &f->plans[index];
+        kvfi_node *node = p->ask;
+        if (node == NULL) {
+            node = kvfi_topology_node(f->tier->topology, kvfi_redis_slot(&f->whole->items[index].addr));
+        }
+        f->place[i] = (uint8_t)group_of(f, node, p->ask != NULL);
+        if (f->place[i] < MAX_GROUPS) {
+            f->groups[f->place[i]].feed.num++;
+            *p = (plan){0};
+        } else {
+            *p = (plan){.fate = KVFI_FATE_MOVED, .why = KVF_WHY_BUDGET};
+        }
+    }
+    for (unsigned i = 0; i < f->num_groups; i++) {
+        group *g = &f->groups[i];
+        size_t num = g->feed.num;
+        g->from = at;
+        at += num;
+        g->feed = *f->whole;
+        g->feed.order = f->order + g->from;
+        g->feed.num = 0;
+        g->feed.whole = f->whole;
+        g->feed.again = again;
+        atomic_store_explicit(&g->feed.next, 0, memory_order_relaxed);
+    }
+    for (size_t i = 0; i < f->num_pending; i++) {
+        if (f->place[i] < MAX_GROUPS) {
+            group *g = &f->groups[f->place[i]];
+            f->order[g->from + g->feed.num++] = f->pending[i];
+        } else {
+            f->pending[left++] = f->pending[i];
+        }
+    }
+    f->num_pending = left;
+}
+
+/* Gathers what is not over. Returns true when some of it should be given a little time. */
+static bool gather(flight *f) {
+    bool wait = false;
+    f->num_pending = 0;
+    for (size_t i = 0; i < f->whole->num; i++) {
+        if (f->plans[i].fate != KVFI_FATE_OVER) {
+            f->pending[f->num_pending++] = (uint32_t)i;
+            wait = wait || f->plans[i].fate == KVFI_FATE_WAIT;
+        }
+    }
+    return wait;
+}
+
+static void finish(flight *f) {
+    for (size_t i = 0; i < f->num_pending; i++) {
+        uint32_t index = f->pending[i];
+        kvfi_feed_done(f->whole, &f->whole->items[index], KVF_MISS, (kvf_reason)f->plans[index].why);
+    }
+}
+
+/* Waits before round number `round`, if there is time for that. */
+static bool wait_for(int64_t deadline_us, unsigned round) {
+    int wait_ms = FIRST_WAIT_MS << round;
+    if (kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= deadline_us) {
+        return false;
+    }
+    (void)kvfi_sys->poll(NULL, 0, wait_ms);
+    return true;
+}
+
+static void fly(flight *f, kvfi_pool *pool) {
+    bool more = true;
+    for (unsigned round = 0; more && f->num_pending > 0; round++) {
+        sort(f);
+        atomic_store(&f->next_start, 0);
+        unsigned threads = f->num_groups * f->tier->conf.conns;
+        threads = threads < f->whole->num ? threads : (unsigned)f->whole->num;
+        if (pool != NULL) {
+            kvfi_pool_share(pool, work, f, threads - 1);
+        } else {
+            work(f);
+        }
+        bool wait = gather(f);
+        more = f->num_pending > 0 && round + 1 < MAX_ROUNDS && kvfi_sys->now_us() < f->whole->deadline_us &&
+               (!wait || wait_for(f->whole->deadline_us, round));
+        if (atomic_exchange(&f->must_refresh, false)) {
+            kvfi_topology_refresh(f->tier->topology, f->whole->deadline_us);
+        }
+    }
+    finish(f);
+}
+
+static void fail_all(kvfi_feed *feed, kvf_reason why) {
+    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
+        kvfi_feed_done(feed, item, KVF_MISS, why);
+    }
+}
+
+void kvfi_redis_spread(kvfi_tier *base, kvfi_feed *feed, kvfi_pool *pool, bool put) {
+    size_t num = feed->num;
+    if (num == 0) {
+        return;
+    }
+    /* One allocation for the batch. */
+    flight *f = kvfi_alloc(sizeof *f + num * (sizeof(plan) + 2 * sizeof(uint32_t) + 1));
+    if (f == NULL || num > UINT32_MAX) {
+        kvfi_free(f);
+        fail_all(feed, KVF_WHY_NOMEM);
+        return;
+    }
+    memset(f, 0, offsetof(flight, groups));
+    f->tier = kvfi_redis_of(base);
+    f->whole = feed;
+    f->lane = put ? KVFI_LANE_STORE : KVFI_LANE_LOAD;
+    f->exchange = put ? kvfi_redis_save_on : kvfi_redis_load_on;
+    f->plans = (plan *)(void *)(f + 1);
+    f->order = (uint32_t *)(void *)(f->plans + num);
+    f->pending = f->order + num;
+    f->place = (uint8_t *)(f->pending + num);
+    memset(f->plans, 0, num * sizeof *f->plans);
+    for (size_t i = 0; i < num; i++) {
+        f->pending[i] = (uint32_t)i;
+    }
+    f->num_pending = num;
+    fly(f, pool);
+    kvfi_free(f);
+}
+
+void kvfi_redis_spread_get(kvfi_tier *base, kvfi_feed *feed) {
+    kvfi_redis_spread(base, feed, NULL, false);
+}
+
+void kvfi_redis_spread_put(kvfi_tier *base, kvfi_feed *feed) {
+    kvfi_redis_spread(base, feed, NULL, true);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which server has a slot: a map from slots to nodes, learned from CLUSTER SLOTS, or, of a single master, from its sentinels.
+ *
+ * The map is refreshed by whoever finds it wrong (a redirection, a node that is away), by one thread at a time, and not again within
+ * KVFI_REFRESH_MS: a Cluster in trouble is not helped by thousands who ask for its map. A redirection is believed at once, for its slot.
+ *
+ * Nodes live as long as the topology; what has left the map closes its idle connections.
+ */
+#ifndef KVFI_TOPOLOGY_H
+#define KVFI_TOPOLOGY_H
+
+#include "redis/node.h"
+#include "redis/slots.h"
+
+#define KVFI_REFRESH_MS 100u
+#define KVFI_MAX_MEMBERS 1024u /* addresses that a Cluster had over the life of the process; further ones are misses */
+
+typedef struct kvfi_topology {
+    const kvfi_redis_conf *conf;
+    kvfi_redis_conf        sentinel_conf; /* how to introduce oneself to a sentinel */
+    const kvfi_url        *url;
+    _Atomic uint64_t      *connects, *disconnects;
+    kvfi_node            **sentinels;
+    size_t                 num_sentinels;
+    pthread_mutex_t        lock;      /* of all that follows; never held over I/O */
+    pthread_cond_t         refreshed;
+    bool                   refreshing;
+    int64_t                again_us;  /* not refreshed before */
+    size_t                 asked;     /* the member, or the sentinel, that answered last time */
+    size_t                 num_members, num_seeds;
+    kvfi_node             *members[KVFI_MAX_MEMBERS]; /* first those that the URL names */
+    bool                   primary[KVFI_MAX_MEMBERS]; /* has slots */
+    uint16_t               owner[KVFI_NUM_SLOTS];     /* an index into members, or KVFI_NO_OWNER */
+} kvfi_topology;
+
+/* Asks for the map once. KVF_CONFIG, KVF_NOMEM; servers that are away are no error. */
+kvf_status kvfi_topology_open(kvfi_topology **out, kvf_error *, const kvfi_redis_conf *, const kvfi_url *, _Atomic uint64_t *connects,
+                              _Atomic uint64_t *disconnects);
+void kvfi_topology_free(kvfi_topology *);
+
+/* The node that has the slot, or NULL. */
+kvfi_node *kvfi_topology_node(kvfi_topology *, uint16_t slot);
+/* All nodes that have slots: at most `cap`. */
+size_t kvfi_topology_primaries(kvfi_topology *, kvfi_node **out, size_t cap);
+/* The map is wrong, it seems. Waits for a new one until the deadline; returns at once when the last is new. */
+void kvfi_topology_refresh(kvfi_topology *, int64_t deadline_us);
+/* A node said that the slot is, or is coming to be (ask), on another. Returns that one; NULL where there is no room for it. */
+kvfi_node *kvfi_topology_redirect(kvfi_topology *, const kvfi_node *from, uint16_t slot, const kvfi_host *to, bool ask);
+
+#endif
