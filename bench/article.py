@@ -76,7 +76,7 @@ def main():
         same(k.tobytes(), pk, "keys, C to Python")
         same(v.tobytes(), pv, "values, C to Python")
         assert np.array_equal(np.frombuffer(pk, k.dtype).reshape(k.shape), k)
-        assert 3590 < manager.r.ttl(name) <= 3600, manager.r.ttl(name)
+        assert 3000 < manager.r.ttl(name) <= 3600, manager.r.ttl(name)
         said, ck, cv = c_load(name)  # C reads what C wrote: with dtype and shape
         same(k.tobytes(), ck, "keys, C to C")
         same(v.tobytes(), cv, "values, C to C")

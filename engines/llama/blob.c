@@ -124,3 +124,17 @@ bool kvfl_blob_parse(kvfl_shape *out, const uint8_t *blob, size_t len) {
     *out = shape;
     return !r.bad && r.left == 0;
 }
+
+bool kvfl_blob_covers(const uint8_t *blob, size_t len, int32_t first, int32_t end) {
+    reader r = {.at = blob, .left = len};
+    bool ok = take32(&r) == MAGIC;
+    take32(&r); /* the sequence it was exported from */
+    ok = take32(&r) == 1 && ok;
+    ok = take32(&r) == (uint32_t)(end - first) && ok;
+    for (int32_t at = first; at < end && ok && !r.bad; at++) {
+        ok = take32(&r) == (uint32_t)at;
+        ok = take32(&r) == 1 && ok;
+        take32(&r);
+    }
+    return ok && !r.bad;
+}

@@ -30,6 +30,9 @@ typedef struct kvfl_shape {
 /* false: not the blob of a plain KV cache, or not to its last byte. With 0 cells only the counts are set. */
 bool kvfl_blob_parse(kvfl_shape *out, const uint8_t *blob, size_t len);
 
+/* The blob has one cell for each of the positions from `first` to `end` - 1, in this order. */
+bool kvfl_blob_covers(const uint8_t *blob, size_t len, int32_t first, int32_t end);
+
 static inline size_t kvfl_blob_bytes(const kvfl_shape *shape, size_t num_tokens) {
     return shape->fixed_bytes + num_tokens * shape->cell_bytes;
 }

@@ -8,7 +8,8 @@
  *   weights.c  the hash of the model's file, remembered
  *   load.c     blocks from the store into a sequence
  *   save.c     blocks of a sequence into the store
- *   prefill.c  load, compute the rest, save
+ *   resident.c what a sequence still holds of an earlier prefill
+ *   prefill.c  keep, load, compute the rest, save
  */
 #ifndef KVFL_ENGINE_H
 #define KVFL_ENGINE_H
@@ -24,10 +25,13 @@
 #define KVFL_RECORD_AIM ((size_t)1 << 20)
 #define KVFL_GROUP_BYTES ((size_t)8 << 20) /* one of the two load buffers: small, so that it stays in the processor's cache */
 
+#define KVFL_WITNESS_BYTES 16u
+
 /* What a sequence holds that is exactly what a prefill computes: whole blocks, from position 0 on. */
 typedef struct kvfl_resident {
     llama_token *tokens; /* n_ctx of them */
     size_t       num;
+    uint8_t      witness[KVFL_WITNESS_BYTES]; /* of their KV, see resident.c */
 } kvfl_resident;
 
 struct kvf_llama {
@@ -89,6 +93,14 @@ kvf_block kvfl_block_of(const kvf_llama *, size_t index);
 size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first);
 /* save.c: blocks [first, end) to the writers. */
 size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
+/* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of tokens kept; and
+ * takes note of what it holds now. */
+size_t kvfl_keep_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
+void   kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
+/* A sequence of this context that is not the scratch one. llama.cpp ends the process where one is out of range. */
+static inline bool kvfl_is_text(const kvf_llama *kv, llama_seq_id seq) {
+    return seq >= 0 && (size_t)seq < kv->num_seqs && seq != kv->scratch;
+}
 /* The sequence holds positions 0 to num - 1. */
 bool kvfl_holds(const kvf_llama *, llama_seq_id, size_t num);
 

@@ -2,6 +2,7 @@
  *
  * The fields of the space. What is here must be everything that changes the bytes of a block; llama.cpp checks none of it when it imports one.
  */
+#include <ggml-backend.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,14 +51,36 @@ static void add_shape(fields *f, const kvf_llama *kv, const struct llama_context
         flash_name(params->flash_attn_type));
 }
 
-/* What the context was told about positions; 0 there means "as the model says", and the model is in the space. A model with two sets of factors
- * (LongRoPE) picks one by the size of the context. */
+/* A model with two sets of rope factors (LongRoPE) takes one or the other by the size of the context: whether that is larger than what the model
+ * was trained for before it was extended (llama_model::get_rope_factors). */
+static bool takes_long_factors(const kvf_llama *kv) {
+    char arch[64] = "", name[128], value[32] = "";
+    llama_model_meta_val_str(kv->model, "general.architecture", arch, sizeof arch);
+    snprintf(name, sizeof name, "%s.rope.scaling.original_context_length", arch);
+    uint64_t original = (uint64_t)llama_model_n_ctx_train(kv->model);
+    if (llama_model_meta_val_str(kv->model, name, value, sizeof value) > 0) {
+        original = strtoull(value, NULL, 10);
+    }
+    return llama_n_ctx_seq(kv->ctx) > original;
+}
+
+/* What the context was told about positions; 0 there means "as the model says", and the model is in the space. */
 static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_params *p) {
-    bool beyond = llama_n_ctx_seq(kv->ctx) > (uint32_t)llama_model_n_ctx_train(kv->model);
-    add(f, "rope", "type=%d scaling=%d base=%.9g scale=%.9g yarn=%.9g,%.9g,%.9g,%.9g,%u beyond-training=%d",
+    add(f, "rope", "type=%d scaling=%d base=%.9g scale=%.9g yarn=%.9g,%.9g,%.9g,%.9g,%u long=%d",
         (int)llama_model_rope_type(kv->model), (int)p->rope_scaling_type, (double)p->rope_freq_base,
         (double)p->rope_freq_scale, (double)p->yarn_ext_factor, (double)p->yarn_attn_factor, (double)p->yarn_beta_fast,
-        (double)p->yarn_beta_slow, p->yarn_orig_ctx, beyond);
+        (double)p->yarn_beta_slow, p->yarn_orig_ctx, takes_long_factors(kv));
+}
+
+/* The probe is one token. Kernels for many rows differ between builds that compute one row alike (with llamafile's matrix product or not, with a
+ * BLAS, of another version), so the build is part of what computes the same numbers. */
+static void add_build(fields *f) {
+    char build[2048];
+    int len = snprintf(build, sizeof build, "%s\n%s", llama_version(), llama_print_system_info());
+    for (size_t i = 0; i < ggml_backend_dev_count() && len > 0 && (size_t)len < sizeof build; i++) {
+        len += snprintf(build + len, sizeof build - (size_t)len, "\n%s", ggml_backend_dev_name(ggml_backend_dev_get(i)));
+    }
+    add_digest(f, "build", build, strlen(build));
 }
 
 static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const uint8_t *probe, size_t probe_len) {
@@ -76,6 +99,7 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
     }
     if (!o->portable) {
         add_digest(f, "probe", probe + kv->shape.meta_bytes, probe_len - kv->shape.meta_bytes);
+        add_build(f);
     }
 }
 

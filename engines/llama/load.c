@@ -26,13 +26,16 @@ static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
     llama_pos first = (llama_pos)kvfl_position(kv, l->next), end = (llama_pos)kvfl_position(kv, l->next + 1);
     int64_t begin = kvfl_now_us();
-    bool ok = len == kvfl_bytes_of(kv, l->next) && llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len &&
+    bool known = len == kvfl_bytes_of(kv, l->next) && kvfl_blob_covers(bytes, len, first, end);
+    bool ok = known && llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len &&
               llama_memory_seq_pos_min(kv->mem, kv->scratch) == first &&
               llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
     if (ok) {
         llama_memory_seq_cp(kv->mem, kv->scratch, l->seq, first, end);
         l->next++;
         l->report->loaded_bytes += len;
+    } else {
+        l->report->why = known ? KVF_WHY_FULL : KVF_WHY_VERSION; /* no free cells; or not what this engine exports */
     }
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     l->report->import_us += kvfl_now_us() - begin;
@@ -202,7 +205,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
 size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
     kvf_llama_report unread = {0};
     size_t cut = kvf_llama_cut(kv, num);
-    if (kv->space == NULL || cut == 0 || num > kv->n_ctx || seq < 0 || (size_t)seq >= kv->num_seqs) {
+    if (kv->space == NULL || cut == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq)) {
         return 0;
     }
     llama_memory_seq_rm(kv->mem, seq, -1, -1);

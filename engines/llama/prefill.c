@@ -1,7 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
-#include <string.h>
-
 #include "llama/engine.h"
 
 typedef struct prefill {
@@ -13,42 +10,6 @@ typedef struct prefill {
     size_t             num, cut;
     size_t             have; /* tokens that the sequence holds */
 } prefill;
-
-/* ---- what is there already ---- */
-
-/* The whole blocks of the prompt that this sequence still holds from an earlier prefill; the rest of the sequence goes. */
-static void keep_resident(prefill *p) {
-    kvf_llama *kv = p->kv;
-    kvfl_resident *resident = &kv->residents[p->seq];
-    size_t same = 0;
-    while (same < resident->num && same < p->cut && resident->tokens[same] == p->tokens[same]) {
-        same++;
-    }
-    same = same / kv->block_tokens * kv->block_tokens;
-    bool there = same > 0 && llama_memory_seq_pos_min(kv->mem, p->seq) == 0 &&
-                 llama_memory_seq_pos_max(kv->mem, p->seq) >= (llama_pos)same - 1;
-    if (there) {
-        there = llama_memory_seq_rm(kv->mem, p->seq, (llama_pos)same, -1);
-    }
-    if (!there) {
-        llama_memory_seq_rm(kv->mem, p->seq, -1, -1);
-        same = 0;
-    }
-    resident->num = 0; /* until this prefill has ended well */
-    p->have = same;
-    p->report->resident_tokens = (uint32_t)same;
-}
-
-static void note_resident(prefill *p) {
-    kvfl_resident *resident = &p->kv->residents[p->seq];
-    if (resident->tokens == NULL) {
-        resident->tokens = calloc(p->kv->n_ctx, sizeof *resident->tokens);
-    }
-    if (resident->tokens != NULL && p->cut > 0) {
-        memcpy(resident->tokens, p->tokens, p->cut * sizeof *p->tokens);
-        resident->num = p->cut;
-    }
-}
 
 static void load_stored(prefill *p) {
     kvf_llama *kv = p->kv;
@@ -135,7 +96,7 @@ static kvf_status check(const prefill *p) {
     if (p->num > kv->n_ctx) {
         return kvfl_fail(p->err, KVF_LIMIT, "the prompt has %zu tokens, and the context holds %u", p->num, kv->n_ctx);
     }
-    if (p->seq < 0 || (size_t)p->seq >= kv->num_seqs || p->seq == kv->scratch) {
+    if (!kvfl_is_text(kv, p->seq)) {
         return kvfl_fail(p->err, KVF_LIMIT, "there is no sequence %d, or it is the scratch sequence", p->seq);
     }
     return KVF_OK;
@@ -150,11 +111,12 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
         return status;
     }
     own.num_tokens = (uint32_t)num;
-    keep_resident(&p);
+    p.have = kvfl_keep_resident(kv, seq, tokens, p.cut);
+    own.resident_tokens = (uint32_t)p.have;
     load_stored(&p);
     status = compute_rest(&p);
     if (status == KVF_OK) {
-        note_resident(&p);
+        kvfl_note_resident(kv, seq, tokens, p.cut);
     } else if (status == KVF_CLOSED) {
         llama_memory_seq_rm(kv->mem, seq, (llama_pos)p.have, -1); /* what a stopped batch left behind */
     } else {

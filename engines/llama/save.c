@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "llama/engine.h"
 
-/* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. */
+/* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. A block whose cells are not
+ * in the order of its positions is not exported: it would put them into another order elsewhere, where sums round differently. */
 static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *out) {
+    llama_pos first = (llama_pos)kvfl_position(kv, index), end = (llama_pos)kvfl_position(kv, index + 1);
     size_t bytes = kvfl_bytes_of(kv, index);
-    llama_memory_seq_cp(kv->mem, seq, kv->scratch, (llama_pos)kvfl_position(kv, index),
-                        (llama_pos)kvfl_position(kv, index + 1));
+    llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
     bool ok = llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
-              llama_state_seq_get_data(kv->ctx, out, bytes, kv->scratch) == bytes;
+              llama_state_seq_get_data(kv->ctx, out, bytes, kv->scratch) == bytes &&
+              kvfl_blob_covers(out, bytes, first, end);
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     return ok;
 }
@@ -42,7 +44,8 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
 size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
     kvf_llama_report unread = {0};
     size_t blocks = num / kv->block_tokens;
-    if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || llama_memory_seq_pos_min(kv->mem, seq) != 0 ||
+    if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
+        llama_memory_seq_pos_min(kv->mem, seq) != 0 ||
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
         return 0;
     }

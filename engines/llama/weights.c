@@ -12,11 +12,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "llama/engine.h"
 
 #define CHUNK ((size_t)8 << 20)
+#define SETTLED_S 2
 
 static void to_hex(char *out, const uint8_t *bytes, size_t num) {
     for (size_t i = 0; i < num; i++) {
@@ -103,6 +105,16 @@ static void remember(char *path, const char *hex) {
     }
 }
 
+/* A file that was written a moment ago may be written once more within the grain of its times, which then would not show it. */
+static bool is_settled(int fd, const struct stat *before) {
+    struct stat after;
+    struct timespec now;
+    return fstat(fd, &after) == 0 && clock_gettime(CLOCK_REALTIME, &now) == 0 && after.st_size == before->st_size &&
+           after.st_ctim.tv_sec == before->st_ctim.tv_sec && after.st_ctim.tv_nsec == before->st_ctim.tv_nsec &&
+           after.st_mtim.tv_sec == before->st_mtim.tv_sec && after.st_mtim.tv_nsec == before->st_mtim.tv_nsec &&
+           now.tv_sec - after.st_ctim.tv_sec > SETTLED_S;
+}
+
 /* ---- one file, and all of a split model ---- */
 
 static kvf_status unreadable(kvf_error *err, const char *path) {
@@ -130,6 +142,7 @@ static kvf_status hash_file(char out[65], kvf_error *err, const char *path) {
     bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1 && hash_fd(sha, fd) &&
               EVP_DigestFinal_ex(sha, digest, NULL) == 1;
     EVP_MD_CTX_free(sha);
+    has_memo = has_memo && is_settled(fd, &st);
     close(fd);
     if (!ok) {
         return unreadable(err, path);

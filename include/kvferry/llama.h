@@ -65,7 +65,7 @@ typedef struct kvf_llama_report {
 
 /* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
  * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the whole blocks that
- * it put there itself; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks
+ * it put there itself, and checks that their KV is still that, on up to 16 of their tokens; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks
  * are saved. The prompt is cut at the end of its last whole block and before its last token, which is always computed. What lies between
  * the two cuts is saved too: the same prompt finds it again and computes one token; any other prompt finds the whole blocks it shares.
  *
@@ -81,7 +81,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_repor
 /* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the longest
  * stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt). kvf_llama_save saves the whole
  * blocks of the `num` tokens that the sequence holds and that the store is not known to have, as they are (blocks with generated tokens
- * too: a later hit then continues this very computation); returns how many were handed over. */
+ * too: a later hit then continues this very computation); returns how many were handed over. Not for a sequence whose positions were moved
+ * (llama_memory_seq_add, seq_div): what that holds is not what its tokens would compute. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
 KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
 
