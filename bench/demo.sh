@@ -4,11 +4,12 @@
 # The main job, seen from outside. A document of about 4,000 tokens and a question about it, in three processes: the first computes
 # the prompt and stores it in a folder and in a redis-server; the second loads it from the folder, the third from Redis. All answer.
 # With --check it fails unless both answers are the first one's tokens, at least 90 % of the prompt was loaded, and the first token came at
-# least 100 times sooner. Needs KVFERRY (the program) and KVF_MODEL; `make demo` sets them.
+# least 100 times sooner (RATIO: another number, for machines that do other things meanwhile). Needs KVFERRY (the program) and KVF_MODEL; `make demo` sets them.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${KVFERRY:?the kvferry program: run this by \`make demo\`}" "${KVF_MODEL:?a GGUF model: run this by \`make demo\`}"
 check=${1:-}
+ratio=${RATIO:-100}
 
 if ! command -v redis-server >/dev/null; then
     echo "demo: redis-server is not installed: run \`make setup\`" >&2
@@ -52,9 +53,9 @@ answer folder --store "$folder"
 echo "3. Another process loads it from Redis:"
 answer redis --store "$redis"
 
-python3 - "$dir" "$check" <<'PYTHON'
+python3 - "$dir" "$check" "$ratio" <<'PYTHON'
 import json, sys
-folder, check = sys.argv[1], sys.argv[2] == "--check"
+folder, check, wanted = sys.argv[1], sys.argv[2] == "--check", float(sys.argv[3])
 runs = {name: json.load(open(f"{folder}/{name}.json")) for name in ("cold", "folder", "redis")}
 cold = runs["cold"]
 print("\nThe answer:", cold["answer"].strip().replace("\n", " "), "...\n")
@@ -67,7 +68,7 @@ for name in ("folder", "redis"):
     ratio = cold["ttft_ms"] / run["ttft_ms"]
     share = run["loaded_tokens"] / run["prompt_tokens"]
     same = run["tokens"] == cold["tokens"]
-    good = good and same and share >= 0.9 and ratio >= 100
+    good = good and same and share >= 0.9 and ratio >= wanted
     worst = ratio if worst is None else min(worst, ratio)
     least = share if least is None else min(least, share)
     print(row.format(name, run["prompt_tokens"], run["loaded_tokens"], f"{run['loaded_bytes'] / 1e6:.1f} MB",
@@ -79,6 +80,6 @@ print(f"\nFirst token: from the start of tokenization to the first token sampled
 if check:
     print(f"check-demo: {'ok' if good else 'FAILED'}: same tokens: "
           f"{all(runs[n]['tokens'] == cold['tokens'] for n in ('folder', 'redis'))}, "
-          f"at least {100 * least:.1f} % of the prompt loaded (>= 90), first token at least {worst:.0f} times sooner (>= 100)")
+          f"at least {100 * least:.1f} % of the prompt loaded (>= 90), first token at least {worst:.0f} times sooner (>= {wanted:.0f})")
     sys.exit(0 if good else 1)
 PYTHON

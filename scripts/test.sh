@@ -135,7 +135,8 @@ stage_fuzz() {
 stage_checks() {
     export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
     one "check-128k" build/release/bench/k128_bench
-    one "check-demo" bench/demo.sh --check
+    # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
+    RATIO=10 one "check-demo" bench/demo.sh --check
 }
 
 stage_format() {

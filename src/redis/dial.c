@@ -79,16 +79,21 @@ static kvf_reason resolve_name(struct addrinfo **out, const char *host, const ch
         release(l);
         return KVF_WHY_NOMEM;
     }
-    pthread_detach(thread);
     pthread_mutex_lock(&l->lock);
     bool in_time = true;
     while (!l->done && in_time) {
         in_time = kvfi_cond_wait(&l->done_cond, &l->lock, deadline_us);
     }
+    bool done = l->done;
     *out = l->result; /* ours from here on */
     l->result = NULL;
     pthread_mutex_unlock(&l->lock);
     release(l);
+    if (done) {
+        pthread_join(thread, NULL); /* it is at its end */
+    } else {
+        pthread_detach(thread); /* it ends when the resolver gives up, whenever that is */
+    }
     return *out != NULL ? KVF_WHY_NONE : KVF_WHY_UNREACHABLE;
 }
 
