@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What write-behind costs a cold run: pairs of runs of the same prompt, one that stores into a fresh folder and one with --no-store,
-# in alternating order; the ratio of their times (to the first token, and 16 tokens generated) pair by pair, of which the median
-# counts. With --check it fails when that is over 1.02. PAIRS (7) is their number: take more where the machine is noisy.
+# What write-behind costs a cold run: pairs of runs of the same prompt, one that stores into a fresh folder and one
+# with --no-store, in alternating order; the ratio of their times (to the first token, and 16 tokens generated) pair
+# by pair, of which the median counts. With --check it fails when that is over 1.02. PAIRS (7) is their number: take
+# more where the machine is noisy.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${KVFERRY:?the kvferry program: run this by \`make check-cold\`}"
 : "${KVF_MODEL:?a GGUF model: run this by \`make check-cold\`}"
-# The threads of a model that spin while they wait for each other make every other process of the machine a disturbance many
-# times its size. Asleep, they show what is asked for here. Both runs of a pair are alike in that.
+# The threads of a model that spin while they wait for each other make every other process of the machine a
+# disturbance many times its size. Asleep, they show what is asked for here. Both runs of a pair are alike in that.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 check=${1:-}
 pairs=${PAIRS:-7}

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvferry run: Ctrl-C in the middle of the prompt and of the answer. It ends soon, with 130, and what is whole is stored.
+# kvferry run: Ctrl-C in the middle of the prompt and of the answer. It ends soon, with 130, and what is whole is
+# stored.
 # shellcheck source=run_common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
 
-# start ARGUMENT...: in the background, as a terminal would (a shell without job control makes its children ignore SIGINT).
+# start ARGUMENT...: in the background, as a terminal would (a shell without job control makes its children ignore
+# SIGINT).
 start() {
     "$python" -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
