@@ -50,7 +50,7 @@ static const char help[] =
     "\n"
     "Store:\n"
     "      --no-store         neither load nor store\n"
-    "      --portable         share blocks with other kinds of CPU and GPU, whose numbers differ in the last bits\n"
+    "      --portable         share blocks with other CPUs, GPUs and builds, whose numbers differ in the last bits\n"
     "      --budget-ms N      what is not loaded after this time is computed (10000)\n" KVFCLI_COMMON_HELP "\n"
     "The answer goes to stdout, progress and a report of what was loaded to stderr. Time to the first token counts "
     "from the\n"

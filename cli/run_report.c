@@ -83,7 +83,8 @@ static void report_answer(const kvfcli_run_state *run) {
         fprintf(stderr, ", %.1f a second", tokens_per_s(run));
     }
     if (run->stop == KVFCLI_STOP_LENGTH && run->num_answer > 0) {
-        fprintf(stderr, ", cut off at %u (-n)", run->num_answer);
+        bool full = run->num_answer < run->options.num_answer;
+        fprintf(stderr, ", cut off at %u (%s)", run->num_answer, full ? "the context is full" : "-n");
     }
     report_stored(run);
     if (run->options.session != NULL) {

@@ -36,7 +36,8 @@ interrupt() {
 }
 
 stored_one() {
-    find "$dir/store" -type f -size +100k 2>/dev/null | grep -q .
+    find "$dir/store" -type f -size +100k >"$dir/found" 2>/dev/null
+    [[ -s $dir/found ]]
 }
 
 # --- while the prompt is read: some blocks are stored, and programs get their JSON
