@@ -10,12 +10,12 @@ PREFIX ?= /usr/local
 release := build/release
 
 # Where llama.cpp, the model and the Python of the tests are.
-paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_MODEL KVF_PYTHON
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_MODEL KVF_PYTHON KVF_VALKEY
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
 .PHONY: help setup build demo test install format tidy clean \
 	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
-	check-cluster check-recovery
+	check-cluster check-recovery check-servers
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,7 +47,7 @@ clean: ## remove all build folders (not the cache of make setup)
 
 # --- the checks of the project's promises: exit status 0 where the figure holds, the figure on the last line
 
-check: check-faults check-article check-kill check-exact check-cluster check-recovery check-demo check-128k check-cold check-wire ## all checks below
+check: check-faults check-article check-kill check-exact check-cluster check-recovery check-servers check-demo check-128k check-cold check-wire ## all checks below
 
 check-demo: build ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
 	@$(paths); $(programs); bench/demo.sh --check
@@ -72,6 +72,9 @@ check-cluster: build ## a Cluster of three: all shards at once, a dead one, slot
 
 check-recovery: build ## first whole load within 1 s of the server's return: single, Cluster, Sentinel
 	@$(paths); $(programs); $(release)/bench/recovery_bench
+
+check-servers: build ## all tests that need a server, on redis-server and on valkey-server
+	@$(paths); scripts/test.sh redis valkey
 
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test

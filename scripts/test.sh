@@ -3,7 +3,7 @@
 #
 # All tests, stage by stage, and the count of them at the end. A stage that fails does not stop those behind it.
 # usage: scripts/test.sh [STAGE...], of those below; all of them without an argument.
-# KVF_MODEL, KVF_PYTHON and KVF_LLAMA_DIR must be set (make test does), KVF_FUZZ_SECONDS (20) is the time of each fuzz target.
+# KVF_MODEL, KVF_PYTHON, KVF_VALKEY and KVF_LLAMA_DIR must be set (make test does), KVF_FUZZ_SECONDS (20) is the time of each fuzz target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -103,6 +103,26 @@ stage_release() {
     tests release
 }
 
+# on_server NAME BINARY: all tests that need a server, with that one.
+on_server() {
+    one "$1" "$2" --version
+    export KVFT_SERVER=$2
+    tests release -R '^(live/|shell/(article|cli_redis|kill|badinput_store)$)'
+    unset KVFT_SERVER
+}
+
+stage_redis() { # a part of the stage release
+    on_server redis redis-server
+}
+
+stage_valkey() {
+    if [[ ! -x ${KVF_VALKEY:-} && $(uname -m) != x86_64 ]]; then
+        one "valkey: make setup has none for this machine" sh -c 'exit 77'
+        return 0
+    fi
+    on_server valkey "${KVF_VALKEY:-valkey-server}"
+}
+
 stage_clang() {
     one "build by clang, warnings are errors" scripts/build.sh clang
 }
@@ -144,7 +164,7 @@ stage_format() {
 }
 
 stages=("$@")
-((${#stages[@]} > 0)) || stages=(release clang asan tsan fuzz checks)
+((${#stages[@]} > 0)) || stages=(release valkey clang asan tsan fuzz checks)
 for stage in "${stages[@]}"; do
     "stage_$stage"
 done
