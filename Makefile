@@ -15,7 +15,7 @@ programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUI
 
 .PHONY: help setup build demo test install format tidy clean \
 	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
-	check-cluster check-recovery check-servers
+	check-cluster check-recovery check-servers check-evict
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,7 +47,7 @@ clean: ## remove all build folders (not the cache of make setup)
 
 # --- the checks of the project's promises: exit status 0 where the figure holds, the figure on the last line
 
-check: check-faults check-article check-kill check-exact check-cluster check-recovery check-servers check-demo check-128k check-cold check-wire ## all checks below
+check: check-faults check-article check-kill check-exact check-cluster check-recovery check-servers check-evict check-demo check-128k check-cold check-wire ## all checks below
 
 check-demo: build ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
 	@$(paths); $(programs); bench/demo.sh --check
@@ -75,6 +75,9 @@ check-recovery: build ## first whole load within 1 s of the server's return: sin
 
 check-servers: build ## all tests that need a server, on redis-server and on valkey-server
 	@$(paths); scripts/test.sh redis valkey
+
+check-evict: build ## what is left of prefixes at 2x overcommit, by eviction policy: the documented one is the best
+	@$(paths); $(programs); $(release)/bench/evict_bench
 
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test

@@ -155,6 +155,8 @@ stage_fuzz() {
 stage_checks() {
     export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
     one "check-128k" build/release/bench/k128_bench
+    one "check-evict, in short" build/release/bench/evict_bench --seeds 2 --requests 600 --row allkeys-lfu,\ 10\ samples \
+        --row allkeys-random
     # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
     RATIO=10 one "check-demo" bench/demo.sh --check
 }

@@ -120,7 +120,7 @@ static uint64_t in_flight(const kvfi_redis *tier) {
 }
 
 static void examine_memory(exam *e) {
-    uint64_t max = 0;
+    uint64_t max = 0, samples = 0;
     char policy[64];
     bool known = info_number(e, "maxmemory", &max);
     snprintf(policy, sizeof policy, "%.63s", info_text(e, "maxmemory_policy"));
@@ -141,6 +141,10 @@ static void examine_memory(exam *e) {
     } else if (strstr(policy, "-lrm") != NULL) {
         say(e, KVF_WARNING, "lrm", "CONFIG SET maxmemory-policy allkeys-lru",
             "the policy %s does not count reads: what is used most is evicted like the rest", policy);
+    }
+    if (strstr(policy, "-lru") != NULL && config_number(e, "maxmemory-samples", &samples) && samples < 10) {
+        say(e, KVF_NOTE, "samples", "CONFIG SET maxmemory-samples 10",
+            "the server evicts the oldest of %llu candidates: with ten, more prefixes stay whole", (unsigned long long)samples);
     }
     if (!info_is(e, "mem_allocator", "") && strncmp(info_text(e, "mem_allocator"), "jemalloc", 8) != 0) {
         say(e, KVF_NOTE, "allocator", "", "the server's allocator is %s, not jemalloc: memory may fragment", e->value);

@@ -404,6 +404,11 @@ static void doctor(void **state) {
     if (f.num_bad != 0 || strstr(f.codes, "fine ") == NULL || strstr(f.codes, "server ") == NULL) {
         fail_msg("not fine: %s", f.codes);
     }
+    has("samples ");
+    say("CONFIG SET maxmemory-samples 10");
+    f = examine(tier);
+    assert_null(strstr(f.codes, "samples "));
+    say("CONFIG SET maxmemory-samples 5");
     say("CONFIG SET maxmemory 0");
     has("maxmemory ");
     say("CONFIG SET maxmemory 100mb");

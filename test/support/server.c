@@ -219,6 +219,10 @@ static void run_server(const kvft_server *server) {
         argv[n++] = server->args[i];
     }
     argv[n] = NULL;
+    if (server->clock != NULL) {
+        setenv("LD_PRELOAD", getenv("KVFT_CLOCK_SHIM"), 1);
+        setenv("KVFT_CLOCK", server->clock, 1);
+    }
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that crashes leaves no server behind */
     execvp(argv[0], (char *const *)(uintptr_t)argv);
     _exit(127);
@@ -249,7 +253,7 @@ static void spawn(kvft_server *server) {
     }
 }
 
-static kvft_server *start(const char *const *args, bool conf) {
+static kvft_server *start(const char *const *args, bool conf, const char *clock) {
     if (!is_installed(binary())) {
         return NULL;
     }
@@ -263,6 +267,7 @@ static kvft_server *start(const char *const *args, bool conf) {
         die("no temporary folder");
     }
     server->args = args;
+    server->clock = clock;
     server->port = free_port();
     snprintf(server->socket, sizeof server->socket, "%.100s/sock", server->dir);
     snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s", server->socket);
@@ -278,11 +283,15 @@ static kvft_server *start(const char *const *args, bool conf) {
 }
 
 kvft_server *kvft_server_start(const char *const *args) {
-    return start(args, false);
+    return start(args, false, NULL);
 }
 
 kvft_server *kvft_server_start_conf(const char *const *args) {
-    return start(args, true);
+    return start(args, true, NULL);
+}
+
+kvft_server *kvft_server_start_clocked(const char *const *args, const char *clock) {
+    return start(args, false, clock);
 }
 
 void kvft_server_signal(kvft_server *server, int sig) {

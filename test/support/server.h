@@ -18,12 +18,15 @@ typedef struct kvft_server {
     char  tcp_url[64];   /* redis://127.0.0.1:port */
     const char *const *args;
     bool  conf;          /* it is started on a file of its own, which it may rewrite (a sentinel) */
+    const char *clock;   /* the file by which its time runs ahead (clock_shim.c), or NULL */
 } kvft_server;
 
 /* `args`: more arguments, NULL-terminated, or NULL. Waits until it answers PING (or NOAUTH). */
 kvft_server *kvft_server_start(const char *const *args);
 /* The same on an empty configuration file, with hardly an argument of ours: a sentinel. */
 kvft_server *kvft_server_start_conf(const char *const *args);
+/* One whose time of day runs ahead as the file says (clock_shim.c, whose path is $KVFT_CLOCK_SHIM). */
+kvft_server *kvft_server_start_clocked(const char *const *args, const char *clock);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);    /* kill -9 and reap; the folder stays */
 void kvft_server_restart(kvft_server *); /* same folder, socket and port; after a kill */
