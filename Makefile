@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 release := build/release
 
 # Where llama.cpp, the model and the Python of the tests are.
-paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_MODEL KVF_PYTHON KVF_VALKEY
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_PYTHON KVF_VALKEY
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
 .PHONY: help setup build demo test install format tidy clean \
@@ -81,6 +81,12 @@ check-evict: build ## what is left of prefixes at 2x overcommit, by eviction pol
 
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test
+
+# --- of llama-server
+.PHONY: check-server-restart check-upstream check-decode check-shared
+
+check-server-restart: build ## llama-server restarted between two requests of 4,000 tokens: first token 100 times sooner
+	@$(paths); $(programs); $$KVF_PYTHON bench/server_restart.py
 
 check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
 	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test

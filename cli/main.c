@@ -21,6 +21,7 @@ int kvfcli_run(int argc, char **argv) {
 
 static const verb verbs[] = {
     {"run", kvfcli_run, "answer a prompt with a GGUF model; what is stored of it is not computed again"},
+    {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store in front of it"},
     {"ls", kvfcli_ls, "list spaces, blocks and sessions"},
     {"inspect", kvfcli_inspect, "show one space, block or session"},
     {"get", kvfcli_get, "read one record, verified"},
@@ -39,6 +40,7 @@ static const char introduction[] =
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and stores it\n"
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the first token comes at "
     "once\n"
+    "  kvferry exec -- llama-server -m model.gguf                           # the same for an unmodified llama-server\n"
     "  kvferry ls                                                           # what is stored\n"
     "  export KVFERRY_STORE=redis://localhost                               # the same for all machines\n"
     "  kvferry doctor                                                       # is that server set up well?\n"

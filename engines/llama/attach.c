@@ -258,6 +258,9 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
     if (status == KVF_OK && (!make_buffers(kv) || !make_residents(kv))) {
         status = kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
     }
+    if (status == KVF_OK) {
+        status = kvfl_open_decode(kv, err);
+    }
     if (status == KVF_OK && kv->store != NULL) {
         status = kvfl_open_space(kv, err, o, probe->bytes, probe->len);
     }
@@ -302,6 +305,7 @@ void kvf_llama_detach(kvf_llama *kv) {
         free(kv->blocks[i]);
         free(kv->iov[i]);
     }
+    kvfl_close_decode(kv);
     free(kv->residents);
     free(kv->keys);
     free(kv->found);

@@ -10,6 +10,8 @@
  *   save.c     blocks of a sequence into the store
  *   resident.c what a sequence still holds of an earlier prefill
  *   prefill.c  keep, load, compute the rest, save
+ *   decode.c   the same for the sequences of a batch, in place of llama_decode
+ *   follow.c   which tokens each sequence holds, as far as that is known
  */
 #ifndef KVFL_ENGINE_H
 #define KVFL_ENGINE_H
@@ -33,6 +35,25 @@ typedef struct kvfl_resident {
     size_t       num;
     uint8_t      witness[KVFL_WITNESS_BYTES]; /* of their KV, see resident.c */
 } kvfl_resident;
+
+/* What a sequence holds, as kvf_llama_decode follows it: exactly `num` tokens, at positions 0 to num - 1, and behind them nothing, or, with a
+ * reason, what is not known. */
+typedef struct kvfl_history {
+    llama_token     *tokens; /* n_ctx of them */
+    size_t           num;
+    size_t           ragged; /* not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
+    kvf_llama_aside  why;
+    bool             in_prompt; /* the report is of a prompt whose end has not come yet */
+    kvf_llama_report report;
+} kvfl_history;
+
+/* A state that was taken out of a sequence whose tokens were known: the hash of its bytes stands for them. */
+typedef struct kvfl_known_state {
+    uint8_t      digest[16];
+    llama_token *tokens;
+    size_t       num;
+} kvfl_known_state;
+#define KVFL_KNOWN_STATES 64u
 
 struct kvf_llama {
     struct llama_context     *ctx;
@@ -62,6 +83,20 @@ struct kvf_llama {
     kvf_block                *blocks[2];
     struct iovec             *iov[2];
     struct llama_batch        batch;     /* of `step` tokens */
+    int32_t                   decode_rc; /* of the last llama_decode of a prefill */
+    /* kvf_llama_decode and what it follows. */
+    kvfl_history             *histories; /* by sequence */
+    kvfl_known_state          states[KVFL_KNOWN_STATES];
+    size_t                    next_state;
+    kvf_llama_aside           paused;    /* not KVF_ASIDE_NONE: the context is in a mode in which every batch is left as it is */
+    bool                      shares;    /* sequences may have cells in common because of us */
+    struct llama_batch        rest;      /* what is left of a batch: arrays of our own, but for the lists of sequences */
+    int32_t                  *output_of; /* the caller's index of a batch to that of `rest` */
+    int32_t                   num_mapped; /* 0: the indexes are the caller's own */
+    struct kvfl_piece        *pieces;    /* by sequence, of the batch at hand */
+    kvf_llama_counters        counters;
+    void                    (*on_prompt)(void *ctx, llama_seq_id, const kvf_llama_report *); /* may be NULL */
+    void                     *on_prompt_ctx;
 };
 
 int64_t kvfl_now_us(void);
@@ -97,6 +132,33 @@ size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, si
  * takes note of what it holds now. */
 size_t kvfl_keep_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
 void   kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
+/* prefill.c: the sequence holds the first `have` of the tokens; loads or computes the rest of them but the last, and saves what is new. On
+ * failure kv->decode_rc is what llama_decode said, and what the sequence holds is a prefix of them. */
+kvf_status kvfl_fill(kvf_llama *, kvf_llama_report *, kvf_error *, llama_seq_id, const llama_token *tokens, size_t num, size_t have);
+
+/* decode.c. kvfl_decode is kvf_llama_decode; `plain` (with its argument) computes the whole batch where nothing of it was loaded or cut. */
+typedef int32_t (*kvfl_plain_fn)(void *arg);
+int32_t kvfl_decode(kvf_llama *, const struct llama_batch *, kvfl_plain_fn plain, void *arg);
+/* A batch that can't be looked into is decoded by `plain`: its sequences, and what they hold from now on, are not known. */
+int32_t kvfl_decode_unseen(kvf_llama *, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain, void *arg);
+kvf_status kvfl_open_decode(kvf_llama *, kvf_error *);
+void       kvfl_close_decode(kvf_llama *);
+
+/* follow.c: what the program did to the memory, told after it was done (kvfl_before_moved: before). seq -1 is every sequence where llama.h says so. */
+void kvfl_follow(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t num);
+void kvfl_forget(kvf_llama *, llama_seq_id, kvf_llama_aside why);
+void kvfl_forget_all(kvf_llama *, kvf_llama_aside why);
+void kvfl_cleared(kvf_llama *);
+void kvfl_removed(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end);
+void kvfl_copied(kvf_llama *, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos end);
+void kvfl_kept_only(kvf_llama *, llama_seq_id);
+void kvfl_before_moved(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end);
+void kvfl_moved(kvf_llama *, llama_seq_id, llama_pos first);
+void kvfl_state_taken(kvf_llama *, llama_seq_id, const uint8_t digest[16]);
+void kvfl_state_set(kvf_llama *, llama_seq_id, const uint8_t digest[16], bool partial);
+/* The history of a sequence, made true to what the memory says of its end. NULL where it can't be followed at all. */
+kvfl_history *kvfl_history_of(kvf_llama *, llama_seq_id);
+
 /* A sequence of this context that is not the scratch one. llama.cpp ends the process where one is out of range. */
 static inline bool kvfl_is_text(const kvf_llama *kv, llama_seq_id seq) {
     return seq >= 0 && (size_t)seq < kv->num_seqs && seq != kv->scratch;

@@ -211,5 +211,7 @@ size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
     llama_memory_seq_rm(kv->mem, seq, -1, -1);
     kv->residents[seq].num = 0;
     kvfl_chain(kv, tokens, cut, num - 1 - cut);
-    return kvfl_position(kv, kvfl_load(kv, report != NULL ? report : &unread, seq, 0));
+    size_t loaded = kvfl_position(kv, kvfl_load(kv, report != NULL ? report : &unread, seq, 0));
+    kvfl_follow(kv, seq, tokens, loaded);
+    return loaded;
 }

@@ -17,6 +17,9 @@ static void load_stored(prefill *p) {
         return;
     }
     kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
+    if (p->have % kv->block_tokens != 0) {
+        return; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored */
+    }
     p->have = kvfl_position(kv, kvfl_load(kv, p->report, p->seq, p->have / kv->block_tokens));
     if (p->have < p->report->resident_tokens) {
         p->report->resident_tokens = 0; /* a doubt cleared the sequence */
@@ -38,6 +41,7 @@ static kvf_status decode(prefill *p, size_t num) {
         batch->logits[i] = p->have + i + 1 == p->num;
     }
     int rc = llama_decode(p->kv->ctx, *batch);
+    p->kv->decode_rc = rc;
     p->report->compute_us += kvfl_now_us() - begin;
     if (rc == 2) {
         return kvfl_fail(p->err, KVF_CLOSED, "stopped");
@@ -74,10 +78,11 @@ static kvf_status compute(prefill *p, size_t end) {
     return status;
 }
 
-/* The whole blocks; the tail, apart; the last token, apart: so that a prompt whose tail is stored computes the last token just as this
- * one does. */
-static kvf_status compute_rest(prefill *p) {
+/* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is stored computes the last
+ * token just as this one does. */
+static kvf_status fill(prefill *p) {
     kvf_llama *kv = p->kv;
+    load_stored(p);
     kvf_status status = compute(p, p->cut);
     if (status == KVF_OK && p->have < p->num - 1) {
         status = compute(p, p->num - 1);
@@ -85,7 +90,20 @@ static kvf_status compute_rest(prefill *p) {
             kvfl_save(kv, p->report, p->seq, kv->num_whole, kvfl_num_blocks(kv));
         }
     }
-    return status == KVF_OK ? compute(p, p->num) : status;
+    return status;
+}
+
+kvf_status kvfl_fill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq, const llama_token *tokens,
+                     size_t num, size_t have) {
+    prefill p = {.kv = kv,
+                 .report = report,
+                 .err = err,
+                 .seq = seq,
+                 .tokens = tokens,
+                 .num = num,
+                 .cut = kvf_llama_cut(kv, num),
+                 .have = have};
+    return fill(&p);
 }
 
 static kvf_status check(const prefill *p) {
@@ -113,10 +131,14 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
     own.num_tokens = (uint32_t)num;
     p.have = kvfl_keep_resident(kv, seq, tokens, p.cut);
     own.resident_tokens = (uint32_t)p.have;
-    load_stored(&p);
-    status = compute_rest(&p);
+    kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN); /* until this has ended well */
+    status = fill(&p);
+    if (status == KVF_OK) {
+        status = compute(&p, num);
+    }
     if (status == KVF_OK) {
         kvfl_note_resident(kv, seq, tokens, p.cut);
+        kvfl_follow(kv, seq, tokens, num);
     } else if (status == KVF_CLOSED) {
         llama_memory_seq_rm(kv->mem, seq, (llama_pos)p.have, -1); /* what a stopped batch left behind */
     } else {

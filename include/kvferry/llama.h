@@ -55,6 +55,7 @@ KVF_API kvf_space *kvf_llama_space(kvf_llama *);
 typedef struct kvf_llama_report {
     uint32_t num_tokens;      /* of the prompt */
     uint32_t resident_tokens; /* already in the sequence */
+    uint32_t copied_tokens;   /* from another sequence of the context (kvf_llama_decode) */
     uint32_t loaded_tokens;   /* from the store */
     uint32_t computed_tokens; /* by llama_decode */
     uint64_t loaded_bytes;
@@ -88,6 +89,60 @@ KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_i
 
 /* kvf_llama_cut returns where a prompt of num tokens is cut: the end of its last whole block that leaves at least one token. */
 KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
+
+/* ---- for programs with a decode loop of their own, any number of sequences -------------------------------------------------
+ * kvf_llama_decode takes the place of llama_decode: same batch, same return values. Where the batch continues a sequence and its next blocks
+ * are stored, they are loaded instead of computed; what another sequence of the context holds is copied; the rest is decoded, and new whole
+ * blocks are handed to the writers. A prompt, which is what ends at a token with an output, is cut as kvf_llama_prefill cuts it: so the answer
+ * is the same with and without a hit. Tokens behind the first output of their sequence in the batch are computed as they stand.
+ *
+ * The tokens of a sequence must all come through this call (or kvf_llama_prefill, kvf_llama_load) from position 0 on. What it can't
+ * follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps. llama_memory_seq_rm of the end of a
+ * sequence, or of all of it, needs no word; after anything else that changes what a sequence holds (llama_decode on it, seq_cp into it,
+ * seq_add, seq_div, a state set) call kvf_llama_forget: it is then left alone until it has been emptied. Between sequences of which one was copied
+ * from another, cells are shared: call kvf_llama_forget(kv, seq) *before* seq_add or seq_div too, which gives the sequence cells of its own.
+ *
+ * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your batch by
+ * llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and llama_get_embeddings_ith. */
+KVF_API int32_t kvf_llama_decode(kvf_llama *, struct llama_batch batch);
+
+/* kvf_llama_output turns an index of the batch of the last kvf_llama_decode into that of llama.cpp's outputs; negative ones (from
+ * the end) stay as they are. */
+KVF_API int32_t kvf_llama_output(const kvf_llama *, int32_t i);
+
+KVF_API void kvf_llama_forget(kvf_llama *, llama_seq_id seq);
+
+/* kvf_llama_prompt_report says what became of the last prompt (of two or more tokens) that was decoded in this sequence; zero where there was none. */
+KVF_API void kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *out, llama_seq_id seq);
+
+/* Why tokens were decoded without a look at the store. */
+typedef enum kvf_llama_aside {
+    KVF_ASIDE_NONE = 0,
+    KVF_ASIDE_EMBEDDINGS, /* the input is embeddings: an image, say */
+    KVF_ASIDE_POSITIONS,  /* positions that don't continue what is known of the sequence */
+    KVF_ASIDE_SEVERAL,    /* a token of several sequences */
+    KVF_ASIDE_FOREIGN,    /* the sequence holds what did not come through here: a state that was set, a copy */
+    KVF_ASIDE_MOVED,      /* its positions were moved: a context shift, a reused chunk */
+    KVF_ASIDE_OUTPUT,     /* the context gives out embeddings or hidden states of every token */
+    KVF_ASIDE_ATTENTION,  /* attention that is not causal, or a warm-up */
+    KVF_NUM_ASIDES
+} kvf_llama_aside;
+KVF_API const char *kvf_llama_aside_name(kvf_llama_aside);
+
+typedef struct kvf_llama_counters {
+    uint32_t struct_size;
+    uint64_t prompts;         /* of two or more tokens, that were followed to their end */
+    uint64_t prompt_tokens;
+    uint64_t resident_tokens; /* of these, already in their sequence */
+    uint64_t copied_tokens;   /* from another sequence */
+    uint64_t loaded_tokens;
+    uint64_t computed_tokens;
+    uint64_t generated_tokens;
+    uint64_t loaded_bytes;
+    uint64_t saved_blocks, known_blocks, shed_blocks;
+    uint64_t aside_tokens[KVF_NUM_ASIDES];
+} kvf_llama_counters;
+KVF_API void kvf_llama_count(const kvf_llama *, kvf_llama_counters *out); /* out->struct_size must be set */
 
 #ifdef __cplusplus
 }

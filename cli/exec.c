@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry exec: starts a program that uses llama.cpp with the shim in front of its libllama.
+ */
+#include "cli.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SHIM "libkvferry-llama-shim.so"
+
+static const char help[] =
+    "usage: kvferry exec [options] -- PROGRAM [argument]...\n"
+    "\n"
+    "Starts a program that links llama.cpp's libllama dynamically, such as llama-server, with the store in front of it: "
+    "what is\n"
+    "stored of a prompt is loaded instead of computed, and new blocks are stored while the program goes on. The "
+    "program itself\n"
+    "is not changed, and whatever kvferry can't follow (images, context shifts, embeddings) is computed as ever.\n"
+    "\n"
+    "  kvferry exec -- llama-server -m model.gguf                             # blocks in ~/.cache/kvferry/store\n"
+    "  kvferry exec --store redis://localhost -- llama-server -m model.gguf   # shared by all servers of this model\n"
+    "  kvferry exec --stats /run/kvferry.json -- llama-server -m model.gguf   # counters, as JSON, at most once a "
+    "second\n"
+    "\n"
+    "The program's stderr gets a line for each prompt, such as\n"
+    "  kvferry: sequence 0: 3968 of 3997 tokens loaded from file:/var/cache/kvf in 35 ms, 0 resident, 0 copied, 29 "
+    "computed ...\n"
+    "With several slots that are not unified, add --kv-unified to llama-server's own options. docs/llama-server.md "
+    "tells all.\n"
+    "\n"
+    "Options:\n"
+    "      --stats FILE        write counters to this file, as JSON\n"
+    "      --quiet             no lines on stderr\n"
+    "      --budget-ms N       most time for the lookup and load of one batch (default 10000)\n"
+    "      --block-tokens N    tokens of a block, a power of two from 64 on (default: near 1 MiB a record)\n"
+    "      --tenant NAME       blocks of their own for this name\n"
+    "      --portable          share blocks across kinds of CPU and GPU (the answer may differ in its last bits)\n" KVFCLI_COMMON_HELP
+    "\n"
+    "Exit codes: the program's own; 2 usage, 3 a store URL, 4 a program that can't be helped, 5 I/O.\n";
+
+enum { OPT_STATS = KVFCLI_OPT_OWN, OPT_QUIET, OPT_BUDGET, OPT_BLOCK, OPT_TENANT, OPT_PORTABLE };
+
+static int take(void *ctx, int opt, const char *value) {
+    static const struct {
+        int opt;
+        const char *variable;
+    } variables[] = {{OPT_STATS, "KVFERRY_STATS"},        {OPT_QUIET, "KVFERRY_QUIET"},
+                     {OPT_BUDGET, "KVFERRY_BUDGET_MS"},   {OPT_BLOCK, "KVFERRY_BLOCK_TOKENS"},
+                     {OPT_TENANT, "KVFERRY_TENANT"},      {OPT_PORTABLE, "KVFERRY_PORTABLE"}};
+    const kvfcli_common *common = ctx;
+    if (opt == OPT_BUDGET || opt == OPT_BLOCK) {
+        char *end = NULL;
+        unsigned long number = strtoul(value, &end, 10);
+        if (*end != '\0' || value[0] < '0' || value[0] > '9' || number > 3600000) {
+            return kvfcli_usage(common, "\"%s\" is not a number that fits there", value);
+        }
+        if (opt == OPT_BLOCK && (number < 64 || number > 4096 || (number & (number - 1)) != 0)) {
+            return kvfcli_usage(common, "--block-tokens must be a power of two from 64 to 4096, not %s", value);
+        }
+    }
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        if (variables[i].opt == opt && setenv(variables[i].variable, value != NULL ? value : "1", 1) != 0) {
+            kvfcli_say("no memory");
+            return KVFCLI_IO;
+        }
+    }
+    return KVFCLI_FINE;
+}
+
+/* ---- the program ---- */
+
+/* Where execvp would find it. */
+static bool find_program(char out[4096], const char *name) {
+    const char *path = getenv("PATH");
+    if (strchr(name, '/') != NULL || path == NULL) {
+        return snprintf(out, 4096, "%s", name) < 4096 && access(out, X_OK) == 0;
+    }
+    for (size_t len; *path != '\0'; path += len + (path[len] == ':')) {
+        len = strcspn(path, ":");
+        int n = len > 0 ? snprintf(out, 4096, "%.*s/%s", (int)len, path, name) : snprintf(out, 4096, "%s", name);
+        if (n < 4096 && access(out, X_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+typedef enum { SCRIPT, STATIC, DYNAMIC, FOREIGN } kind;
+
+static kind kind_of(const char *path) {
+    Elf64_Ehdr head = {0};
+    kind found = FOREIGN;
+    FILE *in = fopen(path, "rb");
+    size_t len = in != NULL ? fread(&head, 1, sizeof head, in) : 0;
+    if (len > 2 && memcmp(&head, "#!", 2) == 0) {
+        found = SCRIPT;
+    } else if (len == sizeof head && memcmp(head.e_ident, ELFMAG, SELFMAG) == 0 && head.e_ident[EI_CLASS] == ELFCLASS64) {
+        found = STATIC;
+        for (unsigned i = 0; i < head.e_phnum; i++) {
+            Elf64_Phdr part;
+            if (fseek(in, (long)(head.e_phoff + (uint64_t)i * head.e_phentsize), SEEK_SET) != 0 ||
+                fread(&part, sizeof part, 1, in) != 1) {
+                break;
+            }
+            found = part.p_type == PT_INTERP ? DYNAMIC : found;
+        }
+    }
+    if (in != NULL) {
+        fclose(in);
+    }
+    return found;
+}
+
+/* The dynamic linker lists what it would load, and runs nothing of the program. */
+static bool links_llama(const char *path) {
+    int ends[2];
+    char line[4352];
+    bool found = false;
+    if (pipe(ends) != 0) {
+        return true; /* not known: the program will tell */
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        setenv("LD_TRACE_LOADED_OBJECTS", "1", 1);
+        unsetenv("LD_PRELOAD");
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        execl(path, path, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    FILE *in = fdopen(ends[0], "r");
+    while (in != NULL && fgets(line, sizeof line, in) != NULL) {
+        found = found || strstr(line, "libllama.so") != NULL;
+    }
+    if (in != NULL) {
+        fclose(in);
+    } else {
+        close(ends[0]);
+    }
+    return pid < 0 || (waitpid(pid, NULL, 0) == pid && found);
+}
+
+static int check_program(char path[4096], const char *name) {
+    if (!find_program(path, name)) {
+        kvfcli_say("%s: no such program", name);
+        return KVFCLI_INPUT;
+    }
+    switch (kind_of(path)) {
+    case SCRIPT: /* what it starts inherits the shim */
+        return KVFCLI_FINE;
+    case STATIC:
+        kvfcli_say("%s is statically linked, so nothing can stand in front of its llama.cpp; build llama.cpp with "
+                   "-DBUILD_SHARED_LIBS=ON",
+                   path);
+        return KVFCLI_INPUT;
+    case DYNAMIC:
+        if (links_llama(path)) {
+            return KVFCLI_FINE;
+        }
+        kvfcli_say("%s does not link libllama.so: either it does not use llama.cpp, or has it built in, or loads it later; "
+                   "build llama.cpp with -DBUILD_SHARED_LIBS=ON",
+                   path);
+        return KVFCLI_INPUT;
+    case FOREIGN:
+        break;
+    }
+    kvfcli_say("%s: not a program of this machine", path);
+    return KVFCLI_INPUT;
+}
+
+/* ---- the shim ---- */
+
+/* Beside the program (where it was built), or in the library folder of its prefix. */
+static bool find_shim(char out[4096]) {
+    static const char *const places[] = {"/" SHIM, "/../" KVF_LIBDIR "/kvferry/" SHIM, "/../lib/kvferry/" SHIM};
+    char self[3800];
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (len <= 0) {
+        return false;
+    }
+    self[len] = '\0';
+    *strrchr(self, '/') = '\0';
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        snprintf(out, 4096, "%s%s", self, places[i]);
+        if (access(out, R_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool set_preload(const char *shim) {
+    const char *others = getenv("LD_PRELOAD");
+    char *all = NULL;
+    if (others == NULL || others[0] == '\0') {
+        return setenv("LD_PRELOAD", shim, 1) == 0;
+    }
+    bool ok = asprintf(&all, "%s:%s", shim, others) > 0 && setenv("LD_PRELOAD", all, 1) == 0;
+    free(all);
+    return ok;
+}
+
+static bool set_stores(const kvfcli_common *common) {
+    char *text = NULL;
+    size_t len = 0;
+    FILE *out = open_memstream(&text, &len);
+    for (size_t i = 0; out != NULL && i < common->num_urls; i++) {
+        fprintf(out, "%s%s", i > 0 ? " " : "", common->urls[i]);
+    }
+    bool ok = out != NULL && fclose(out) == 0 && setenv("KVFERRY_STORE", text, 1) == 0;
+    free(text);
+    return ok;
+}
+
+static int check_stores(const kvfcli_common *common) {
+    kvf_store *store = NULL;
+    for (size_t i = 0; i < common->num_urls; i++) {
+        if (strpbrk(common->urls[i], " \t\n") != NULL) {
+            return kvfcli_usage(common, "a store URL holds a blank: write it as %%20");
+        }
+    }
+    int code = kvfcli_open(&store, common, NULL);
+    if (code == KVFCLI_FINE) {
+        kvf_store_close(store);
+    }
+    return code;
+}
+
+static int start(const kvfcli_common *common, char **argv) {
+    char path[4096], shim[4096];
+    int code = check_program(path, argv[0]);
+    code = code == KVFCLI_FINE ? check_stores(common) : code;
+    if (code != KVFCLI_FINE) {
+        return code;
+    }
+    if (!find_shim(shim)) {
+        kvfcli_say("%s is not where this program is, nor in its library folder: is kvferry installed with llama.cpp?", SHIM);
+        return KVFCLI_CONFIG;
+    }
+    if (!set_stores(common) || !set_preload(shim)) {
+        kvfcli_say("no memory");
+        return KVFCLI_IO;
+    }
+    signal(SIGPIPE, SIG_DFL); /* as the program would find it without us */
+    execv(path, argv);
+    kvfcli_say("%s: %s", path, strerror(errno));
+    return KVFCLI_IO;
+}
+
+int kvfcli_exec(int argc, char **argv) {
+    static const struct option options[] = {{"stats", required_argument, NULL, OPT_STATS},
+                                            {"quiet", no_argument, NULL, OPT_QUIET},
+                                            {"budget-ms", required_argument, NULL, OPT_BUDGET},
+                                            {"block-tokens", required_argument, NULL, OPT_BLOCK},
+                                            {"tenant", required_argument, NULL, OPT_TENANT},
+                                            {"portable", no_argument, NULL, OPT_PORTABLE},
+                                            KVFCLI_COMMON_OPTIONS,
+                                            {0}};
+    kvfcli_common common = {.help = help};
+    int code = kvfcli_parse(&common, argc, argv, options, "", take, &common);
+    if (code < 0) {
+        code = optind < argc ? start(&common, argv + optind)
+                             : kvfcli_usage(&common, "name a program, behind \"--\": kvferry exec -- llama-server -m model.gguf");
+    }
+    kvfcli_common_cleanup(&common);
+    return code;
+}

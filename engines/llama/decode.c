@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * In place of llama_decode: what a batch asks for is split by sequence. What ends at a token with an output is a prompt; its whole blocks and its
+ * tail are brought in, one sequence after the other, by copies from other sequences, loads and computation (kvfl_fill); what is left is decoded
+ * together: the tokens with outputs, and those in front of the end of a batch that stopped in the middle of a block.
+ */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+/* What a batch has of one sequence. */
+typedef struct kvfl_piece {
+    size_t          num;   /* tokens; 0 = none */
+    size_t          first, end; /* positions */
+    size_t          want;  /* of the first output, or `end` */
+    size_t          done;  /* in front of this position all is in the sequence */
+    kvf_llama_aside why;   /* not to be followed */
+    bool            alone; /* no token belongs to another sequence too */
+    /* Tokens that were dropped, to compute or load their block as a whole: their state, to put it back when that fails. */
+    size_t          dropped_from, dropped_bytes;
+    uint8_t        *dropped;
+} kvfl_piece;
+
+kvf_status kvfl_open_decode(kvf_llama *kv, kvf_error *err) {
+    size_t most = llama_n_batch(kv->ctx);
+    kv->histories = calloc(kv->num_seqs, sizeof *kv->histories);
+    kv->pieces = calloc(kv->num_seqs, sizeof *kv->pieces);
+    kv->output_of = calloc(most, sizeof *kv->output_of);
+    kv->rest.token = calloc(most, sizeof *kv->rest.token);
+    kv->rest.pos = calloc(most, sizeof *kv->rest.pos);
+    kv->rest.n_seq_id = calloc(most, sizeof *kv->rest.n_seq_id);
+    kv->rest.seq_id = calloc(most, sizeof *kv->rest.seq_id);
+    kv->rest.logits = calloc(most, sizeof *kv->rest.logits);
+    if (kv->histories == NULL || kv->pieces == NULL || kv->output_of == NULL || kv->rest.token == NULL || kv->rest.pos == NULL ||
+        kv->rest.n_seq_id == NULL || kv->rest.seq_id == NULL || kv->rest.logits == NULL) {
+        return kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
+    }
+    return KVF_OK;
+}
+
+void kvfl_close_decode(kvf_llama *kv) {
+    for (size_t i = 0; kv->histories != NULL && i < kv->num_seqs; i++) {
+        free(kv->histories[i].tokens);
+    }
+    for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
+        free(kv->states[i].tokens);
+    }
+    free(kv->histories);
+    free(kv->pieces);
+    free(kv->output_of);
+    free(kv->rest.token);
+    free(kv->rest.pos);
+    free(kv->rest.n_seq_id);
+    free(kv->rest.seq_id);
+    free(kv->rest.logits);
+}
+
+/* ---- reading a batch ---- */
+
+static void begin_piece(kvf_llama *kv, llama_seq_id seq, llama_pos pos) {
+    const kvfl_history *h = kvfl_history_of(kv, seq);
+    kvfl_piece *p = &kv->pieces[seq];
+    *p = (kvfl_piece){.first = (size_t)pos, .end = (size_t)pos, .done = (size_t)pos, .alone = true};
+    if (h == NULL || h->why != KVF_ASIDE_NONE) {
+        p->why = h == NULL ? KVF_ASIDE_FOREIGN : h->why;
+    } else if (h->num != (size_t)pos) {
+        p->why = KVF_ASIDE_POSITIONS;
+    }
+}
+
+static void add_token(kvf_llama *kv, llama_seq_id seq, llama_token token, llama_pos pos, bool output, bool alone) {
+    kvfl_piece *p = &kv->pieces[seq];
+    if (p->num == 0) {
+        begin_piece(kv, seq, pos);
+        p->want = SIZE_MAX;
+    }
+    p->num++;
+    p->alone = p->alone && alone;
+    if (p->why == KVF_ASIDE_NONE && ((size_t)pos != p->end || p->end >= kv->n_ctx)) {
+        p->why = KVF_ASIDE_POSITIONS;
+    }
+    if (p->why == KVF_ASIDE_NONE) {
+        kv->histories[seq].tokens[p->end++] = token;
+        p->want = output && p->want == SIZE_MAX ? p->end - 1 : p->want;
+    }
+}
+
+/* false: a batch that llama.cpp will refuse, or whose positions it is to find: nothing to be looked into. */
+static bool read_batch(kvf_llama *kv, const struct llama_batch *batch) {
+    memset(kv->pieces, 0, kv->num_seqs * sizeof *kv->pieces);
+    if (batch->n_tokens <= 0 || (uint32_t)batch->n_tokens > llama_n_batch(kv->ctx) || batch->token == NULL || batch->embd != NULL) {
+        return false;
+    }
+    llama_pos next = batch->pos == NULL ? llama_memory_seq_pos_max(kv->mem, 0) + 1 : 0;
+    for (int32_t i = 0; i < batch->n_tokens; i++) {
+        int32_t num = batch->seq_id != NULL && batch->n_seq_id != NULL ? batch->n_seq_id[i] : 1;
+        bool output = batch->logits != NULL ? batch->logits[i] != 0 : i == batch->n_tokens - 1;
+        llama_pos pos = batch->pos != NULL ? batch->pos[i] : next++;
+        for (int32_t k = 0; k < num; k++) {
+            llama_seq_id seq = batch->seq_id != NULL ? batch->seq_id[i][k] : 0;
+            if (!kvfl_is_text(kv, seq) || pos < 0) {
+                return false;
+            }
+            add_token(kv, seq, batch->token[i], pos, output, num == 1);
+        }
+    }
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        kvfl_piece *p = &kv->pieces[seq];
+        p->want = p->want < p->end ? p->want : p->end;
+    }
+    return true;
+}
+
+static bool has_output(const kvfl_piece *p) {
+    return p->want < p->end;
+}
+
+/* ---- dropping the beginning of a block, to have the block as a whole ---- */
+
+static void drop(kvf_llama *kv, llama_seq_id seq, size_t from) {
+    kvfl_piece *p = &kv->pieces[seq];
+    kvfl_history *h = &kv->histories[seq];
+    size_t bytes = kvfl_blob_bytes(&kv->shape, h->num - from);
+    uint8_t *blob = malloc(bytes);
+    llama_memory_seq_cp(kv->mem, seq, kv->scratch, (llama_pos)from, (llama_pos)h->num);
+    bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
+              llama_state_seq_get_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    if (!ok || !llama_memory_seq_rm(kv->mem, seq, (llama_pos)from, -1)) {
+        free(blob);
+        return;
+    }
+    p->dropped = blob;
+    p->dropped_bytes = bytes;
+    p->dropped_from = from;
+    h->num = from;
+}
+
+static bool put_back(kvf_llama *kv, llama_seq_id seq) {
+    kvfl_piece *p = &kv->pieces[seq];
+    bool ok = llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->dropped_from, -1) &&
+              llama_state_seq_set_data(kv->ctx, p->dropped, p->dropped_bytes, kv->scratch) == p->dropped_bytes;
+    if (ok) {
+        llama_memory_seq_cp(kv->mem, kv->scratch, seq, (llama_pos)p->dropped_from, (llama_pos)p->first);
+    }
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return ok;
+}
+
+static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t goal) {
+    kvf_found found;
+    size_t run = 0;
+    if (kv->space == NULL) {
+        return false;
+    }
+    kvfl_chain(kv, h->tokens, goal / kv->block_tokens * kv->block_tokens, 0);
+    return kvf_knows(kv->space, &kv->keys[block]) ||
+           (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, kv->budget_ms * 1000) == KVF_OK && run == 1);
+}
+
+/* A sequence that ends in the middle of a block: where that end was computed only because a batch was full, or its block is stored whole, the
+ * sequence goes back to where the block begins. */
+static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
+    const kvfl_history *h = &kv->histories[seq];
+    size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens;
+    if (begin == h->num) {
+        return;
+    }
+    if (h->ragged == begin && begin > 0) {
+        drop(kv, seq, begin);
+    } else if (goal >= begin + kv->block_tokens && is_stored(kv, h, block, goal)) {
+        drop(kv, seq, begin);
+    }
+}
+
+/* ---- what another sequence holds ---- */
+
+/* The cells that all sequences would take if none shared any. */
+static size_t unshared_cells(const kvf_llama *kv) {
+    size_t sum = 0;
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        llama_pos max = llama_memory_seq_pos_max(kv->mem, (llama_seq_id)seq);
+        sum += max >= 0 ? (size_t)(max - llama_memory_seq_pos_min(kv->mem, (llama_seq_id)seq)) + 1 : 0;
+    }
+    return sum;
+}
+
+static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t most) {
+    size_t same = 0;
+    while (same < a->num && same < most && a->tokens[same] == b->tokens[same]) {
+        same++;
+    }
+    return same;
+}
+
+/* Only as long as every sequence could have cells of its own: what moves positions moves cells (kvfl_before_moved). */
+static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t batch_tokens) {
+    kvfl_history *h = &kv->histories[seq];
+    size_t best = 0;
+    llama_seq_id donor = -1;
+    for (size_t i = 0; i < kv->num_seqs; i++) {
+        const kvfl_history *other = &kv->histories[i];
+        size_t same = (llama_seq_id)i != seq && other->num > h->num ? common_tokens(other, h, goal) : 0;
+        same = same / kv->block_tokens * kv->block_tokens;
+        if (same > best) {
+            best = same;
+            donor = (llama_seq_id)i;
+        }
+    }
+    if (best <= h->num || unshared_cells(kv) + batch_tokens > kv->n_ctx) {
+        return;
+    }
+    llama_memory_seq_cp(kv->mem, donor, seq, (llama_pos)h->num, (llama_pos)best);
+    kv->shares = true;
+    h->report.copied_tokens += (uint32_t)(best - h->num);
+    h->num = best;
+}
+
+/* ---- bringing in what can be had before the outputs ---- */
+
+static void begin_prompt(kvfl_history *h) {
+    if (!h->in_prompt) {
+        h->report = (kvf_llama_report){.resident_tokens = (uint32_t)h->num};
+        h->in_prompt = true;
+    }
+}
+
+/* What was dropped is not resident, or was computed for nothing. */
+static void count_dropped(kvfl_history *h, size_t tokens) {
+    uint32_t *from = h->report.computed_tokens >= tokens ? &h->report.computed_tokens : &h->report.resident_tokens;
+    *from -= (uint32_t)(tokens < *from ? tokens : *from);
+}
+
+static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
+    kvfl_piece *p = &kv->pieces[seq];
+    kvfl_history *h = &kv->histories[seq];
+    size_t block = kv->block_tokens;
+    size_t goal = has_output(p) ? p->want : p->end / block * block;
+    if (p->num == 0 || p->why != KVF_ASIDE_NONE || (has_output(p) && p->want == p->first)) {
+        return 0;
+    }
+    begin_prompt(h);
+    if (!p->alone || kv->paused != KVF_ASIDE_NONE || goal < block || goal <= h->num) {
+        return 0;
+    }
+    step_back(kv, seq, goal);
+    count_dropped(h, p->first - h->num);
+    copy_from_other(kv, seq, goal, batch_tokens);
+    kv->decode_rc = 0;
+    kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num);
+    if (status != KVF_OK) {
+        return kv->decode_rc != 0 ? kv->decode_rc : status == KVF_CLOSED ? 2 : -2;
+    }
+    h->num = goal;
+    p->done = goal;
+    return 0;
+}
+
+static int32_t bring_all(kvf_llama *kv, const struct llama_batch *batch) {
+    int32_t rc = 0;
+    if (kv->shares && unshared_cells(kv) + (size_t)batch->n_tokens > kv->n_ctx) {
+        return 1; /* as where nothing is shared */
+    }
+    for (size_t seq = 0; seq < kv->num_seqs && rc == 0; seq++) {
+        rc = bring(kv, (llama_seq_id)seq, (size_t)batch->n_tokens);
+    }
+    return rc;
+}
+
+/* ---- the rest ---- */
+
+static llama_seq_id first_seq(const struct llama_batch *batch, int32_t i) {
+    return batch->seq_id != NULL ? batch->seq_id[i][0] : 0;
+}
+
+/* The tokens of the batch that are not in yet. Positions: those of a sequence without gaps follow each other. */
+static void collect_rest(kvf_llama *kv, const struct llama_batch *batch) {
+    static llama_seq_id zero = 0;
+    size_t *seen = calloc(kv->num_seqs, sizeof *seen);
+    struct llama_batch *rest = &kv->rest;
+    rest->n_tokens = 0;
+    kv->num_mapped = seen != NULL ? batch->n_tokens : 0;
+    for (int32_t i = 0; i < batch->n_tokens && seen != NULL; i++) {
+        const kvfl_piece *p = &kv->pieces[first_seq(batch, i)];
+        size_t pos = p->first + seen[first_seq(batch, i)]++;
+        int32_t k = rest->n_tokens;
+        kv->output_of[i] = INT32_MAX; /* none: llama.cpp says so */
+        if (p->alone && p->why == KVF_ASIDE_NONE && pos < p->done) {
+            continue;
+        }
+        rest->token[k] = batch->token[i];
+        rest->pos[k] = batch->pos != NULL ? batch->pos[i] : (llama_pos)pos;
+        rest->n_seq_id[k] = batch->seq_id != NULL && batch->n_seq_id != NULL ? batch->n_seq_id[i] : 1;
+        rest->seq_id[k] = batch->seq_id != NULL ? batch->seq_id[i] : &zero;
+        rest->logits[k] = batch->logits != NULL ? batch->logits[i] : i == batch->n_tokens - 1;
+        kv->output_of[i] = rest->logits[k] != 0 ? k : INT32_MAX;
+        rest->n_tokens++;
+    }
+    free(seen);
+}
+
+static bool is_whole(const kvf_llama *kv) {
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        if (kv->pieces[seq].num > 0 && kv->pieces[seq].done > kv->pieces[seq].first) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int32_t decode_rest(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_fn plain, void *arg) {
+    if (is_whole(kv)) {
+        return plain(arg);
+    }
+    collect_rest(kv, batch);
+    if (kv->num_mapped == 0) {
+        return -2; /* no memory */
+    }
+    return kv->rest.n_tokens > 0 ? llama_decode(kv->ctx, kv->rest) : 0;
+}
+
+/* ---- afterwards ---- */
+
+static void save_blocks(kvf_llama *kv, llama_seq_id seq, size_t from) {
+    kvfl_history *h = &kv->histories[seq];
+    size_t first = from / kv->block_tokens, end = h->num / kv->block_tokens;
+    if (kv->space != NULL && end > first) {
+        kvfl_chain(kv, h->tokens, end * kv->block_tokens, 0);
+        kvfl_save(kv, &h->report, seq, first, end);
+    }
+}
+
+static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
+    kvfl_history *h = &kv->histories[seq];
+    kvf_llama_counters *c = &kv->counters;
+    kvf_llama_report *r = &h->report;
+    h->in_prompt = false;
+    r->num_tokens = (uint32_t)num_tokens;
+    c->prompts++;
+    c->prompt_tokens += num_tokens;
+    c->resident_tokens += r->resident_tokens;
+    c->copied_tokens += r->copied_tokens;
+    c->loaded_tokens += r->loaded_tokens;
+    c->computed_tokens += r->computed_tokens;
+    c->loaded_bytes += r->loaded_bytes;
+    c->saved_blocks += r->saved_blocks;
+    c->known_blocks += r->known_blocks;
+    c->shed_blocks += r->shed_blocks;
+    if (kv->on_prompt != NULL) {
+        kv->on_prompt(kv->on_prompt_ctx, seq, r);
+    }
+}
+
+static void save_generated(kvf_llama *kv, llama_seq_id seq, size_t from) {
+    kvfl_history *h = &kv->histories[seq];
+    kvf_llama_report before = h->report;
+    save_blocks(kv, seq, from);
+    kv->counters.saved_blocks += h->report.saved_blocks - before.saved_blocks;
+    kv->counters.known_blocks += h->report.known_blocks - before.known_blocks;
+    kv->counters.shed_blocks += h->report.shed_blocks - before.shed_blocks;
+    h->report = before; /* which is of the prompt */
+}
+
+/* What of the last block was computed only because the batch ended here. */
+static size_t ragged_end(const kvf_llama *kv, const kvfl_history *h, const kvfl_piece *p) {
+    size_t begin = p->end / kv->block_tokens * kv->block_tokens;
+    bool whole = p->first <= begin || (h->ragged == begin && begin > 0);
+    return !has_output(p) && begin < p->end && whole ? begin : 0;
+}
+
+static void note_piece(kvf_llama *kv, llama_seq_id seq) {
+    kvfl_piece *p = &kv->pieces[seq];
+    kvfl_history *h = &kv->histories[seq];
+    free(p->dropped);
+    p->dropped = NULL;
+    if (p->why != KVF_ASIDE_NONE || kv->paused == KVF_ASIDE_ATTENTION) {
+        kv->counters.aside_tokens[p->why != KVF_ASIDE_NONE ? p->why : kv->paused] += p->num;
+        kvfl_forget(kv, seq, p->why != KVF_ASIDE_NONE ? p->why : kv->paused);
+        return;
+    }
+    if (!p->alone || kv->paused != KVF_ASIDE_NONE) {
+        kv->counters.aside_tokens[kv->paused != KVF_ASIDE_NONE ? kv->paused : KVF_ASIDE_SEVERAL] += p->num;
+    }
+    h->ragged = ragged_end(kv, h, p);
+    h->num = p->end;
+    if (!h->in_prompt) {
+        kv->counters.generated_tokens += p->num;
+        save_generated(kv, seq, p->done);
+        return;
+    }
+    h->report.computed_tokens += (uint32_t)(p->end - p->done);
+    save_blocks(kv, seq, p->done);
+    if (has_output(p)) {
+        end_prompt(kv, seq, p->want + 1);
+    }
+}
+
+/* llama_decode leaves the memory as it was when it returns 1 or -1; so do we. After a worse failure the memory says what it holds. */
+static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
+    kvfl_piece *p = &kv->pieces[seq];
+    kvfl_history *h = &kv->histories[seq];
+    bool changed = p->why == KVF_ASIDE_NONE && (h->num != p->first || p->done > p->first || p->dropped != NULL ||
+                                               llama_memory_seq_pos_max(kv->mem, seq) != (llama_pos)p->first - 1);
+    bool ok = true;
+    if (changed && (rc == 1 || rc == -1)) {
+        ok = p->dropped != NULL ? put_back(kv, seq) : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
+        ok = ok && llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)p->first - 1;
+        h->num = p->first;
+        h->ragged = p->dropped != NULL ? h->ragged : 0;
+        h->in_prompt = false;
+    }
+    free(p->dropped);
+    p->dropped = NULL;
+    if (!ok || (rc != 1 && rc != -1)) {
+        llama_pos end = llama_memory_seq_pos_max(kv->mem, seq) + 1;
+        h->in_prompt = false;
+        if (p->why == KVF_ASIDE_NONE && (size_t)end <= p->end) {
+            h->num = (size_t)end;
+            h->ragged = 0;
+        } else {
+            kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
+        }
+    }
+    return ok ? rc : -2;
+}
+
+static int32_t conclude(kvf_llama *kv, int32_t rc) {
+    int32_t result = rc;
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        if (kv->pieces[seq].num == 0) {
+            continue;
+        }
+        if (rc == 0) {
+            note_piece(kv, (llama_seq_id)seq);
+        } else if (undo_piece(kv, (llama_seq_id)seq, rc) != rc) {
+            result = -2;
+        }
+    }
+    return result;
+}
+
+int32_t kvfl_decode(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_fn plain, void *arg) {
+    kv->num_mapped = 0;
+    if (!read_batch(kv, batch)) {
+        bool *seqs = calloc(kv->num_seqs, sizeof *seqs);
+        for (int32_t i = 0; i < batch->n_tokens && seqs != NULL; i++) {
+            for (int32_t k = 0; k < (batch->seq_id != NULL && batch->n_seq_id != NULL ? batch->n_seq_id[i] : 1); k++) {
+                llama_seq_id seq = batch->seq_id != NULL ? batch->seq_id[i][k] : 0;
+                if (kvfl_is_text(kv, seq)) {
+                    seqs[seq] = true;
+                }
+            }
+        }
+        int32_t rc = kvfl_decode_unseen(kv, seqs, batch->n_tokens > 0 ? (size_t)batch->n_tokens : 0,
+                                        batch->embd != NULL ? KVF_ASIDE_EMBEDDINGS : KVF_ASIDE_POSITIONS, plain, arg);
+        free(seqs);
+        return rc;
+    }
+    int32_t rc = bring_all(kv, batch);
+    return conclude(kv, rc == 0 ? decode_rest(kv, batch, plain, arg) : rc);
+}
+
+int32_t kvfl_decode_unseen(kvf_llama *kv, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain,
+                           void *arg) {
+    kv->num_mapped = 0;
+    int32_t rc = plain(arg);
+    if (rc == 0 || (rc != 1 && rc != -1)) {
+        kv->counters.aside_tokens[why] += num_tokens;
+        for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+            if (seqs == NULL || seqs[seq]) {
+                kvfl_forget(kv, (llama_seq_id)seq, why);
+            }
+        }
+    }
+    return rc;
+}
+
+/* ---- the public call ---- */
+
+typedef struct plain_batch {
+    struct llama_context *ctx;
+    struct llama_batch    batch;
+} plain_batch;
+
+static int32_t decode_plain(void *arg) {
+    const plain_batch *b = arg;
+    return llama_decode(b->ctx, b->batch);
+}
+
+int32_t kvf_llama_decode(kvf_llama *kv, struct llama_batch batch) {
+    plain_batch plain = {kv->ctx, batch};
+    return kvfl_decode(kv, &batch, decode_plain, &plain);
+}
+
+int32_t kvf_llama_output(const kvf_llama *kv, int32_t i) {
+    return i < 0 || kv->num_mapped == 0 ? i : i < kv->num_mapped ? kv->output_of[i] : INT32_MAX;
+}
+
+void kvf_llama_prompt_report(const kvf_llama *kv, kvf_llama_report *out, llama_seq_id seq) {
+    *out = kvfl_is_text(kv, seq) ? kv->histories[seq].report : (kvf_llama_report){0};
+}
+
+void kvf_llama_count(const kvf_llama *kv, kvf_llama_counters *out) {
+    uint32_t size = out->struct_size;
+    kvf_llama_counters all = kv->counters;
+    all.struct_size = size;
+    memcpy(out, &all, size < sizeof all ? size : sizeof all);
+}
+
+const char *kvf_llama_aside_name(kvf_llama_aside why) {
+    static const char *const names[KVF_NUM_ASIDES] = {"none",    "embeddings", "positions", "several",
+                                                      "foreign", "moved",      "output",    "attention"};
+    return (unsigned)why < KVF_NUM_ASIDES ? names[why] : "unknown";
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which tokens each sequence holds. What is not known to be so is not claimed: `num` shrinks to what is, and a reason stands for what lies
+ * behind it, until the sequence is cut back to its known part.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+static bool has_room(kvf_llama *kv, kvfl_history *h) {
+    if (h->tokens == NULL) {
+        h->tokens = calloc(kv->n_ctx, sizeof *h->tokens);
+    }
+    return h->tokens != NULL;
+}
+
+static void cut(kvfl_history *h, size_t num) {
+    if (num < h->num) {
+        h->num = num;
+    }
+    if (h->ragged > h->num) {
+        h->ragged = 0;
+    }
+}
+
+kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
+    kvfl_history *h = &kv->histories[seq];
+    llama_pos end = llama_memory_seq_pos_max(kv->mem, seq) + 1;
+    if (!has_room(kv, h)) {
+        return NULL;
+    }
+    if ((size_t)end <= h->num) {
+        if ((size_t)end < h->num) {
+            h->in_prompt = false;
+        }
+        cut(h, (size_t)end); /* also where it was emptied, or cut back, without a word */
+        h->why = KVF_ASIDE_NONE;
+    } else if (h->why == KVF_ASIDE_NONE) {
+        h->why = KVF_ASIDE_FOREIGN;
+    }
+    return h;
+}
+
+void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num) {
+    kvfl_history *h = &kv->histories[seq];
+    if (num > kv->n_ctx || (num > 0 && !has_room(kv, h))) {
+        kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
+        return;
+    }
+    if (num > 0) {
+        memmove(h->tokens, tokens, num * sizeof *tokens);
+    }
+    h->num = num;
+    h->ragged = 0;
+    h->why = KVF_ASIDE_NONE;
+    h->in_prompt = false;
+}
+
+/* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins as it did. */
+void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
+    kvfl_history *h = &kv->histories[seq];
+    bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
+    h->num = begins ? h->num : 0;
+    h->ragged = 0;
+    h->why = h->why != KVF_ASIDE_NONE ? h->why : why;
+    h->in_prompt = false;
+}
+
+void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        kvfl_forget(kv, (llama_seq_id)seq, why);
+    }
+}
+
+void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
+    if (kvfl_is_text(kv, seq)) {
+        kvfl_before_moved(kv, seq, -1, -1);
+        kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
+    }
+}
+
+void kvfl_cleared(kvf_llama *kv) {
+    kv->shares = false;
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        kvfl_follow(kv, (llama_seq_id)seq, NULL, 0);
+    }
+}
+
+static void removed_from(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
+    kvfl_history *h = &kv->histories[seq];
+    llama_pos max = llama_memory_seq_pos_max(kv->mem, seq);
+    bool hole = max >= 0 && end >= 0 && max >= end; /* something is left behind what was removed */
+    size_t from = first > 0 ? (size_t)first : 0;
+    if (from < h->num) {
+        h->in_prompt = false;
+    }
+    cut(h, from);
+    if (hole && h->why == KVF_ASIDE_NONE && from <= h->num) {
+        h->why = KVF_ASIDE_MOVED;
+    } else if (max + 1 == (llama_pos)h->num) {
+        h->why = KVF_ASIDE_NONE;
+    }
+}
+
+void kvfl_removed(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
+    for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
+        if (seq < 0 || i == seq) {
+            removed_from(kv, i, first, end);
+        }
+    }
+}
+
+void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos end) {
+    if (!kvfl_is_text(kv, from) || !kvfl_is_text(kv, to) || from == to) {
+        return;
+    }
+    const kvfl_history *source = &kv->histories[from];
+    kvfl_history *target = &kv->histories[to];
+    llama_pos max = llama_memory_seq_pos_max(kv->mem, to);
+    size_t num = end >= 0 && (size_t)end < source->num ? (size_t)end : source->num;
+    /* Only into a sequence that was empty, from its beginning on, and nothing but what is known. */
+    if (first <= 0 && target->num == 0 && target->why == KVF_ASIDE_NONE && max + 1 == (llama_pos)num) {
+        kvfl_follow(kv, to, source->tokens, num);
+    } else {
+        kvfl_forget(kv, to, KVF_ASIDE_FOREIGN);
+    }
+}
+
+void kvfl_kept_only(kvf_llama *kv, llama_seq_id seq) {
+    for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
+        if (i != seq) {
+            kvfl_follow(kv, i, NULL, 0);
+        }
+    }
+}
+
+/* ---- positions that are moved: llama.cpp moves them in the cells, whoever else shares these ---- */
+
+static bool own_cells(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
+    size_t bytes = kvfl_blob_bytes(&kv->shape, (size_t)(end - first));
+    uint8_t *blob = malloc(bytes);
+    llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
+    bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
+              llama_state_seq_get_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    ok = ok && llama_memory_seq_rm(kv->mem, seq, first, end) &&
+         llama_state_seq_set_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
+    if (ok) {
+        llama_memory_seq_cp(kv->mem, kv->scratch, seq, first, end);
+    }
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    free(blob);
+    return ok;
+}
+
+void kvfl_before_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
+    llama_pos min = llama_memory_seq_pos_min(kv->mem, seq), max = llama_memory_seq_pos_max(kv->mem, seq);
+    llama_pos at = first > min ? first : min, stop = end >= 0 && end <= max ? end : max + 1;
+    llama_pos step = (llama_pos)kv->block_tokens;
+    if (!kv->shares || max < 0) {
+        return;
+    }
+    for (; at < stop; at = at + step < stop ? at + step : stop) {
+        if (!own_cells(kv, seq, at, at + step < stop ? at + step : stop)) {
+            return;
+        }
+    }
+}
+
+void kvfl_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
+    kvfl_history *h = &kv->histories[seq];
+    cut(h, first > 0 ? (size_t)first : 0);
+    h->why = llama_memory_seq_pos_max(kv->mem, seq) + 1 > (llama_pos)h->num ? KVF_ASIDE_MOVED : KVF_ASIDE_NONE;
+    h->in_prompt = false;
+}
+
+/* ---- states: bytes that were taken from a sequence of known tokens are those tokens, wherever they are set ---- */
+
+void kvfl_state_taken(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16]) {
+    const kvfl_history *h = &kv->histories[seq];
+    kvfl_known_state *state = &kv->states[kv->next_state % KVFL_KNOWN_STATES];
+    if (h->why != KVF_ASIDE_NONE || h->num == 0 || llama_memory_seq_pos_max(kv->mem, seq) + 1 != (llama_pos)h->num) {
+        return;
+    }
+    llama_token *tokens = malloc(h->num * sizeof *tokens);
+    if (tokens == NULL) {
+        return;
+    }
+    memcpy(tokens, h->tokens, h->num * sizeof *tokens);
+    free(state->tokens);
+    *state = (kvfl_known_state){.tokens = tokens, .num = h->num};
+    memcpy(state->digest, digest, sizeof state->digest);
+    kv->next_state++;
+}
+
+static const kvfl_known_state *find_state(const kvf_llama *kv, const uint8_t digest[16]) {
+    for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
+        if (kv->states[i].tokens != NULL && memcmp(kv->states[i].digest, digest, 16) == 0) {
+            return &kv->states[i];
+        }
+    }
+    return NULL;
+}
+
+/* Of a partial state (a window, a recurrent state) the rest of the sequence must be what it was when the state was taken. */
+static bool continues(const kvfl_history *h, const kvfl_known_state *state) {
+    return h->num >= state->num && memcmp(h->tokens, state->tokens, state->num * sizeof *state->tokens) == 0;
+}
+
+void kvfl_state_set(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16], bool partial) {
+    const kvfl_known_state *state = find_state(kv, digest);
+    kvfl_history *h = &kv->histories[seq];
+    if (state == NULL || (partial && !continues(h, state))) {
+        kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
+    } else {
+        kvfl_follow(kv, seq, state->tokens, state->num);
+    }
+}

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The program's models and contexts. A context gets one sequence more than it was asked for, and is attached to at its first decode: many are
+ * made only to measure how much memory they take.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+#include "llama/shim/shim.h"
+
+#define MAX_CONTEXTS 32u
+#define MAX_MODELS 32u
+#define MAX_SEQS 256u
+#define IDENTIFY_WAIT_MS 2000 /* at a decode; hashing a large model for the first time takes longer, and is not waited for */
+
+typedef struct model {
+    struct llama_model *model; /* NULL: a free place */
+    char               *path;
+    char                overrides[40];
+    atomic_bool         identified; /* its file's hash is remembered: attaching won't take time for it */
+    bool                hashing;
+    pthread_t           hasher;
+} model;
+
+_Thread_local unsigned kvfl_shim_inside;
+
+static kvfl_shim_context contexts[MAX_CONTEXTS];
+static model models[MAX_MODELS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void *kvfl_shim_next(const char *name) {
+    return dlsym(RTLD_NEXT, name);
+}
+
+/* ---- models ---- */
+
+static model *find_model(const struct llama_model *wanted) {
+    for (size_t i = 0; i < MAX_MODELS; i++) {
+        if (models[i].model == wanted) {
+            return &models[i];
+        }
+    }
+    return NULL;
+}
+
+static void *identify(void *arg) {
+    model *m = arg;
+    char hex[65];
+    (void)kvfl_hash_weights(hex, NULL, m->path);
+    atomic_store(&m->identified, true);
+    return NULL;
+}
+
+/* Metadata that the program sets over the file's own is part of what computes. */
+static void describe_overrides(model *m, const struct llama_model_kv_override *o) {
+    XXH3_state_t *state = o != NULL && o[0].key[0] != '\0' ? XXH3_createState() : NULL;
+    m->overrides[0] = '\0';
+    if (state == NULL) {
+        return;
+    }
+    XXH3_128bits_reset(state);
+    for (; o->key[0] != '\0'; o++) {
+        int32_t tag = (int32_t)o->tag;
+        XXH3_128bits_update(state, &tag, sizeof tag);
+        XXH3_128bits_update(state, o->key, strnlen(o->key, sizeof o->key));
+        switch (o->tag) {
+        case LLAMA_KV_OVERRIDE_TYPE_INT:
+            XXH3_128bits_update(state, &o->val_i64, sizeof o->val_i64);
+            break;
+        case LLAMA_KV_OVERRIDE_TYPE_FLOAT:
+            XXH3_128bits_update(state, &o->val_f64, sizeof o->val_f64);
+            break;
+        case LLAMA_KV_OVERRIDE_TYPE_BOOL:
+            XXH3_128bits_update(state, &o->val_bool, sizeof o->val_bool);
+            break;
+        case LLAMA_KV_OVERRIDE_TYPE_STR:
+            XXH3_128bits_update(state, o->val_str, strnlen(o->val_str, sizeof o->val_str));
+            break;
+        }
+    }
+    XXH128_hash_t h = XXH3_128bits_digest(state);
+    snprintf(m->overrides, sizeof m->overrides, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+    XXH3_freeState(state);
+}
+
+void kvfl_shim_model_loaded(struct llama_model *loaded, const char *path, const struct llama_model_params *params) {
+    if (loaded == NULL || path == NULL || params->no_alloc || params->vocab_only) {
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    model *m = find_model(NULL);
+    if (m != NULL) {
+        *m = (model){.model = loaded, .path = strdup(path)};
+        describe_overrides(m, params->kv_overrides);
+        m->hashing = m->path != NULL && pthread_create(&m->hasher, NULL, identify, m) == 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void kvfl_shim_model_freed(struct llama_model *gone) {
+    pthread_mutex_lock(&lock);
+    model *m = gone != NULL ? find_model(gone) : NULL;
+    if (m != NULL) {
+        if (m->hashing) {
+            pthread_join(m->hasher, NULL);
+        }
+        free(m->path);
+        *m = (model){.model = NULL};
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static bool is_identified(model *m, int64_t wait_ms) {
+    for (int64_t waited = 0; m->hashing && !atomic_load(&m->identified); waited += 10) {
+        if (waited >= wait_ms) {
+            return false;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    return true;
+}
+
+/* ---- contexts ---- */
+
+kvfl_shim_context *kvfl_shim_known(const struct llama_context *ctx) {
+    kvfl_shim_context *found = NULL;
+    if (kvfl_shim_inside > 0 || ctx == NULL) {
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < MAX_CONTEXTS && found == NULL; i++) {
+        found = contexts[i].ctx == ctx ? &contexts[i] : NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+kvfl_shim_context *kvfl_shim_of(const struct llama_context *ctx) {
+    kvfl_shim_context *c = kvfl_shim_known(ctx);
+    return c != NULL && c->state == KVFL_SERVED ? c : NULL;
+}
+
+kvfl_shim_context *kvfl_shim_of_memory(llama_memory_t mem) {
+    kvfl_shim_context *found = NULL;
+    if (kvfl_shim_inside > 0 || mem == NULL) {
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < MAX_CONTEXTS && found == NULL; i++) {
+        found = contexts[i].ctx != NULL && contexts[i].mem == mem ? &contexts[i] : NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return found != NULL && found->state == KVFL_SERVED ? found : NULL;
+}
+
+void kvfl_shim_each(void (*fn)(void *arg, const kvf_llama *), void *arg) {
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < MAX_CONTEXTS; i++) {
+        if (contexts[i].ctx != NULL && contexts[i].kv != NULL) {
+            fn(arg, contexts[i].kv);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* What the shim was compiled against must be what the program runs: the parameters are passed as structs. */
+static bool is_known_llama(void) {
+    static int known = -1;
+    if (known < 0) {
+        const char *(*version)(void) = NULL;
+        *(void **)(void *)&version = kvfl_shim_next("llama_version");
+        known = version != NULL && strcmp(version(), KVFL_LLAMA_VERSION) == 0;
+        if (!known) {
+            kvfl_shim_say("nothing is loaded or stored: this program brings another llama.cpp (%s) than kvferry was built with (%s)",
+                          version != NULL ? version() : "of no known version", KVFL_LLAMA_VERSION);
+        }
+    }
+    return known == 1;
+}
+
+/* NULL: a context that a scratch sequence can be added to. */
+static const char *unfit(const struct llama_context_params *p) {
+    if (p->embeddings || p->pooling_type > LLAMA_POOLING_TYPE_NONE) {
+        return "it computes embeddings";
+    }
+    if (p->ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT || p->ctx_other != NULL) {
+        return "it drafts for another context";
+    }
+    if (p->n_seq_max > 1 && !p->kv_unified) {
+        return "its KV cache is not unified: add --kv-unified (llama-server), or kv_unified = true";
+    }
+    if (p->n_seq_max >= MAX_SEQS) {
+        return "it has all the sequences that llama.cpp allows";
+    }
+    return NULL;
+}
+
+static void register_context(struct llama_context *ctx, struct llama_model *m, const struct llama_context_params *params,
+                             uint32_t num_seqs) {
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < MAX_CONTEXTS; i++) {
+        if (contexts[i].ctx == NULL) {
+            contexts[i] = (kvfl_shim_context){.ctx = ctx,
+                                              .model = m,
+                                              .mem = llama_get_memory(ctx),
+                                              .params = *params,
+                                              .num_seqs = num_seqs,
+                                              .state = KVFL_UNTRIED};
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+struct llama_context *kvfl_shim_open(struct llama_model *m, struct llama_context_params p) {
+    if (m == NULL || !is_known_llama() || kvfl_shim_store() == NULL) {
+        return REAL(llama_init_from_model)(m, p);
+    }
+    const char *why = unfit(&p);
+    if (why != NULL) {
+        kvfl_shim_say("a context is left alone: %s", why);
+        kvfl_shim_note_refused(why);
+        return REAL(llama_init_from_model)(m, p);
+    }
+    struct llama_context_params more = p;
+    more.n_seq_max = p.n_seq_max + 1 > 2 ? p.n_seq_max + 1 : 2;
+    more.kv_unified = true; /* one sequence is one stream in either case */
+    more.n_outputs_max = p.n_outputs_max != 0 && p.n_outputs_max < more.n_seq_max ? more.n_seq_max : p.n_outputs_max;
+    struct llama_context *ctx = REAL(llama_init_from_model)(m, more);
+    if (ctx == NULL) {
+        return REAL(llama_init_from_model)(m, p);
+    }
+    register_context(ctx, m, &more, more.n_seq_max - 1);
+    return ctx;
+}
+
+static void detach(kvfl_shim_context *c) {
+    if (c->kv != NULL) {
+        kvfl_shim_inside++;
+        kvfl_shim_add_gone(c->kv);
+        pthread_mutex_lock(&lock);
+        kvf_llama *kv = c->kv;
+        c->kv = NULL;
+        c->state = KVFL_UNTRIED;
+        pthread_mutex_unlock(&lock);
+        kvf_llama_detach(kv);
+        kvfl_shim_inside--;
+    }
+}
+
+void kvfl_shim_close(struct llama_context *ctx) {
+    kvfl_shim_context *c = kvfl_shim_known(ctx);
+    if (c != NULL) {
+        detach(c);
+        pthread_mutex_lock(&lock);
+        c->ctx = NULL;
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+static void refuse(kvfl_shim_context *c, const char *why) {
+    c->state = KVFL_REFUSED;
+    kvfl_shim_say("nothing is loaded or stored for this context: %s", why);
+    kvfl_shim_note_refused(why);
+}
+
+static void attach(kvfl_shim_context *c, const model *m) {
+    const kvfl_shim_options *o = kvfl_shim_get_options();
+    kvf_error err = {.status = KVF_OK};
+    char adapters[600];
+    snprintf(adapters, sizeof adapters, "%s%s%s", c->adapters, m->overrides[0] != '\0' ? " overrides=" : "", m->overrides);
+    const kvf_llama_options options = {.struct_size = sizeof options,
+                                       .scratch_seq = (llama_seq_id)c->num_seqs,
+                                       .model_path = m->path,
+                                       .context_params = &c->params,
+                                       .adapters = adapters,
+                                       .tenant = o->tenant,
+                                       .block_tokens = o->block_tokens,
+                                       .budget_ms = o->budget_ms,
+                                       .portable = o->portable};
+    kvf_llama *kv = NULL;
+    int64_t begin = kvfl_now_us();
+    kvfl_shim_inside++;
+    kvf_status status = kvf_llama_attach(&kv, &err, kvfl_shim_store(), c->ctx, &options);
+    kvfl_shim_inside--;
+    if (status != KVF_OK) {
+        refuse(c, err.what[0] != '\0' ? err.what : kvf_status_name(status));
+        return;
+    }
+    kv->on_prompt = kvfl_shim_on_prompt;
+    pthread_mutex_lock(&lock);
+    c->kv = kv;
+    c->state = KVFL_SERVED;
+    pthread_mutex_unlock(&lock);
+    kvfl_shim_set_mode(c);
+    kvfl_shim_say("attached to %s in %lld ms: blocks of %u tokens", m->path, (long long)((kvfl_now_us() - begin) / 1000),
+                  kv->block_tokens);
+}
+
+kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
+    kvfl_shim_context *c = kvfl_shim_known(ctx);
+    if (c == NULL || c->state == KVFL_REFUSED) {
+        return NULL;
+    }
+    if (c->state == KVFL_UNTRIED) {
+        model *m = find_model(c->model);
+        if (m == NULL || m->path == NULL) {
+            refuse(c, "the model did not come from a file");
+        } else if (is_identified(m, c->last_try_us == 0 ? IDENTIFY_WAIT_MS : 0)) {
+            attach(c, m);
+        }
+        c->last_try_us = kvfl_now_us();
+    }
+    return c->state == KVFL_SERVED ? c : NULL;
+}
+
+void kvfl_shim_adapt(kvfl_shim_context *c, const char *adapters) {
+    if (adapters != NULL && strcmp(adapters, c->adapters) == 0 && c->state != KVFL_REFUSED) {
+        return;
+    }
+    if (adapters == NULL || strlen(adapters) >= sizeof c->adapters) {
+        detach(c);
+        refuse(c, "an adapter did not come from a file");
+        return;
+    }
+    detach(c);
+    c->state = KVFL_UNTRIED;
+    snprintf(c->adapters, sizeof c->adapters, "%s", adapters);
+}
+
+void kvfl_shim_set_mode(kvfl_shim_context *c) {
+    if (c->kv != NULL) {
+        c->kv->paused = c->not_causal || c->warm_up     ? KVF_ASIDE_ATTENTION
+                        : c->outputs_all || c->hidden ? KVF_ASIDE_OUTPUT
+                                                       : KVF_ASIDE_NONE;
+    }
+}

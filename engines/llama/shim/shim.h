@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The shim: loaded in front of a program's libllama (LD_PRELOAD, by `kvferry exec`), it defines the functions through which the program
+ * decodes, changes the memory and reads results, and passes each on to libllama. A thin layer: what to load and what to follow is decided by
+ * the engine (decode.c, follow.c), which is linked into it.
+ *
+ *   hooks.c    the functions of libllama
+ *   batch.c    what a llama_batch_ext holds, which llama.cpp does not tell
+ *   context.c  models and contexts; attaching to them
+ *   report.c   options, the log and the numbers
+ */
+#ifndef KVFL_SHIM_H
+#define KVFL_SHIM_H
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "llama/engine.h"
+
+/* libllama's own function. */
+#define REAL(name)                                                      \
+    __extension__({                                                     \
+        static __typeof__(&name) real_;                                 \
+        if (real_ == NULL) {                                            \
+            *(void **)(void *)&real_ = kvfl_shim_next(#name);           \
+        }                                                               \
+        real_;                                                          \
+    })
+void *kvfl_shim_next(const char *name);
+
+/* While this is not 0, the calls of this thread are libllama's own, or the engine's: they go straight through. */
+extern _Thread_local unsigned kvfl_shim_inside;
+
+/* ---- context.c */
+typedef struct kvfl_shim_context {
+    struct llama_context       *ctx; /* NULL: a free place */
+    struct llama_model         *model;
+    llama_memory_t              mem;
+    struct llama_context_params params;
+    uint32_t                    num_seqs; /* as the program asked for; the scratch sequence is behind them */
+    enum { KVFL_UNTRIED, KVFL_SERVED, KVFL_REFUSED } state;
+    kvf_llama                  *kv;
+    char                        adapters[512];
+    bool                        outputs_all, hidden, not_causal, warm_up;
+    int64_t                     last_try_us;
+} kvfl_shim_context;
+
+/* The context when it is served and this call is the program's own; NULL: nothing to do but to pass the call on. */
+kvfl_shim_context *kvfl_shim_of(const struct llama_context *);
+kvfl_shim_context *kvfl_shim_of_memory(llama_memory_t);
+/* The same for one that may not be served yet: at a decode it is attached to. */
+kvfl_shim_context *kvfl_shim_known(const struct llama_context *);
+kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *);
+struct llama_context *kvfl_shim_open(struct llama_model *, struct llama_context_params);
+void kvfl_shim_close(struct llama_context *);
+void kvfl_shim_model_loaded(struct llama_model *, const char *path, const struct llama_model_params *);
+void kvfl_shim_model_freed(struct llama_model *);
+/* The context's adapters changed: what is stored under another set must not be loaded. NULL: not known what they are. */
+void kvfl_shim_adapt(kvfl_shim_context *, const char *adapters);
+void kvfl_shim_set_mode(kvfl_shim_context *);
+
+/* ---- batch.c */
+typedef struct kvfl_shim_batch {
+    const struct llama_batch_ext *batch;
+    struct llama_batch            plain; /* the same, where `odd` is none */
+    int32_t                       room;
+    kvf_llama_aside               odd;
+    bool                          seqs[256];
+    bool                          lost; /* no memory */
+} kvfl_shim_batch;
+
+void kvfl_shim_batch_clear(const struct llama_batch_ext *, bool gone);
+void kvfl_shim_batch_add(const struct llama_batch_ext *, int32_t index, llama_seq_id, llama_token token, kvf_llama_aside odd);
+void kvfl_shim_batch_also(const struct llama_batch_ext *, llama_seq_id);
+void kvfl_shim_batch_mark(const struct llama_batch_ext *, kvf_llama_aside odd);
+void kvfl_shim_batch_pos(const struct llama_batch_ext *, int32_t index, llama_pos pos);
+void kvfl_shim_batch_output(const struct llama_batch_ext *, int32_t index, bool output);
+const kvfl_shim_batch *kvfl_shim_batch_of(const struct llama_batch_ext *); /* NULL: not known */
+
+/* ---- report.c */
+typedef struct kvfl_shim_options {
+    const char *tenant, *stats_path;
+    uint32_t    budget_ms, block_tokens;
+    int         portable;
+    bool        quiet;
+} kvfl_shim_options;
+const kvfl_shim_options *kvfl_shim_get_options(void);
+kvf_store *kvfl_shim_store(void); /* opened by the first call; NULL: none, or not usable (said in the log) */
+void kvfl_shim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void kvfl_shim_on_prompt(void *ctx, llama_seq_id, const kvf_llama_report *);
+void kvfl_shim_add_gone(const kvf_llama *);
+void kvfl_shim_note_refused(const char *why);
+void kvfl_shim_each(void (*fn)(void *arg, const kvf_llama *), void *arg); /* context.c: all that are served */
+
+#endif
