@@ -15,7 +15,7 @@ programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUI
 
 .PHONY: help setup build demo test install format tidy clean \
 	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
-	check-cluster check-recovery check-servers check-evict
+	check-cluster check-recovery check-servers check-evict check-never-slower
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,3 +90,6 @@ check-server-restart: build ## llama-server restarted between two requests of 4,
 
 check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
 	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test
+
+check-never-slower: build ## time to the first token at every bandwidth beside that without a store, and loading and computing at once
+	@$(paths); $(release)/bench/never_slower_bench --check --svg "$${SVG:-/dev/null}"

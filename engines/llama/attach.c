@@ -5,6 +5,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <ggml-backend.h>
+
 #include "llama/engine.h"
 
 #define DEFAULT_BUDGET_MS 10000u
@@ -116,6 +118,11 @@ static kvf_status check_unified(const kvf_llama *kv, kvf_error *err) {
     return status;
 }
 
+/* How many times sooner a token is computed in a batch than alone: a first guess, until batches have been seen. */
+static double sooner_in_batches(void) {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) != NULL ? 64 : 4;
+}
+
 static kvf_status compute_probe(kvf_llama *kv, kvf_error *err) {
     const struct llama_vocab *vocab = llama_model_get_vocab(kv->model);
     llama_token token = llama_vocab_bos(vocab);
@@ -129,7 +136,10 @@ static kvf_status compute_probe(kvf_llama *kv, kvf_error *err) {
     batch->n_seq_id[0] = 1;
     batch->seq_id[0][0] = kv->scratch;
     batch->logits[0] = 1;
+    int64_t begin = kvfl_now_us();
     int rc = llama_decode(kv->ctx, *batch);
+    llama_synchronize(kv->ctx);
+    kv->pace.guess_us = (double)(kvfl_now_us() - begin) / sooner_in_batches();
     if (rc != 0) {
         return kvfl_fail(err, KVF_REFUSED, "no token can be computed in the scratch sequence (llama_decode: %d): is the context full?",
                          rc);
@@ -198,11 +208,6 @@ static bool make_buffers(kvf_llama *kv) {
     kv->found = calloc(max_blocks, sizeof *kv->found);
     kv->tokens = calloc(kv->n_ctx, sizeof *kv->tokens);
     bool ok = kv->keys != NULL && kv->found != NULL && kv->tokens != NULL;
-    for (size_t i = 0; i < 2; i++) {
-        kv->blocks[i] = calloc(kv->group, sizeof *kv->blocks[i]);
-        kv->iov[i] = calloc(kv->group, sizeof *kv->iov[i]);
-        ok = ok && kv->blocks[i] != NULL && kv->iov[i] != NULL;
-    }
     return ok;
 }
 
@@ -265,7 +270,7 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
         status = kvfl_open_space(kv, err, o, probe->bytes, probe->len);
     }
     if (status == KVF_OK && kv->store != NULL) {
-        status = kvf_queue_open(&kv->queue, err, kv->store, 2);
+        status = kvf_queue_open(&kv->queue, err, kv->store, 2 * KVFL_NUM_FLIGHTS);
     }
     return status;
 }
@@ -300,11 +305,7 @@ void kvf_llama_detach(kvf_llama *kv) {
     for (size_t i = 0; kv->residents != NULL && i < kv->num_seqs; i++) {
         free(kv->residents[i].tokens);
     }
-    for (size_t i = 0; i < 2; i++) {
-        free(kv->buffers[i]);
-        free(kv->blocks[i]);
-        free(kv->iov[i]);
-    }
+    kvfl_flights_free(kv);
     kvfl_close_decode(kv);
     free(kv->residents);
     free(kv->keys);

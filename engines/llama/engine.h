@@ -7,6 +7,8 @@
  *   identity.c the fields of the space: everything that changes the bytes of a block
  *   weights.c  the hash of the model's file, remembered
  *   load.c     blocks from the store into a sequence
+ *   flight.c   blocks on their way
+ *   plan.c     load or compute: the arithmetic
  *   save.c     blocks of a sequence into the store
  *   resident.c what a sequence still holds of an earlier prefill
  *   prefill.c  keep, load, compute the rest, save
@@ -20,12 +22,14 @@
 
 #include "kvferry/llama.h"
 #include "llama/blob.h"
+#include "llama/flight.h"
+#include "llama/plan.h"
 
 /* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows), so whole blocks are
  * never computed in a smaller batch: only then is a computed block the same as a loaded one. */
 #define KVFL_MIN_BATCH 64u
 #define KVFL_RECORD_AIM ((size_t)1 << 20)
-#define KVFL_GROUP_BYTES ((size_t)8 << 20) /* one of the two load buffers: small, so that it stays in the processor's cache */
+#define KVFL_GROUP_BYTES ((size_t)8 << 20) /* of a small flight, so that it stays in the processor's cache */
 
 #define KVFL_WITNESS_BYTES 16u
 
@@ -78,10 +82,11 @@ struct kvf_llama {
     kvf_key                  *keys;
     kvf_found                *found;
     uint32_t                 *tokens;    /* unsigned, as the chain wants them */
-    uint8_t                  *buffers[2];/* where loads land: KVFL_GROUP_BYTES, or one block */
-    size_t                    group;     /* blocks that one of them holds */
-    kvf_block                *blocks[2];
-    struct iovec             *iov[2];
+    kvfl_flight               flights[KVFL_NUM_FLIGHTS];
+    size_t                    group;     /* blocks in the memory of a small one: KVFL_GROUP_BYTES, or one */
+    int64_t                   looked_us; /* what has come until then is in `link` */
+    kvfl_link                 link;
+    kvfl_pace                 pace;
     struct llama_batch        batch;     /* of `step` tokens */
     int32_t                   decode_rc; /* of the last llama_decode of a prefill */
     /* kvf_llama_decode and what it follows. */
@@ -124,8 +129,16 @@ static inline size_t kvfl_num_blocks(const kvf_llama *kv) {
 /* Makes `tokens` the prompt at hand: the first `cut` of them (whole blocks), then a tail of `tail` tokens. */
 void kvfl_chain(kvf_llama *, const llama_token *tokens, size_t cut, size_t tail);
 kvf_block kvfl_block_of(const kvf_llama *, size_t index);
-/* load.c: blocks from `first` on into a sequence that holds exactly the tokens before it; returns the new first. */
-size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first);
+/* Who computes the front while blocks behind it are loaded: `num` tokens of whole blocks from position `first` on, right behind what the sequence
+ * holds, counted in report->computed_tokens and compute_us, and told to kv->pace (kvfl_pace_note). */
+typedef struct kvfl_front {
+    kvf_status (*compute)(void *ctx, size_t first, size_t num);
+    void      *ctx;
+    kvf_status status; /* of the last call; loading ends with the first that fails */
+} kvfl_front;
+/* load.c: brings blocks from `first` on into a sequence that holds exactly the tokens before it, each loaded or computed, whatever is sooner; returns the
+ * new first: what follows is not stored, or sooner computed. `front` NULL: only what can be loaded. After front->status: as far as it came. */
+size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, kvfl_front *front);
 /* save.c: blocks [first, end) to the writers. */
 size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
 /* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of tokens kept; and

@@ -1,23 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Blocks from the store into a sequence. Where a tier lends its bytes, llama.cpp imports straight from them; otherwise groups of blocks
- * are read into two buffers in turn, so that one is imported while the other fills. Whatever is in doubt ends the run.
+ * Blocks from the store into a sequence. Where a tier lends its bytes, llama.cpp imports straight from them; what comes over a network is
+ * loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive from the end, until they meet. llama.cpp takes
+ * the positions of a sequence only in order, so what has arrived waits in our memory until the front has come to it.
  */
-#include <poll.h>
-#include <stdlib.h>
-
 #include "llama/engine.h"
+
+#define WAIT_US 5000 /* at most between two looks at how fast the store is */
 
 typedef struct load {
     kvf_llama        *kv;
     kvf_llama_report *report;
     llama_seq_id      seq;
     size_t            next, end; /* blocks: the next to import, and where what was matched ends */
+    kvfl_front       *front;     /* NULL: nothing may be computed here */
+    kvfl_patience     patience;
     int64_t           deadline_us;
+    size_t            horizon;   /* beyond it nothing is asked for before the front has come there, as it could not be held */
+    bool              stop;      /* what is left is to be computed by whoever called */
 } load;
 
-static uint32_t left_ms(const load *l) {
-    int64_t left = l->deadline_us - kvfl_now_us();
+/* How long `blocks` take to be computed. */
+static double compute_us(const load *l, size_t blocks) {
+    return kvfl_pace_us(&l->kv->pace, blocks * l->kv->block_tokens, l->kv->step);
+}
+
+/* Nothing waits for a flight beside a front that is computed, so that may take as long as the front does. */
+static uint32_t flight_ms(const load *l) {
+    int64_t left = l->deadline_us - kvfl_now_us(), beside = l->front != NULL ? (int64_t)compute_us(l, l->end - l->next) : 0;
+    left = left > beside ? left : beside;
     return left > 1000 ? (uint32_t)(left / 1000) : 1;
 }
 
@@ -33,6 +44,7 @@ static bool import_block(load *l, const void *bytes, size_t len) {
     if (ok) {
         llama_memory_seq_cp(kv->mem, kv->scratch, l->seq, first, end);
         l->next++;
+        l->report->loaded_tokens += (uint32_t)(end - first);
         l->report->loaded_bytes += len;
     } else {
         l->report->why = known ? KVF_WHY_FULL : KVF_WHY_VERSION; /* no free cells; or not what this engine exports */
@@ -60,99 +72,206 @@ static bool borrow_next(load *l, bool *stop) {
     return ok;
 }
 
-static void borrow_all(load *l, bool *stop) {
-    while (l->next < l->end && !*stop) {
-        if (kvfl_now_us() >= l->deadline_us) {
+/* A tier that lends, but slowly (a disk that has to be read), is read in flights instead. */
+static void borrow_all(load *l) {
+    bool slow = false;
+    while (l->next < l->end && !l->stop && !slow) {
+        int64_t begin = kvfl_now_us();
+        if (begin >= l->deadline_us) {
             l->report->why = KVF_WHY_BUDGET;
-            *stop = true;
-        } else if (!borrow_next(l, stop)) {
+            l->stop = true;
+        } else if (!borrow_next(l, &l->stop)) {
             return;
         }
+        slow = l->front != NULL && (double)(kvfl_now_us() - begin) > compute_us(l, 1) / 2;
     }
 }
 
-/* ---- loading by groups ---- */
+/* ---- loading and computing ---- */
 
-typedef struct group {
-    size_t first, num; /* blocks; num 0 = none on its way */
-    size_t num_ok;
-    bool   done;
-} group;
-
-static bool has_buffer(kvf_llama *kv, size_t which) {
-    if (kv->buffers[which] == NULL) {
-        kv->buffers[which] = aligned_alloc(4096, kv->group * kv->stride);
+/* Blocks that have landed join the sequence, in order. */
+static void import_landed(load *l) {
+    const struct iovec *iov = NULL;
+    while (l->next < l->end && !l->stop && kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
+        l->patience.credit_us += compute_us(l, 1);
+        l->stop = !import_block(l, iov->iov_base, iov->iov_len);
     }
-    return kv->buffers[which] != NULL;
 }
 
-static void submit(load *l, group *groups, size_t which, size_t first) {
+static bool is_settled(kvfl_landing state) {
+    return state == KVFL_HERE || state == KVFL_MISSED;
+}
+
+/* What lies between the front and the next block that is here, or surely is not. */
+static kvfl_gap look_ahead(const load *l) {
+    const kvf_llama *kv = l->kv;
+    size_t end = l->horizon > l->next ? l->horizon : l->end, at = l->next;
+    const struct iovec *iov = NULL;
+    while (at < end && !is_settled(kvfl_flight_of(kv, at, &iov))) {
+        at++;
+    }
+    return (kvfl_gap){.num_blocks = at - l->next,
+                      .block_tokens = kv->block_tokens,
+                      .step = kv->step,
+                      .block_bytes = (double)kvfl_blob_bytes(&kv->shape, kv->block_tokens),
+                      .here_bytes = kvfl_flights_partial(kv, l->next, at),
+                      .delay_us = kvfl_flights_moving(kv) ? 0 : kv->link.round_trip_us};
+}
+
+/* Lets blocks arrive from the end of the gap, or of what can be held, towards the front. */
+static void start_tail(load *l, const kvfl_gap *gap) {
     kvf_llama *kv = l->kv;
-    size_t num = l->end - first < kv->group ? l->end - first : kv->group;
-    groups[which] = (group){.first = first};
-    if (num == 0 || !has_buffer(kv, which)) {
+    size_t room = KVFL_TAIL_BYTES / kv->stride > 0 ? KVFL_TAIL_BYTES / kv->stride : 1;
+    size_t num = gap->num_blocks < room ? gap->num_blocks : room;
+    const struct iovec *iov = NULL;
+    if (kvfl_flight_of(kv, l->next + num - 1, &iov) != KVFL_NOT_ASKED) {
         return;
     }
-    for (size_t i = 0; i < num; i++) {
-        kv->iov[which][i] = (struct iovec){kv->buffers[which] + i * kv->stride, kvfl_bytes_of(kv, first + i)};
-        kv->blocks[which][i] = kvfl_block_of(kv, first + i);
-        kv->blocks[which][i].iov = &kv->iov[which][i];
-        kv->blocks[which][i].num_iov = 1;
+    bool started = false;
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS && !started; which++) {
+        started = kv->flights[which].num == 0 && kvfl_flight_start(kv, which, l->next, num, true, flight_ms(l));
     }
-    kvf_batch batch = {.struct_size = sizeof batch,
-                       .op = KVF_OP_LOAD,
-                       .space = kv->space,
-                       .blocks = kv->blocks[which],
-                       .num = num,
-                       .budget_ms = left_ms(l),
-                       .user = which};
-    uint64_t ticket = 0;
-    if (kvf_submit(kv->queue, &ticket, &batch) == KVF_OK) {
-        groups[which].num = num;
+    if (started && l->horizon <= l->next) {
+        l->horizon = l->next + num;
     }
 }
 
-/* Every batch ends by its budget, so this does. */
-static void wait_for(load *l, group *groups, size_t which) {
-    while (groups[which].num > 0 && !groups[which].done) {
-        kvf_completion done;
-        if (kvf_reap(l->kv->queue, &done, 1) == 1) {
-            groups[done.user].num_ok = done.num_ok;
-            groups[done.user].done = true;
+/* Lets blocks arrive from the front on, in the two small flights in turn. */
+static void start_small(load *l) {
+    kvf_llama *kv = l->kv;
+    for (size_t which = 0; which < KVFL_SMALL_FLIGHTS; which++) {
+        const kvfl_flight *f = &kv->flights[which], *other = &kv->flights[1 - which];
+        size_t first = other->num > 0 && other->first + other->num > l->next ? other->first + other->num : l->next, num = 0;
+        const struct iovec *iov = NULL;
+        while (num < kv->group && first + num < l->end && kvfl_flight_of(kv, first + num, &iov) == KVFL_NOT_ASKED) {
+            num++;
+        }
+        if (f->num == 0 || (f->over && f->first + f->num <= l->next)) {
+            (void)kvfl_flight_start(kv, which, first, num, false, flight_ms(l));
+        }
+    }
+}
+
+static void wait_a_little(load *l) {
+    int64_t begin = kvfl_now_us(), left = l->deadline_us - begin;
+    int64_t most = l->front != NULL && l->patience.credit_us < WAIT_US ? (int64_t)l->patience.credit_us : WAIT_US;
+    kvfl_flights_wait(l->kv, left < most ? left : most);
+    int64_t waited = kvfl_now_us() - begin;
+    l->patience.credit_us -= (double)waited;
+    l->report->waited_us += waited;
+}
+
+static bool may_wait(const load *l) {
+    return kvfl_now_us() < l->deadline_us && (l->front == NULL || l->patience.credit_us > 0);
+}
+
+static void compute_blocks(load *l, size_t num) {
+    kvf_llama *kv = l->kv;
+    size_t first = kvfl_position(kv, l->next), end = kvfl_position(kv, l->next + num);
+    kvfl_flights_trim(kv, l->next + num);
+    l->front->status = l->front->compute(l->front->ctx, first, end - first);
+    l->stop = l->front->status != KVF_OK;
+    if (!l->stop) {
+        l->next += num;
+    }
+}
+
+/* Of the next `wanted` blocks, those that can be computed here: the tail has a batch of its own, so it is left to the caller. */
+static size_t computable(const load *l, size_t wanted) {
+    size_t left = l->front != NULL && l->next < l->kv->num_whole ? l->kv->num_whole - l->next : 0;
+    return wanted < left ? wanted : left;
+}
+
+/* The next block is not to be had, or not in time. */
+static void do_without(load *l, const kvfl_gap *gap, kvf_reason why) {
+    if (computable(l, 1) == 0) {
+        l->report->why = why;
+        l->stop = true;
+        return;
+    }
+    compute_blocks(l, kvfl_plan_batch(gap, &l->kv->pace, 1));
+}
+
+/* The store delivers sooner than one block is computed. */
+static void go_on_loading(load *l, const kvfl_gap *gap) {
+    const struct iovec *iov = NULL;
+    if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED) {
+        kvfl_flights_settle(l->kv);
+    }
+    start_small(l);
+    if (kvfl_flights_busy(l->kv) && may_wait(l)) {
+        wait_a_little(l);
+    } else {
+        do_without(l, gap, KVF_WHY_BUDGET);
+    }
+}
+
+/* Nothing is known of the store: something is asked for, and little time given to it. */
+static void try_store(load *l, const kvfl_gap *gap) {
+    start_tail(l, gap);
+    if (kvfl_flights_moving(l->kv) && may_wait(l)) {
+        wait_a_little(l);
+    } else {
+        do_without(l, gap, KVF_WHY_BUDGET);
+    }
+}
+
+/* The front is computed up to where what arrives from the end will meet it. Where nothing would arrive in time, and nothing is on its way, the
+ * store is left alone. */
+static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
+    kvf_llama *kv = l->kv;
+    bool alone = meeting == gap->num_blocks;
+    size_t num = computable(l, meeting);
+    if (num == 0 || (alone && !kvfl_flights_moving(kv))) {
+        l->report->why = KVF_WHY_SLOW;
+        l->stop = true;
+        return;
+    }
+    if (!alone) {
+        kvfl_flights_drop_small(kv);
+        start_tail(l, gap);
+    }
+    compute_blocks(l, kvfl_plan_batch(gap, &kv->pace, num));
+}
+
+static void note_missed(load *l, kvf_reason why) {
+    if (l->report->missed_blocks++ == 0) {
+        l->report->missed_why = why;
+    }
+}
+
+static void step(load *l) {
+    kvf_llama *kv = l->kv;
+    kvfl_gap gap = look_ahead(l);
+    double rate = kvfl_link_rate(&kv->link, kvfl_now_us());
+    if (gap.num_blocks == 0) {
+        note_missed(l, kvfl_flight_why(kv, l->next));
+        do_without(l, &gap, l->report->missed_why);
+    } else if (l->front == NULL) {
+        go_on_loading(l, &gap);
+    } else if (rate == 0) {
+        try_store(l, &gap);
+    } else {
+        size_t meeting = kvfl_plan_meeting(&gap, &kv->pace, rate);
+        if (meeting == 0) {
+            go_on_loading(l, &gap);
         } else {
-            struct pollfd fd = {.fd = kvf_queue_fd(l->kv->queue), .events = POLLIN};
-            poll(&fd, 1, 100);
+            meet(l, &gap, meeting);
         }
     }
 }
 
-static bool import_group(load *l, const group *g, size_t which) {
-    const kvf_llama *kv = l->kv;
-    for (size_t i = 0; i < g->num_ok; i++) {
-        if (!import_block(l, kv->iov[which][i].iov_base, kv->iov[which][i].iov_len)) {
-            return false;
-        }
-    }
-    if (g->num_ok < g->num) {
-        l->report->why = kv->blocks[which][g->num_ok].why;
-    }
-    return g->num > 0 && g->num_ok == g->num;
-}
-
-static void load_all(load *l) {
-    group groups[2] = {{0}, {0}};
-    submit(l, groups, 0, l->next);
-    submit(l, groups, 1, groups[0].first + groups[0].num);
-    for (size_t which = 0; groups[which].num > 0; which = 1 - which) {
-        wait_for(l, groups, which);
-        if (!import_group(l, &groups[which], which)) {
+static void load_and_compute(load *l) {
+    l->patience = kvfl_patience_of(compute_us(l, l->end - l->next));
+    for (;;) {
+        kvfl_flights_look(l->kv);
+        import_landed(l);
+        if (l->next >= l->end || l->stop) {
             break;
         }
-        size_t after = groups[1 - which].num > 0 ? groups[1 - which].first + groups[1 - which].num : l->end;
-        submit(l, groups, which, after);
+        step(l);
     }
-    wait_for(l, groups, 0);
-    wait_for(l, groups, 1);
+    kvfl_flights_stop(l->kv);
 }
 
 /* ---- both ---- */
@@ -174,31 +293,50 @@ static void match(load *l) {
     }
     l->end = l->next + run;
     l->report->match_us += kvfl_now_us() - begin;
+    kvfl_link_note_round_trip(&kv->link, kvfl_now_us() - begin);
 }
 
-size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first) {
+const char *kvf_llama_plan_name(kvf_llama_plan plan) {
+    static const char *const names[] = {"none", "load", "compute", "both"};
+    return (size_t)plan < sizeof names / sizeof *names ? names[plan] : "unknown";
+}
+
+static void tell_plan(const load *l, uint32_t computed) {
+    kvf_llama_report *r = l->report;
+    const kvf_llama *kv = l->kv;
+    if (r->stored_tokens > 0) {
+        r->plan = r->loaded_tokens == 0 ? KVF_LLAMA_PLAN_COMPUTE : computed > 0 ? KVF_LLAMA_PLAN_BOTH : KVF_LLAMA_PLAN_LOAD;
+    }
+    r->store_bytes_per_s = kvfl_link_rate(&kv->link, kvfl_now_us()) * 1e6;
+    r->round_trip_us = (int64_t)kv->link.round_trip_us;
+}
+
+size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, kvfl_front *front) {
     load l = {.kv = kv,
               .report = report,
               .seq = seq,
               .next = first,
               .end = kvfl_num_blocks(kv),
+              .front = front,
               .deadline_us = kvfl_now_us() + (int64_t)kv->budget_ms * 1000};
     if (l.next >= l.end) {
         return first;
     }
     match(&l);
-    int64_t begin = kvfl_now_us();
-    bool stop = false;
-    borrow_all(&l, &stop);
-    if (l.next < l.end && !stop) {
-        load_all(&l);
+    report->stored_tokens = (uint32_t)(kvfl_position(kv, l.end) - kvfl_position(kv, first));
+    int64_t begin = kvfl_now_us(), computing_us = report->compute_us;
+    uint32_t computed = report->computed_tokens;
+    borrow_all(&l);
+    if (l.next < l.end && !l.stop) {
+        load_and_compute(&l);
     }
-    report->load_us += kvfl_now_us() - begin;
-    if (!kvfl_holds(kv, seq, kvfl_position(kv, l.next))) {
+    report->load_us += kvfl_now_us() - begin - (report->compute_us - computing_us);
+    tell_plan(&l, report->computed_tokens - computed);
+    if ((front == NULL || front->status == KVF_OK) && !kvfl_holds(kv, seq, kvfl_position(kv, l.next))) {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
+        report->loaded_tokens = 0;
         return 0;
     }
-    report->loaded_tokens += (uint32_t)(kvfl_position(kv, l.next) - kvfl_position(kv, first));
     return l.next;
 }
 
@@ -211,7 +349,7 @@ size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
     llama_memory_seq_rm(kv->mem, seq, -1, -1);
     kv->residents[seq].num = 0;
     kvfl_chain(kv, tokens, cut, num - 1 - cut);
-    size_t loaded = kvfl_position(kv, kvfl_load(kv, report != NULL ? report : &unread, seq, 0));
+    size_t loaded = kvfl_position(kv, kvfl_load(kv, report != NULL ? report : &unread, seq, 0, NULL));
     kvfl_follow(kv, seq, tokens, loaded);
     return loaded;
 }

@@ -11,23 +11,7 @@ typedef struct prefill {
     size_t             have; /* tokens that the sequence holds */
 } prefill;
 
-static void load_stored(prefill *p) {
-    kvf_llama *kv = p->kv;
-    if (kv->space == NULL || p->cut == 0) {
-        return;
-    }
-    kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
-    if (p->have % kv->block_tokens != 0) {
-        return; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored */
-    }
-    p->have = kvfl_position(kv, kvfl_load(kv, p->report, p->seq, p->have / kv->block_tokens));
-    if (p->have < p->report->resident_tokens) {
-        p->report->resident_tokens = 0; /* a doubt cleared the sequence */
-        p->report->loaded_tokens = 0;
-    }
-}
-
-/* ---- computing the rest ---- */
+/* ---- computing ---- */
 
 static kvf_status decode(prefill *p, size_t num) {
     struct llama_batch *batch = &p->kv->batch;
@@ -42,13 +26,18 @@ static kvf_status decode(prefill *p, size_t num) {
     }
     int rc = llama_decode(p->kv->ctx, *batch);
     p->kv->decode_rc = rc;
-    p->report->compute_us += kvfl_now_us() - begin;
+    if (p->kv->space != NULL) {
+        llama_synchronize(p->kv->ctx); /* a GPU is still at it; the blocks are exported next anyway */
+    }
+    int64_t took = kvfl_now_us() - begin;
+    p->report->compute_us += took;
     if (rc == 2) {
         return kvfl_fail(p->err, KVF_CLOSED, "stopped");
     }
     if (rc != 0) {
         return kvfl_fail(p->err, KVF_IO, "llama_decode failed (%d)%s", rc, rc == 1 ? ": the KV cache is full" : "");
     }
+    kvfl_pace_note(&p->kv->pace, num, took);
     p->have += num;
     p->report->computed_tokens += (uint32_t)num;
     return KVF_OK;
@@ -78,12 +67,43 @@ static kvf_status compute(prefill *p, size_t end) {
     return status;
 }
 
+/* ---- loading, and computing the front meanwhile ---- */
+
+static kvf_status compute_front(void *ctx, size_t first, size_t num) {
+    prefill *p = ctx;
+    p->have = first;
+    return compute(p, first + num);
+}
+
+static kvf_status bring_stored(prefill *p) {
+    kvf_llama *kv = p->kv;
+    if (kv->space == NULL || p->cut == 0) {
+        return KVF_OK;
+    }
+    kvfl_front front = {.compute = compute_front, .ctx = p};
+    kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
+    if (p->have % kv->block_tokens != 0) {
+        return KVF_OK; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored */
+    }
+    size_t next = kvfl_load(kv, p->report, p->seq, p->have / kv->block_tokens, &front);
+    if (front.status != KVF_OK) {
+        return front.status;
+    }
+    p->have = kvfl_position(kv, next);
+    if (p->have < p->report->resident_tokens) {
+        p->report->resident_tokens = 0; /* a doubt cleared the sequence */
+    }
+    return KVF_OK;
+}
+
 /* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is stored computes the last
  * token just as this one does. */
 static kvf_status fill(prefill *p) {
     kvf_llama *kv = p->kv;
-    load_stored(p);
-    kvf_status status = compute(p, p->cut);
+    kvf_status status = bring_stored(p);
+    if (status == KVF_OK) {
+        status = compute(p, p->cut);
+    }
     if (status == KVF_OK && p->have < p->num - 1) {
         status = compute(p, p->num - 1);
         if (status == KVF_OK && kv->space != NULL && p->cut > 0) {
@@ -144,6 +164,8 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
     } else {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
     }
+    double took_us = kvfl_pace_us(&kv->pace, kv->step, kv->step);
+    own.compute_tokens_per_s = took_us > 0 ? (double)kv->step * 1e6 / took_us : 0;
     if (report != NULL) {
         *report = own;
     }

@@ -112,10 +112,40 @@ KVF_API void kvf_queue_close(kvf_queue *); /* waits for what is in flight (each 
 KVF_API int  kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped */
 
 typedef enum kvf_op {
-    KVF_OP_LOAD, /* as kvf_load */
+    KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many are there */
     KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them */
     KVF_OP_MATCH /* as kvf_match, keys taken from the blocks; nothing else of them is used */
 } kvf_op;
+
+/* What of a load has come, for who wants to use blocks before the batch is complete. The caller's until completion. kvf_queue_fd becomes readable
+ * after every block that is over; kvf_reap makes it wait again. A block that has arrived may be read at once; its memory must not be
+ * changed before the completion. */
+typedef struct kvf_arrivals {
+    uint64_t bytes; /* that have come so far; read it with kvf_arrived_bytes */
+    int64_t  at_us; /* when the last of them came, by CLOCK_MONOTONIC; written before `bytes` */
+    uint8_t *each;  /* one byte for each block, all zero; read it with kvf_arrival_of */
+} kvf_arrivals;
+
+typedef enum kvf_arrival {
+    KVF_AWAITED,
+    KVF_HERE,  /* and verified */
+    KVF_MISSED /* see kvf_arrival_why */
+} kvf_arrival;
+
+static inline uint64_t kvf_arrived_bytes(const kvf_arrivals *a) {
+    return __atomic_load_n(&a->bytes, __ATOMIC_ACQUIRE);
+}
+static inline int64_t kvf_arrived_at_us(const kvf_arrivals *a) {
+    return __atomic_load_n(&a->at_us, __ATOMIC_RELAXED);
+}
+static inline kvf_arrival kvf_arrival_of(const kvf_arrivals *a, size_t block) {
+    uint8_t state = __atomic_load_n(&a->each[block], __ATOMIC_ACQUIRE);
+    return state < KVF_MISSED ? (kvf_arrival)state : KVF_MISSED;
+}
+/* Of a block that is KVF_MISSED. */
+static inline kvf_reason kvf_arrival_why(const kvf_arrivals *a, size_t block) {
+    return (kvf_reason)(__atomic_load_n(&a->each[block], __ATOMIC_ACQUIRE) - KVF_MISSED);
+}
 
 typedef struct kvf_batch {
     uint32_t   struct_size;
@@ -126,6 +156,7 @@ typedef struct kvf_batch {
     kvf_view  *view;
     uint32_t   budget_ms; /* from the submission on; 0 = 10000 */
     uint64_t   user;      /* comes back in the completion */
+    kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
 } kvf_batch;
 
 typedef struct kvf_completion {
@@ -138,7 +169,10 @@ typedef struct kvf_completion {
 KVF_API KVF_MUST_CHECK kvf_status kvf_submit(kvf_queue *, uint64_t *out_ticket, const kvf_batch *);
 /* kvf_reap takes up to `cap` completions without waiting and returns their number. */
 KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);
-/* kvf_cancel gives up what of a batch has not begun. Its completion still arrives. */
+/* kvf_trim: of a load with arrivals, blocks from number `num` on that have not begun are not begun any more. */
+KVF_API void kvf_trim(kvf_queue *, uint64_t ticket, size_t num);
+/* kvf_cancel gives up what of a batch has not begun, and what is on its way from a server where much of it is still to come (at the cost of its connection).
+ * The completion still arrives. */
 KVF_API void kvf_cancel(kvf_queue *, uint64_t ticket);
 
 #ifdef __cplusplus

@@ -52,6 +52,14 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *e
 KVF_API void kvf_llama_detach(kvf_llama *);
 KVF_API kvf_space *kvf_llama_space(kvf_llama *);
 
+typedef enum kvf_llama_plan {
+    KVF_LLAMA_PLAN_NONE,    /* nothing was stored, or there is no store */
+    KVF_LLAMA_PLAN_LOAD,    /* all that was stored was loaded */
+    KVF_LLAMA_PLAN_COMPUTE, /* though something was stored: computing it was sooner, or it was not to be had */
+    KVF_LLAMA_PLAN_BOTH     /* some was computed while the rest arrived */
+} kvf_llama_plan;
+KVF_API const char *kvf_llama_plan_name(kvf_llama_plan);
+
 typedef struct kvf_llama_report {
     uint32_t num_tokens;      /* of the prompt */
     uint32_t resident_tokens; /* already in the sequence */
@@ -61,7 +69,15 @@ typedef struct kvf_llama_report {
     uint64_t loaded_bytes;
     uint32_t saved_blocks, known_blocks, shed_blocks; /* handed to the writers, already stored, dropped because the backlog was full */
     int64_t  match_us, load_us, import_us, compute_us, export_us;
-    kvf_reason why;           /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded */
+    kvf_reason why;           /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded, or computed while others were */
+    /* What was decided, and from which figures; docs/llama.md explains it. */
+    kvf_llama_plan plan;
+    uint32_t stored_tokens;   /* found in the store by the lookup, behind what is resident */
+    uint32_t missed_blocks;   /* found, but not to be had when they were loaded: computed; why: `missed_why` */
+    kvf_reason missed_why;    /* of the first of them */
+    double   store_bytes_per_s, compute_tokens_per_s; /* as measured by the end of the prefill; 0: not known */
+    int64_t  round_trip_us;
+    int64_t  waited_us;       /* for the store, while nothing was computed; part of load_us */
 } kvf_llama_report;
 
 /* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready

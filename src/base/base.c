@@ -37,6 +37,7 @@ static const char *const reason_names[] = {
     [KVF_WHY_NOMEM] = "nomem",
     [KVF_WHY_AFTER_GAP] = "after-gap",
     [KVF_WHY_CLOSED] = "closed",
+    [KVF_WHY_SLOW] = "slow",
 };
 _Static_assert(sizeof reason_names / sizeof *reason_names == KVF_NUM_REASONS, "a name for each reason");
 

@@ -45,7 +45,8 @@ static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, co
     return KVF_OK;
 }
 
-static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_block *block, const kvf_view *view) {
+static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_block *block, const kvf_block *first,
+                      const kvf_view *view) {
     struct iovec *iov = at->iov;
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
     size_t runs = num_runs_of(block, view);
@@ -60,6 +61,7 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
                         .num_iov = (uint32_t)runs + 1,
                         .bytes = kvfi_iov_bytes(iov, runs + 1),
                         .status = KVF_AGAIN,
+                        .number = (size_t)(block - first),
                         .user = block};
     memcpy(item->addr.space, space->identity.digest, sizeof item->addr.space);
     at->iov += runs + 1;
@@ -76,7 +78,7 @@ kvf_status kvfi_blocks_init(kvfi_blocks *batch, kvf_space *space, kvf_block *blo
     *batch = (kvfi_blocks){.space = space, .blocks = blocks, .num = num, .view = view, .outcomes = at.outcomes};
     batch->feed = (kvfi_feed){.items = at.items, .num = num, .deadline_us = deadline_us, .cancelled = cancelled};
     for (size_t i = 0; i < num; i++) {
-        fill_item(&batch->feed.items[i], &at, space, &blocks[i], view);
+        fill_item(&batch->feed.items[i], &at, space, &blocks[i], blocks, view);
     }
     kvfi_view_enter(view, blocks, num);
     return KVF_OK;

@@ -64,6 +64,31 @@ static size_t publish(kvfi_blocks *batch) {
     return run;
 }
 
+/* The same where each block is by itself. What was not begun was not wanted any more, or there was no time: it is not counted, and not told apart
+ * from a miss. Returns how many are there. */
+static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
+    kvf_store *store = batch->space->store;
+    size_t here = 0, begun = 0;
+    for (size_t i = 0; i < batch->num; i++) {
+        const kvfi_item *item = &batch->feed.items[i];
+        kvf_block *block = &batch->blocks[i];
+        bool hit = item->status == KVF_OK;
+        block->status = hit ? KVF_OK : KVF_MISS;
+        block->why = hit ? KVF_WHY_NONE : item->status != KVF_AGAIN ? item->why : KVF_WHY_BUDGET;
+        begun += item->status != KVF_AGAIN;
+        if (hit) {
+            here++;
+            atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
+        } else if (item->status != KVF_AGAIN) {
+            note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
+        }
+        __atomic_store_n(&watch->each[i], (uint8_t)(hit ? KVFI_ITEM_HERE : KVFI_ITEM_MISSED + block->why), __ATOMIC_RELEASE);
+    }
+    atomic_fetch_add(&store->stats.loads, begun);
+    atomic_fetch_add(&store->stats.load_hits, here);
+    return here;
+}
+
 static size_t refuse(kvf_block *blocks, size_t num, kvf_status status, kvf_reason why) {
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = status;
@@ -73,7 +98,7 @@ static size_t refuse(kvf_block *blocks, size_t num, kvf_status status, kvf_reaso
 }
 
 size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                 const atomic_bool *cancelled) {
+                 const atomic_bool *cancelled, kvfi_watch *watch) {
     if (!kvfi_store_is_ours(space->store)) {
         return refuse(blocks, num, KVF_MISS, KVF_WHY_CLOSED);
     }
@@ -82,16 +107,17 @@ size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view
     if (status != KVF_OK) {
         return refuse(blocks, num, status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS, KVF_WHY_NOMEM);
     }
-    batch.feed.prefix = true;
+    batch.feed.prefix = watch == NULL;
+    batch.feed.watch = watch;
     batch.feed.check = check;
     kvfi_store_get(space->store, &batch.feed);
-    size_t run = publish(&batch);
+    size_t run = watch == NULL ? publish(&batch) : publish_each(&batch, watch);
     kvfi_blocks_cleanup(&batch);
     return run;
 }
 
 size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms) {
-    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_ms), NULL);
+    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_ms), NULL, NULL);
 }
 
 /* ---- borrow ---- */

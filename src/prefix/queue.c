@@ -4,6 +4,7 @@
 #include "prefix/prefix.h"
 
 #define MAX_DEPTH 4096u
+#define OLDEST_BATCH offsetof(kvf_batch, arrivals) /* what a caller that knows no later fields sends */
 
 typedef struct slot {
     kvfi_job     job;
@@ -14,6 +15,7 @@ typedef struct slot {
     uint64_t     ticket; /* 0 = free */
     size_t       num_ok;
     atomic_bool  cancelled;
+    kvfi_watch   watch;
 } slot;
 
 struct kvf_queue {
@@ -63,7 +65,8 @@ static size_t run_batch(slot *s) {
     const kvf_batch *b = &s->batch;
     switch (b->op) {
     case KVF_OP_LOAD:
-        return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled);
+        return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled,
+                         b->arrivals != NULL ? &s->watch : NULL);
     case KVF_OP_SAVE:
         return kvfi_save_through(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled);
     case KVF_OP_MATCH:
@@ -78,6 +81,14 @@ static void signal_done(kvf_queue *queue) {
     struct iovec iov = {&one, sizeof one};
     for (int tries = 0; tries < 3 && kvfi_sys->writev(queue->fd, &iov, 1) < 0; tries++) {
     }
+}
+
+/* A block of a batch that is watched is over: who waits at the queue wakes up, though there may be nothing to reap. */
+static void wake(void *arg) {
+    kvf_queue *queue = arg;
+    pthread_mutex_lock(&queue->lock);
+    signal_done(queue);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 static void run(void *arg) {
@@ -124,7 +135,7 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
 }
 
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
-    if (batch->struct_size < sizeof *batch || batch->num > KVF_MAX_BLOCKS || (unsigned)batch->op > KVF_OP_MATCH) {
+    if (batch->struct_size < OLDEST_BATCH || batch->num > KVF_MAX_BLOCKS || (unsigned)batch->op > KVF_OP_MATCH) {
         return KVF_LIMIT;
     }
     if (!kvfi_store_is_ours(queue->store)) {
@@ -134,7 +145,12 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     if (s == NULL) {
         return KVF_AGAIN;
     }
-    s->batch = *batch;
+    s->batch = (kvf_batch){0};
+    memcpy(&s->batch, batch, batch->struct_size < sizeof s->batch ? batch->struct_size : sizeof s->batch);
+    if (s->batch.arrivals != NULL) {
+        kvf_arrivals *a = s->batch.arrivals;
+        s->watch = (kvfi_watch){.wanted = batch->num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
+    }
     s->deadline_us = kvfi_budget_deadline(batch->budget_ms);
     s->job = (kvfi_job){.run = run, .arg = s};
     *out_ticket = s->ticket;
@@ -171,6 +187,16 @@ size_t kvf_reap(kvf_queue *queue, kvf_completion *out, size_t cap) {
     }
     pthread_mutex_unlock(&queue->lock);
     return num;
+}
+
+void kvf_trim(kvf_queue *queue, uint64_t ticket, size_t num) {
+    pthread_mutex_lock(&queue->lock);
+    for (size_t i = 0; i < queue->depth; i++) {
+        if (ticket != 0 && queue->slots[i].ticket == ticket) {
+            atomic_store_explicit(&queue->slots[i].watch.wanted, num, memory_order_relaxed);
+        }
+    }
+    pthread_mutex_unlock(&queue->lock);
 }
 
 void kvf_cancel(kvf_queue *queue, uint64_t ticket) {

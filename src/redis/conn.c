@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#define CANCEL_STEP_US 10000 /* how often a wait for what may be cancelled looks whether it is */
 #define LARGE_BODY ((size_t)2 << 20)
 #define LARGE_BUFFER (1 << 20)
 #define SMALL_BUFFER (256 << 10)
@@ -16,6 +17,8 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
     conn->stall_ms = stall_ms;
     conn->disconnects = disconnects;
     conn->asking = false;
+    conn->received = 0;
+    conn->cancelled = NULL;
     conn->said[0] = '\0';
 }
 
@@ -178,6 +181,7 @@ kvf_reason kvfi_conn_recv(kvfi_conn *conn, bool *got) {
         return fail(conn, KVF_WHY_UNREACHABLE);
     }
     kvfi_resp_got(&conn->in, (size_t)n);
+    conn->received += (uint64_t)n;
     *got = true;
     return KVF_WHY_NONE;
 }
@@ -195,13 +199,17 @@ kvf_reason kvfi_conn_in_time(kvfi_conn *conn, int64_t deadline_us) {
 static int poll_until(kvfi_conn *conn, int64_t until_us) {
     struct pollfd p = {.fd = conn->fd, .events = kvfi_conn_all_sent(conn) ? POLLIN : POLLIN | POLLOUT};
     for (;;) {
-        int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(until_us));
+        int64_t look_us = kvfi_sys->now_us() + CANCEL_STEP_US;
+        int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(conn->cancelled != NULL && look_us < until_us ? look_us : until_us));
         if (n > 0) {
             conn->readable = (p.revents & ~POLLOUT) != 0; /* an end or an error is found by reading, too */
             return 1;
         }
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return -1;
+        }
+        if (conn->cancelled != NULL && atomic_load_explicit(conn->cancelled, memory_order_relaxed)) {
+            return 1; /* as if something had come: who reads finds nothing, and looks why */
         }
         if (kvfi_sys->now_us() >= until_us) {
             return 0;

@@ -30,12 +30,14 @@ typedef struct kvfi_conn {
     size_t      sent;
     kvfi_place  body;      /* what is left of the body; it stands in front of out.data[mark] */
     size_t      mark;
+    uint64_t    received;  /* bytes, ever */
     uint64_t    owed;      /* answers that nobody will ask for: they come before those of the next command */
     bool        tcp;
     bool        readable;  /* the last kvfi_conn_wait saw something to read */
     bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int         low_water; /* SO_RCVLOWAT now */
     int         send_buffer; /* SO_SNDBUF now; 0 = as the system has it */
+    const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
     bool        asking;    /* each command is preceded by ASKING: the server gets the slot of its key just now */
     bool        stalled;   /* it was closed because nothing moved */
     char        said[160]; /* the last error of the server, for messages */

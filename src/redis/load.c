@@ -10,6 +10,7 @@
 #include "redis/redis.h"
 
 #define RING 256u
+#define WORTH_CLOSING (512u << 10) /* so much on its way costs more than another connection */
 #define TAIL_BYTES (160u << 10) /* what a unix socket holds by default: by then the server has sent it all */
 
 /* One command that has been sent, or is about to be, and its answer. */
@@ -245,6 +246,15 @@ static bool is_busy(loader *l) {
     return false;
 }
 
+/* Cancelled: what is nearly here comes to its end, which leaves the connection in order; more is given up with it. */
+static bool is_unwanted(loader *l) {
+    if (l->conn->cancelled == NULL || !kvfi_feed_is_cancelled(l->feed)) {
+        return false;
+    }
+    l->conn->cancelled = NULL;
+    return unread(l) > WORTH_CLOSING;
+}
+
 /* One step: an answer, or some bytes, or a wait. */
 static kvf_reason step(loader *l) {
     kvfi_reply reply;
@@ -262,10 +272,16 @@ static kvf_reason step(loader *l) {
     if (!is_busy(l)) {
         return KVF_WHY_NONE; /* the last of what had to be thrown away has come */
     }
+    if (is_unwanted(l)) {
+        kvfi_conn_close(l->conn);
+        return KVF_WHY_CLOSED;
+    }
     bool got = false;
+    uint64_t before = l->conn->received;
     kvf_reason why = kvfi_conn_send(l->conn);
     if (why == KVF_WHY_NONE) {
         why = kvfi_conn_recv(l->conn, &got);
+        kvfi_feed_moved(l->feed, l->conn->received - before);
     }
     if (why == KVF_WHY_NONE) {
         why = got ? kvfi_conn_in_time(l->conn, l->feed->deadline_us) : kvfi_conn_wait(l->conn, l->feed->deadline_us);
@@ -300,6 +316,7 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
     l.item = NULL;
     l.why = KVF_WHY_NONE;
     l.dry = l.named = false;
+    conn->cancelled = feed->cancelled;
     for (;;) {
         ask(&l);
         if (!is_busy(&l)) {
@@ -307,10 +324,12 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
         }
         kvf_reason why = step(&l);
         if (why != KVF_WHY_NONE) {
+            conn->cancelled = NULL;
             abandon(&l, why);
             return false;
         }
     }
+    conn->cancelled = NULL;
     /* Refreshes are sent, and not waited for: their answers are owed to the next who uses the connection. */
     conn->owed += l.num;
     if (kvfi_conn_send(conn) == KVF_WHY_NONE && !kvfi_conn_all_sent(conn)) {

@@ -6,17 +6,23 @@ static bool is_behind(const kvfi_feed *feed, size_t index) {
     return index >= atomic_load_explicit(feed->whole != NULL ? &feed->whole->limit : &feed->limit, memory_order_relaxed);
 }
 
+/* Nobody wants the item with that number in the feed any more. */
+static bool is_unwanted(const kvfi_feed *feed, size_t index) {
+    return is_behind(feed, index) ||
+           (feed->watch != NULL &&
+            feed->items[index].number >= atomic_load_explicit(&feed->watch->wanted, memory_order_relaxed));
+}
+
 bool kvfi_feed_is_dry(const kvfi_feed *feed) {
     size_t next = atomic_load_explicit(&feed->next, memory_order_relaxed);
-    if (next >= feed->num || kvfi_sys->now_us() >= feed->deadline_us) {
+    if (next >= feed->num || kvfi_sys->now_us() >= feed->deadline_us || kvfi_feed_is_cancelled(feed)) {
         return true;
     }
-    return is_behind(feed, feed->order != NULL ? feed->order[next] : next);
+    return is_unwanted(feed, feed->order != NULL ? feed->order[next] : next);
 }
 
 kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
-    if (kvfi_sys->now_us() >= feed->deadline_us ||
-        (feed->cancelled != NULL && atomic_load_explicit(feed->cancelled, memory_order_relaxed))) {
+    if (kvfi_sys->now_us() >= feed->deadline_us || kvfi_feed_is_cancelled(feed)) {
         return NULL;
     }
     /* `next` may run past the end by as many as there are threads; that costs nothing. */
@@ -27,7 +33,7 @@ kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
     if (feed->order != NULL) {
         index = feed->order[index];
     }
-    if (is_behind(feed, index)) {
+    if (is_unwanted(feed, index)) {
         return NULL;
     }
     kvfi_item *item = &feed->items[index];
@@ -44,6 +50,23 @@ static void lower_limit(kvfi_feed *feed, size_t index) {
     }
 }
 
+void kvfi_feed_moved(const kvfi_feed *feed, size_t bytes) {
+    if (feed->watch != NULL && bytes > 0) {
+        __atomic_store_n(feed->watch->at_us, kvfi_sys->now_us(), __ATOMIC_RELAXED);
+        __atomic_fetch_add(feed->watch->bytes, bytes, __ATOMIC_RELEASE);
+    }
+}
+
+/* A miss is one only when no slower tier is left to ask. */
+static void tell(const kvfi_feed *feed, const kvfi_item *item) {
+    kvfi_watch *watch = feed->watch;
+    if (watch != NULL && (item->status == KVF_OK || feed->last)) {
+        uint8_t state = (uint8_t)(item->status == KVF_OK ? KVFI_ITEM_HERE : KVFI_ITEM_MISSED + item->why);
+        __atomic_store_n(&watch->each[item->number], state, __ATOMIC_RELEASE);
+        watch->moved(watch->arg);
+    }
+}
+
 void kvfi_feed_done(kvfi_feed *feed, kvfi_item *item, kvf_status status, kvf_reason why) {
     if (status == KVF_OK && feed->check != NULL) {
         why = feed->check(item);
@@ -57,4 +80,5 @@ void kvfi_feed_done(kvfi_feed *feed, kvfi_item *item, kvf_status status, kvf_rea
     if (status != KVF_OK && feed->prefix) {
         lower_limit(feed->whole != NULL ? feed->whole : feed, (size_t)(item - feed->items));
     }
+    tell(feed, item);
 }

@@ -165,6 +165,7 @@ static void get_one(kvfi_file *file, kvfi_feed *feed, kvfi_item *item) {
     why = KVF_WHY_TRUNCATED;
     if ((uint64_t)opened.st.st_size == item->bytes) {
         why = read_all(opened.fd, kvfi_cursor_of(item), item->bytes, feed->deadline_us);
+        kvfi_feed_moved(feed, item->bytes);
     }
     kvfi_feed_done(feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
     act_on_check(file, &path, &opened, item);

@@ -370,6 +370,7 @@ static void get_one(mem *m, kvfi_feed *feed, kvfi_item *item) {
         return;
     }
     copy_out(item, e->buf.data);
+    kvfi_feed_moved(feed, item->bytes);
     kvfi_feed_done(feed, item, KVF_OK, KVF_WHY_NONE);
     if (item->why == KVF_WHY_CHECKSUM) { /* somebody wrote over our memory, or it is broken: never a hit again */
         drop(m, e);

@@ -221,6 +221,7 @@ static void note_got(kvf_store *store, const kvfi_item *item, size_t tier) {
 
 /* The only tier, or the first when every item may be there: no copies of items. */
 static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
+    feed->last = true;
     run_feed(store->load_pool, store->tiers[tier], feed, false);
     for (size_t i = 0; i < feed->num; i++) {
         note_got(store, &feed->items[i], tier);
@@ -248,6 +249,7 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     feed.items = subset;
     feed.num = num;
     feed.prefix = all->prefix && last;
+    feed.last = last;
     if (num > 0) {
         run_feed(store->load_pool, store->tiers[tier], &feed, false);
     }

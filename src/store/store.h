@@ -52,7 +52,7 @@ bool kvfi_store_knows(kvf_store *, const kvf_key *);
 
 /* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and the helpers of the pool. With `prefix` a miss
  * makes what lies behind it useless. Items that were not tried keep KVF_AGAIN. What a slower tier had is copied up in the background.
- * The caller sets items, num, deadline_us, and prefix, check and cancelled as it likes. The first iovec of an item is its head. */
+ * The caller sets items, num, deadline_us, and prefix, check, cancelled and watch as it likes. The first iovec of an item is its head. */
 void kvfi_store_get(kvf_store *, kvfi_feed *);
 
 /* kvfi_store_promote sends a copy of a value that tier `from` had to the faster ones, in the background, if there is room in the backlog. */

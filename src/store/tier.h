@@ -25,8 +25,20 @@ struct kvfi_item {
     size_t        bytes;   /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
     kvf_status    status;  /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
     kvf_reason    why;
+    size_t        number;  /* its place in the batch of the layer above */
     void         *user;    /* of the layer above */
 };
+
+/* Somebody looks while the items come, and may want fewer of them than he asked for. */
+typedef struct kvfi_watch {
+    _Atomic size_t wanted; /* items numbered from here on need not be begun */
+    uint64_t      *bytes;  /* grows as bodies come, atomically; where a tier can't tell, by whole items */
+    int64_t       *at_us;  /* when it grew last */
+    uint8_t       *each;   /* of each item: KVFI_ITEM_..., a miss with its reason added; atomically */
+    void (*moved)(void *arg); /* called after each item that is over */
+    void          *arg;
+} kvfi_watch;
+enum { KVFI_ITEM_AWAITED = 0, KVFI_ITEM_HERE = 1, KVFI_ITEM_MISSED = 2 };
 
 /* A feed hands out the items of one batch, in order, to as many threads as draw from it: whoever has room takes the next. */
 typedef struct kvfi_feed {
@@ -41,7 +53,9 @@ typedef struct kvfi_feed {
     kvf_reason (*check)(kvfi_item *);
     /* Called by kvfi_feed_next for an item about to be put, on the thread that will send it: seals it. NULL when getting. */
     void (*prepare)(kvfi_item *);
-    const atomic_bool *cancelled; /* nothing more is handed out once it is true; NULL = never */
+    const atomic_bool *cancelled; /* nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
+    kvfi_watch *watch;            /* NULL = nobody looks */
+    bool        last;             /* what is missing here is in no other tier */
     /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three: it is a whole one. */
     const uint32_t *order;        /* numbers of its items, ascending */
     struct kvfi_feed *whole;      /* whose limit holds */
@@ -54,6 +68,11 @@ kvfi_item *kvfi_feed_next(kvfi_feed *);
 /* Nothing more will be handed out, as far as that can be told without taking an item. */
 bool kvfi_feed_is_dry(const kvfi_feed *);
 void kvfi_feed_done(kvfi_feed *, kvfi_item *, kvf_status, kvf_reason);
+/* For a tier that sees them come: so many more bytes of items of this feed are here. */
+void kvfi_feed_moved(const kvfi_feed *, size_t bytes);
+static inline bool kvfi_feed_is_cancelled(const kvfi_feed *feed) {
+    return feed->cancelled != NULL && atomic_load_explicit(feed->cancelled, memory_order_relaxed);
+}
 
 /* What a lookup finds: the first KVFI_HEADER_BYTES of the value. */
 typedef struct kvfi_peek {

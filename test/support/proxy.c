@@ -20,6 +20,7 @@
 
 #define MAX_LINKS 64
 #define BUFFER 65536
+#define MAX_LATE_S 0.02
 
 /* One connection: client <-> server, and the reply bytes that wait to be let through. */
 typedef struct link {
@@ -41,6 +42,7 @@ struct kvft_proxy {
     kvft_plan        plan;
     bool             stop, cut, renew;
     kvft_proxy_stats stats;
+    double           free_at;  /* when the cable has carried what was sent */
     link_t           links[MAX_LINKS];
 };
 
@@ -232,7 +234,9 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
         link->num_held = link->at_held = 0;
     }
     if (plan->bytes_per_s > 0) {
-        link->not_before = now() + (double)n / (double)plan->bytes_per_s;
+        /* Who wakes up late makes up for it, so that the rate holds on the whole. */
+        double earliest = now() - MAX_LATE_S;
+        proxy->free_at = (proxy->free_at > earliest ? proxy->free_at : earliest) + (double)n / (double)plan->bytes_per_s;
     }
 }
 
@@ -255,8 +259,13 @@ static void from_client(kvft_proxy *proxy, link_t *link) {
     }
 }
 
+static double goes_at(const kvft_proxy *proxy, const link_t *link) {
+    bool cable = proxy->plan.bytes_per_s > 0 && proxy->free_at > link->not_before;
+    return cable ? proxy->free_at : link->not_before;
+}
+
 static bool may_send(const kvft_proxy *proxy, const link_t *link, double t) {
-    return link->num_held > 0 && !reached(link->position, proxy->plan.stall_after) && t >= link->not_before;
+    return link->num_held > 0 && !reached(link->position, proxy->plan.stall_after) && t >= goes_at(proxy, link);
 }
 
 static void serve_links(kvft_proxy *proxy, const struct pollfd *fds, const int *index, size_t num) {
@@ -277,7 +286,7 @@ static void serve_links(kvft_proxy *proxy, const struct pollfd *fds, const int *
     }
 }
 
-/* How long poll may sleep: 1 ms where something waits for its time. */
+/* How long poll may sleep: until the first of what waits for its time. */
 static int prepare(kvft_proxy *proxy, struct pollfd *fds, int *index, size_t *num) {
     int timeout = 1000;
     *num = 0;
@@ -286,7 +295,8 @@ static int prepare(kvft_proxy *proxy, struct pollfd *fds, int *index, size_t *nu
         if (link->client >= 0) {
             bool ready = may_send(proxy, link, now());
             if (link->num_held > 0 && !ready && !reached(link->position, proxy->plan.stall_after)) {
-                timeout = 1;
+                double left_ms = (goes_at(proxy, link) - now()) * 1e3;
+                timeout = left_ms < 1 ? 1 : left_ms < timeout ? (int)left_ms : timeout;
             }
             fds[2 * *num] = (struct pollfd){.fd = link->client, .events = (short)(POLLIN | (ready ? POLLOUT : 0))};
             fds[2 * *num + 1] = (struct pollfd){.fd = link->num_held == 0 ? link->server : -1, .events = POLLIN};

@@ -14,7 +14,7 @@
 typedef struct kvft_plan {
     uint64_t seed;
     uint32_t latency_ms;        /* each piece of a reply comes that much later */
-    uint64_t bytes_per_s;       /* of replies; 0 = unlimited */
+    uint64_t bytes_per_s;       /* of replies, on all connections together, as on one cable; 0 = unlimited */
     uint32_t slice_bytes;       /* replies arrive in pieces of 1 to this many bytes */
     int64_t  stall_after;       /* from this many reply bytes on nothing comes any more, the connection stays open; 0 = never */
     int64_t  cut_after;         /* the connection is closed in an orderly way after so many reply bytes; 0 = never */

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+static size_t item_of(const kvfl_flight *f, size_t block) {
+    return f->down ? f->first + f->num - 1 - block : block - f->first;
+}
+
+static bool has(const kvfl_flight *f, size_t block) {
+    return f->num > 0 && block >= f->first && block < f->first + f->num;
+}
+
+static void forget(kvfl_flight *f, bool keep_memory) {
+    if (!keep_memory) {
+        free(f->memory);
+        free(f->blocks);
+        free(f->iov);
+        free(f->each);
+        *f = (kvfl_flight){0};
+        return;
+    }
+    f->num = 0;
+    f->ticket = 0;
+}
+
+static bool make_room(kvf_llama *kv, kvfl_flight *f, size_t num) {
+    if (f->capacity >= num) {
+        return true;
+    }
+    forget(f, false);
+    f->memory = aligned_alloc(4096, num * kv->stride);
+    f->blocks = calloc(num, sizeof *f->blocks);
+    f->iov = calloc(num, sizeof *f->iov);
+    f->each = calloc(num, 1);
+    f->capacity = num;
+    if (f->memory == NULL || f->blocks == NULL || f->iov == NULL || f->each == NULL) {
+        forget(f, false);
+        return false;
+    }
+    return true;
+}
+
+bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms) {
+    kvfl_flight *f = &kv->flights[which];
+    size_t room = which >= KVFL_SMALL_FLIGHTS ? num : kv->group;
+    if (num == 0 || (f->ticket != 0 && !f->over) || !make_room(kv, f, room)) {
+        return false;
+    }
+    f->num = 0; /* what it held */
+    f->ticket = 0;
+    f->first = first;
+    f->wanted = num;
+    f->down = down;
+    f->over = false;
+    f->counted = false;
+    f->seen_bytes = 0;
+    f->arrivals = (kvf_arrivals){.each = f->each};
+    memset(f->each, 0, num);
+    for (size_t i = 0; i < num; i++) {
+        size_t block = down ? first + num - 1 - i : first + i;
+        f->iov[i] = (struct iovec){f->memory + i * kv->stride, kvfl_bytes_of(kv, block)};
+        f->blocks[i] = kvfl_block_of(kv, block);
+        f->blocks[i].iov = &f->iov[i];
+        f->blocks[i].num_iov = 1;
+    }
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = kv->space,
+                       .blocks = f->blocks,
+                       .num = num,
+                       .budget_ms = budget_ms,
+                       .user = which,
+                       .arrivals = &f->arrivals};
+    if (!kvfl_flights_moving(kv)) {
+        kv->looked_us = kvfl_now_us() + (int64_t)kv->link.round_trip_us; /* the first byte takes that long, whatever the rate */
+    }
+    if (kvf_submit(kv->queue, &f->ticket, &batch) != KVF_OK) {
+        forget(f, which < KVFL_SMALL_FLIGHTS);
+        return false;
+    }
+    f->num = num;
+    return true;
+}
+
+/* What was called off before it began is told apart from what was not there by its place behind `wanted`. */
+static kvfl_landing landing(const kvfl_flight *f, size_t item) {
+    switch (kvf_arrival_of(&f->arrivals, item)) {
+    case KVF_HERE:
+        return KVFL_HERE;
+    case KVF_MISSED:
+        return item < f->wanted ? KVFL_MISSED : KVFL_NOT_ASKED;
+    default:
+        return item < f->wanted ? KVFL_AWAITED : KVFL_NOT_ASKED;
+    }
+}
+
+kvfl_landing kvfl_flight_of(const kvf_llama *kv, size_t block, const struct iovec **bytes) {
+    kvfl_landing best = KVFL_NOT_ASKED;
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        const kvfl_flight *f = &kv->flights[which];
+        kvfl_landing state = has(f, block) ? landing(f, item_of(f, block)) : KVFL_NOT_ASKED;
+        if (state == KVFL_HERE) {
+            *bytes = &f->iov[item_of(f, block)];
+            return KVFL_HERE;
+        }
+        best = state == KVFL_AWAITED || best == KVFL_NOT_ASKED ? state : best;
+    }
+    return best;
+}
+
+kvf_reason kvfl_flight_why(const kvf_llama *kv, size_t block) {
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        const kvfl_flight *f = &kv->flights[which];
+        if (has(f, block) && landing(f, item_of(f, block)) == KVFL_MISSED) {
+            return kvf_arrival_why(&f->arrivals, item_of(f, block));
+        }
+    }
+    return KVF_WHY_NONE;
+}
+
+/* ---- how fast ---- */
+
+/* What came since the last look, and until when: flights that are over ended with their last byte. */
+static void measure(kvf_llama *kv) {
+    int64_t now = kvfl_now_us(), until = 0;
+    uint64_t new_bytes = 0;
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        kvfl_flight *f = &kv->flights[which];
+        if (f->ticket == 0 || f->counted) {
+            continue;
+        }
+        uint64_t bytes = kvf_arrived_bytes(&f->arrivals);
+        int64_t end = f->over ? kvf_arrived_at_us(&f->arrivals) : now;
+        new_bytes += bytes - f->seen_bytes;
+        f->seen_bytes = bytes;
+        f->counted = f->over;
+        until = end > until ? end : until;
+    }
+    if (until > kv->looked_us) {
+        kvfl_link_note(&kv->link, until, new_bytes, until - kv->looked_us);
+        kv->looked_us = until;
+    } else {
+        kv->link.bytes += (double)new_bytes; /* sooner than expected */
+    }
+}
+
+void kvfl_flights_look(kvf_llama *kv) {
+    kvf_completion done;
+    while (kv->queue != NULL && kvf_reap(kv->queue, &done, 1) == 1) {
+        kv->flights[done.user].over = true;
+    }
+    measure(kv);
+}
+
+void kvfl_flights_wait(const kvf_llama *kv, int64_t us) {
+    struct pollfd fd = {.fd = kvf_queue_fd(kv->queue), .events = POLLIN};
+    poll(&fd, 1, us > 1000 ? (int)(us / 1000) : 1);
+}
+
+double kvfl_flights_partial(const kvf_llama *kv, size_t first, size_t end) {
+    double sum = 0;
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        const kvfl_flight *f = &kv->flights[which];
+        if (f->num == 0 || f->first >= end || f->first + f->num <= first || f->over) {
+            continue;
+        }
+        double whole = 0;
+        for (size_t i = 0; i < f->num; i++) {
+            whole += kvf_arrival_of(&f->arrivals, i) == KVF_HERE ? (double)f->iov[i].iov_len : 0;
+        }
+        double partial = (double)kvf_arrived_bytes(&f->arrivals) - whole;
+        sum += partial > 0 ? partial : 0;
+    }
+    return sum;
+}
+
+bool kvfl_flights_moving(const kvf_llama *kv) {
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        if (kv->flights[which].num > 0 && !kv->flights[which].over) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool kvfl_flights_busy(const kvf_llama *kv) {
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        if (kv->flights[which].ticket != 0 && !kv->flights[which].over) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- calling off ---- */
+
+static void trim(kvf_llama *kv, kvfl_flight *f, size_t front) {
+    size_t end = f->first + f->num, wanted = front < end ? end - front : 0;
+    if (f->num > 0 && !f->over && wanted < f->wanted) {
+        kvf_trim(kv->queue, f->ticket, wanted);
+        f->wanted = wanted;
+    }
+}
+
+void kvfl_flights_trim(kvf_llama *kv, size_t front) {
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS; which++) {
+        trim(kv, &kv->flights[which], front);
+    }
+}
+
+void kvfl_flights_settle(kvf_llama *kv) {
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS; which++) {
+        kvfl_flight *f = &kv->flights[which];
+        size_t begun = 1; /* one, as far as is known, is on its way */
+        for (size_t i = 0; i < f->num; i++) {
+            begun += kvf_arrival_of(&f->arrivals, i) != KVF_AWAITED;
+        }
+        if (f->num > begun) {
+            trim(kv, f, f->first + f->num - begun);
+        }
+    }
+}
+
+static void cancel(kvf_llama *kv, kvfl_flight *f) {
+    if (f->ticket != 0 && !f->over) {
+        kvf_cancel(kv->queue, f->ticket);
+    }
+    f->num = 0; /* it has no blocks of any prompt any more */
+}
+
+void kvfl_flights_drop_small(kvf_llama *kv) {
+    for (size_t which = 0; which < KVFL_SMALL_FLIGHTS; which++) {
+        if (kv->flights[which].num > 0 && !kv->flights[which].over) {
+            cancel(kv, &kv->flights[which]);
+        }
+    }
+}
+
+void kvfl_flights_stop(kvf_llama *kv) {
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        cancel(kv, &kv->flights[which]);
+    }
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS; which++) {
+        if (kv->flights[which].over) {
+            forget(&kv->flights[which], false);
+        }
+    }
+}
+
+void kvfl_flights_free(kvf_llama *kv) {
+    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+        forget(&kv->flights[which], false);
+    }
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Blocks on their way from the store, while the engine does something else. A flight is one load of consecutive blocks, from the first to the
+ * last or from the last to the first; each may be used as soon as it has landed. There are two small ones (0 and 1) with buffers that stay in the
+ * processor's cache, for loading from front to end, and two large ones for what arrives behind a front that is still being computed.
+ */
+#ifndef KVFL_FLIGHT_H
+#define KVFL_FLIGHT_H
+
+#include "kvferry/llama.h"
+
+struct kvf_llama;
+
+typedef enum kvfl_landing { KVFL_NOT_ASKED, KVFL_AWAITED, KVFL_HERE, KVFL_MISSED } kvfl_landing;
+
+#define KVFL_SMALL_FLIGHTS 2u
+#define KVFL_NUM_FLIGHTS 4u
+#define KVFL_TAIL_BYTES ((size_t)128 << 20) /* bound of the memory of a large one */
+
+typedef struct kvfl_flight {
+    uint64_t      ticket; /* 0: none is under way, and the memory is free */
+    bool          down;   /* from the last block to the first */
+    size_t        first, num;
+    size_t        wanted; /* what was asked for from number `wanted` on has been called off */
+    uint8_t      *memory;
+    size_t        capacity; /* blocks */
+    kvf_block    *blocks;
+    struct iovec *iov;
+    uint8_t      *each;
+    kvf_arrivals  arrivals;
+    bool          over;     /* nothing more will land; what has is still there */
+    bool          counted;  /* ... and all of it is in kv->link */
+    uint64_t      seen_bytes;
+} kvfl_flight;
+
+/* Asks for blocks [first, first + num); false: not possible, or the memory of that flight is still in use. */
+bool kvfl_flight_start(struct kvf_llama *, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms);
+/* Of a block of a flight that was started for the prompt at hand. *bytes is set when it is here. */
+kvfl_landing kvfl_flight_of(const struct kvf_llama *, size_t block, const struct iovec **bytes);
+/* Why a block was missed. */
+kvf_reason kvfl_flight_why(const struct kvf_llama *, size_t block);
+/* Takes note of what has ended, and of how fast bytes came (kv->link). */
+void kvfl_flights_look(struct kvf_llama *);
+/* Waits up to `us` for something to land. */
+void kvfl_flights_wait(const struct kvf_llama *, int64_t us);
+/* Bytes that have come of blocks in [first, end) which are not here yet. */
+double kvfl_flights_partial(const struct kvf_llama *, size_t first, size_t end);
+bool kvfl_flights_moving(const struct kvf_llama *);
+/* The same, or one that was cancelled has not come to its end. */
+bool kvfl_flights_busy(const struct kvf_llama *);
+/* Blocks in front of `front` need not be begun any more. */
+void kvfl_flights_trim(struct kvf_llama *, size_t front);
+/* What of the large flights has not begun is called off: it will be asked for in another order. */
+void kvfl_flights_settle(struct kvf_llama *);
+/* Cancels the two small ones: the front has overtaken them. */
+void kvfl_flights_drop_small(struct kvf_llama *);
+/* Calls off what is under way. The memory stays the store's until a later look. */
+void kvfl_flights_stop(struct kvf_llama *);
+void kvfl_flights_free(struct kvf_llama *);
+
+#endif

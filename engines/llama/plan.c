@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "llama/plan.h"
+
+#include <math.h>
+
+#define NEW_PACE 0.4     /* the weight of a batch just computed */
+#define SO_SLOW 1e-9     /* nothing comes, which is also known */
+#define NEARLY_BEST 1.04 /* a size of batch that is no slower by the token than this, times the best, is large enough */
+
+/* ---- pace ---- */
+
+static size_t size_of(size_t num_tokens) {
+    size_t size = 0;
+    while (num_tokens > 1 && size + 1 < KVFL_PACE_SIZES) {
+        num_tokens /= 2;
+        size++;
+    }
+    return size;
+}
+
+void kvfl_pace_note(kvfl_pace *pace, size_t num_tokens, int64_t us) {
+    if (num_tokens == 0 || us <= 0) {
+        return;
+    }
+    double *known = &pace->token_us[size_of(num_tokens)], now = (double)us / (double)num_tokens;
+    *known = *known > 0 ? *known + NEW_PACE * (now - *known) : now;
+}
+
+static double token_us(const kvfl_pace *pace, size_t num_tokens) {
+    size_t size = size_of(num_tokens);
+    for (size_t i = size; i < KVFL_PACE_SIZES; i++) {
+        if (pace->token_us[i] > 0) {
+            return pace->token_us[i];
+        }
+    }
+    for (size_t i = size; i > 0; i--) {
+        if (pace->token_us[i - 1] > 0) {
+            return pace->token_us[i - 1];
+        }
+    }
+    return pace->guess_us;
+}
+
+double kvfl_pace_us(const kvfl_pace *pace, size_t num_tokens, size_t step) {
+    size_t rest = num_tokens % step;
+    return (double)(num_tokens - rest) * token_us(pace, step) + (double)rest * token_us(pace, rest);
+}
+
+/* ---- link ---- */
+
+void kvfl_link_note(kvfl_link *link, int64_t now_us, uint64_t bytes, int64_t us) {
+    if (us <= 0) {
+        return;
+    }
+    double fade = exp(-(double)us / KVFL_LINK_FADE_US);
+    link->bytes = link->bytes * fade + (double)bytes;
+    link->us = link->us * fade + (double)us;
+    link->noted_us = now_us;
+}
+
+void kvfl_link_note_round_trip(kvfl_link *link, int64_t us) {
+    double now = (double)us;
+    /* The shortest one seen, for the others waited for something else besides; but not for ever. */
+    link->round_trip_us = link->round_trip_us == 0 || now < link->round_trip_us ? now : link->round_trip_us * 0.9 + now * 0.1;
+}
+
+double kvfl_link_rate(const kvfl_link *link, int64_t now_us) {
+    if (now_us - link->noted_us > KVFL_LINK_FRESH_US ||
+        (link->bytes < KVFL_LINK_PROOF_BYTES && link->us < KVFL_LINK_PROOF_US)) {
+        return 0;
+    }
+    return link->bytes > 1 ? link->bytes / link->us : SO_SLOW;
+}
+
+/* ---- the gap ---- */
+
+double kvfl_gap_load_us(const kvfl_gap *gap, size_t num_blocks, double rate) {
+    double bytes = (double)num_blocks * gap->block_bytes - gap->here_bytes;
+    return num_blocks == 0 ? 0 : gap->delay_us + (bytes > 0 ? bytes / rate : 0);
+}
+
+size_t kvfl_plan_meeting(const kvfl_gap *gap, const kvfl_pace *pace, double rate) {
+    size_t best = gap->num_blocks;
+    if (!(rate > 0)) {
+        return best;
+    }
+    double best_us = kvfl_pace_us(pace, gap->num_blocks * gap->block_tokens, gap->step);
+    for (size_t x = gap->num_blocks; x > 0; x--) { /* from all computed to all loaded */
+        double compute_us = kvfl_pace_us(pace, (x - 1) * gap->block_tokens, gap->step);
+        double load_us = kvfl_gap_load_us(gap, gap->num_blocks - x + 1, rate);
+        double us = compute_us > load_us ? compute_us : load_us;
+        if (us < best_us) {
+            best_us = us;
+            best = x - 1;
+        }
+        if (load_us > compute_us) {
+            break; /* more of it loaded takes longer still */
+        }
+    }
+    return best;
+}
+
+/* The fewest blocks whose batch is about as fast by the token as any. */
+static size_t efficient(const kvfl_gap *gap, const kvfl_pace *pace, size_t most) {
+    double best = INFINITY;
+    for (size_t blocks = 1; blocks <= most; blocks++) {
+        double us = token_us(pace, blocks * gap->block_tokens);
+        best = us > 0 && us < best ? us : best;
+    }
+    for (size_t blocks = 1; blocks < most; blocks++) {
+        if (token_us(pace, blocks * gap->block_tokens) <= best * NEARLY_BEST) {
+            return blocks;
+        }
+    }
+    return most;
+}
+
+size_t kvfl_plan_batch(const kvfl_gap *gap, const kvfl_pace *pace, size_t meeting) {
+    size_t most = gap->step / gap->block_tokens > 0 ? gap->step / gap->block_tokens : 1;
+    size_t least = efficient(gap, pace, most), half = (meeting + 1) / 2;
+    size_t blocks = half > least ? half : least;
+    blocks = blocks < most ? blocks : most;
+    return blocks < meeting ? blocks : meeting;
+}
