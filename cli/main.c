@@ -17,11 +17,16 @@ int kvfcli_run(int argc, char **argv) {
     kvfcli_say("this kvferry was built without llama.cpp, so it has no `run`; `make build` builds one that has");
     return KVFCLI_CONFIG;
 }
+
+int kvfcli_explain(int argc, char **argv) {
+    return kvfcli_run(argc, argv);
+}
 #endif
 
 static const verb verbs[] = {
     {"run", kvfcli_run, "answer a prompt with a GGUF model; what is stored of it is not computed again"},
     {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store in front of it"},
+    {"explain", kvfcli_explain, "say what of a prompt is stored, and why the rest is not"},
     {"ls", kvfcli_ls, "list spaces, blocks and sessions"},
     {"inspect", kvfcli_inspect, "show one space, block or session"},
     {"get", kvfcli_get, "read one record, verified"},

@@ -61,6 +61,22 @@ static const char help[] =
     "can't be used;\n"
     "5 the answer could not be computed or printed, or the session not stored; 130 interrupted.\n";
 
+static const char explain_help[] =
+    "usage: kvferry explain -m MODEL [-f FILE] [-p TEXT] [options of kvferry run]\n"
+    "\n"
+    "Says what of a prompt is stored, and why the rest is not: the first token that differs from what is stored, and both texts; another\n"
+    "chat template; another space (KV type, flash attention, build, rope ...) that has the same beginning; blocks that were evicted or have\n"
+    "expired. Give it the same options as the run that surprised you. Computes nothing but one token; reads the headers of all\n"
+    "records of the store, so it takes a while on a large one.\n"
+    "\n"
+    "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n"
+    "\n"
+    "  -m, --model MODEL      as for kvferry run, and so are:\n"
+    "  -f, -p, --session, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP "\n"
+    "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a part of this one), other-template, evicted,\n"
+    "other-space, absent, or what the store says (unreachable, budget ...).\n"
+    "Exit codes: 0; 2 wrong usage; 3 a store that can't be reached; 4 a model or prompt that can't be used, or of which nothing can be stored.\n";
+
 enum {
     OPT_SESSION = KVFCLI_OPT_OWN,
     OPT_RESTART,
@@ -385,7 +401,7 @@ static int open_store(kvfcli_run_state *run, const kvfcli_common *common) {
     if (run->options.no_store) {
         return KVFCLI_FINE;
     }
-    if (run->options.session != NULL) {
+    if (run->options.session != NULL || run->options.explain) {
         return kvfcli_open_reachable(&run->store, common);
     }
     return kvfcli_open(&run->store, common, &options);
@@ -419,6 +435,9 @@ static int work(kvfcli_run_state *run, const kvfcli_common *common) {
     if (kvfcli_interrupted()) {
         return KVFCLI_INTERRUPTED;
     }
+    if (code == KVFCLI_FINE && run->options.explain) {
+        return kvfcli_explain_prompt(run);
+    }
     return code == KVFCLI_FINE ? answer_and_keep(run) : code;
 }
 
@@ -432,7 +451,7 @@ static void cleanup(kvfcli_run_state *run) {
     kvfcli_string_cleanup(&run->question);
 }
 
-int kvfcli_run(int argc, char **argv) {
+static int run_or_explain(int argc, char **argv, bool explain) {
     static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
                                             {"model", required_argument, NULL, 'm'},
                                             {"file", required_argument, NULL, 'f'},
@@ -452,9 +471,9 @@ int kvfcli_run(int argc, char **argv) {
                                             {"portable", no_argument, NULL, OPT_PORTABLE},
                                             {"budget-ms", required_argument, NULL, OPT_BUDGET},
                                             {0}};
-    kvfcli_common common = {.help = help};
+    kvfcli_common common = {.help = explain ? explain_help : help};
     kvfcli_run_state run = {
-        .options = {.num_answer = 256, .kv_type = GGML_TYPE_F16, .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
+        .options = {.explain = explain, .num_answer = explain ? 1 : 256, .kv_type = GGML_TYPE_F16, .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
     kvfcli_catch_interrupt();
     int code = kvfcli_parse(&common, argc, argv, options, "m:f:p:n:", take, &run.options);
     if (code < 0) {
@@ -467,4 +486,12 @@ int kvfcli_run(int argc, char **argv) {
     cleanup(&run);
     kvfcli_common_cleanup(&common);
     return code;
+}
+
+int kvfcli_run(int argc, char **argv) {
+    return run_or_explain(argc, argv, false);
+}
+
+int kvfcli_explain(int argc, char **argv) {
+    return run_or_explain(argc, argv, true);
 }

@@ -32,6 +32,7 @@ int64_t kvfcli_now_us(void);
 /* ---- what the command line says */
 typedef struct kvfcli_run_options {
     const char *model, *file, *prompt, *session;
+    bool        explain; /* only say what is stored of the prompt */
     bool        no_store, restart, raw, quiet, portable, json, verbose;
     bool        seed_given;
     uint32_t    num_answer, ctx_size, budget_ms, seed;
@@ -185,6 +186,9 @@ typedef struct kvfcli_run_state {
 /* ---- prefill and generation (run_answer.c). Returns 0 (also when interrupted), or an exit code after a message. */
 int kvfcli_prefill(kvfcli_run_state *run);
 int kvfcli_generate(kvfcli_run_state *run);
+
+/* ---- kvferry explain (run_explain.c). Returns an exit code. */
+int kvfcli_explain_prompt(const kvfcli_run_state *run);
 
 /* ---- what is said at the end (run_report.c) */
 void kvfcli_report(const kvfcli_run_state *run);

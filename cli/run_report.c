@@ -34,6 +34,8 @@ static const char *in_words(kvf_reason why) {
     case KVF_WHY_OTHER_SPACE:
     case KVF_WHY_OTHER_TOKENS:
         return "the next record is damaged; kvferry verify tells more";
+    case KVF_WHY_SLOW:
+        return "sooner computed than loaded";
     default:
         return kvf_reason_name(why);
     }
@@ -51,6 +53,16 @@ static void report_loaded(const kvfcli_run_state *run) {
     }
 }
 
+/* What was decided, where there was something to decide. */
+static void report_plan(const kvf_llama_report *r) {
+    if (r->plan != KVF_LLAMA_PLAN_BOTH && !(r->plan == KVF_LLAMA_PLAN_COMPUTE && r->store_bytes_per_s > 0)) {
+        return;
+    }
+    fprintf(stderr, "kvferry: %u tokens were stored; %s: the store brings %.1f MB/s, the model computes %.0f tokens/s\n", r->stored_tokens,
+            r->plan == KVF_LLAMA_PLAN_BOTH ? "the front was computed while the rest was loaded" : "computing them was sooner",
+            r->store_bytes_per_s / 1e6, r->compute_tokens_per_s);
+}
+
 static void report_prompt(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
     fprintf(stderr, "kvferry: prompt %zu tokens", run->prompt.num);
@@ -61,6 +73,7 @@ static void report_prompt(const kvfcli_run_state *run) {
                 ms(r->import_us), ms(r->compute_us));
     }
     fputc('\n', stderr);
+    report_plan(r);
 }
 
 static void report_stored(const kvfcli_run_state *run) {
@@ -158,6 +171,13 @@ static json_t *json_times(const kvfcli_run_state *run) {
                      "flush_ms", real_ms(run->flush_us));
 }
 
+static json_t *json_plan(const kvf_llama_report *r) {
+    return json_pack("{s:s, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "what", kvf_llama_plan_name(r->plan), "stored_tokens",
+                     (json_int_t)r->stored_tokens, "missed_blocks", (json_int_t)r->missed_blocks, "missed_why",
+                     kvf_reason_name(r->missed_why), "store_bytes_per_s", r->store_bytes_per_s, "compute_tokens_per_s",
+                     r->compute_tokens_per_s, "round_trip_ms", ms(r->round_trip_us), "waited_ms", ms(r->waited_us));
+}
+
 int kvfcli_report_json(const kvfcli_run_state *run, int code) {
     static const char *const stops[] = {"end", "length", "interrupted"};
     json_t *json = json_pack("{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:I}", "answer",
@@ -167,7 +187,8 @@ int kvfcli_report_json(const kvfcli_run_state *run, int code) {
                              text_or_null(run->engine.refused), "seed", (json_int_t)run->seed);
     json_t *counts = json_counts(run), *times = json_times(run);
     if (json_object_update(json, counts) != 0 || json_object_update(json, times) != 0 ||
-        json_object_set_new(json, "tokens_per_s", json_real(tokens_per_s(run))) != 0) {
+        json_object_set_new(json, "tokens_per_s", json_real(tokens_per_s(run))) != 0 ||
+        json_object_set_new(json, "plan", json_plan(&run->report)) != 0) {
         json_decref(json);
         json = NULL;
     }

@@ -35,6 +35,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_space_open(kvf_space **out, kvf_error *err
 KVF_API void kvf_space_close(kvf_space *);
 KVF_API void kvf_space_digest(const kvf_space *, uint8_t out[32]);
 KVF_API uint32_t kvf_space_block_tokens(const kvf_space *);
+/* The fields as "name=value\n" lines, sorted by name, block_tokens among them. Valid until the space is closed. */
+KVF_API const char *kvf_space_fields(const kvf_space *);
 
 /* The name of a block: 32 bytes that stand for the space and for all tokens up to the end of the block. */
 typedef struct kvf_key {

@@ -66,6 +66,10 @@ uint32_t kvf_space_block_tokens(const kvf_space *space) {
     return space->identity.block_tokens;
 }
 
+const char *kvf_space_fields(const kvf_space *space) {
+    return space->identity.text;
+}
+
 size_t kvf_chain(const kvf_space *space, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens) {
     return kvfi_chain(&space->identity, out, cap, tokens, num_tokens);
 }

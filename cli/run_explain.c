@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry explain: what of a prompt is stored, and why the rest is not. Reads the headers of all records of the store, and a few whole ones:
+ * for people who ask, not for the hot path.
+ */
+#include "run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_CANDIDATES 256u /* records that may hold the same beginning, or go on from it */
+#define MAX_SPACES 64u
+#define DEFAULT_BUDGET_MS 10000u
+#define CONTEXT_TOKENS 6u /* shown from the first token that differs on */
+
+typedef struct candidate {
+    uint8_t space[32];
+    kvf_key key;
+    bool    ours;
+} candidate;
+
+typedef struct other_space {
+    uint8_t  digest[32];
+    uint64_t num_blocks;
+    size_t   same;   /* leading tokens of this prompt that its blocks begin with */
+    char    *fields; /* NULL: not known */
+    bool     same_model;
+} other_space;
+
+typedef struct explanation {
+    const kvfcli_run_state *run;
+    kvf_store   *store;
+    kvf_space   *space;
+    uint8_t      digest[32];
+    size_t       block_tokens, num_blocks;
+    kvf_key     *keys;
+    kvf_found   *found;
+    size_t       matched;     /* blocks */
+    uint64_t     our_blocks;  /* in the store, of this space */
+    size_t       later;       /* of this prompt's blocks behind the gap, how many are there */
+    candidate   *candidates;
+    size_t       num_candidates;
+    other_space *spaces;
+    size_t       num_spaces;
+    /* what goes on from the matched blocks with the most tokens in common */
+    bool         goes_on, ends; /* ends: all of its tokens are the prompt's, it is only shorter */
+    size_t       differs_at;
+    uint32_t     theirs[CONTEXT_TOKENS];
+    size_t       num_theirs;
+    size_t       other_template; /* blocks that would match the other way: with --raw, or without */
+} explanation;
+
+/* ---- what lies in the store ---- */
+
+static other_space *space_of(explanation *e, const uint8_t digest[32]) {
+    for (size_t i = 0; i < e->num_spaces; i++) {
+        if (memcmp(e->spaces[i].digest, digest, 32) == 0) {
+            return &e->spaces[i];
+        }
+    }
+    if (e->num_spaces == MAX_SPACES) {
+        return NULL;
+    }
+    other_space *s = &e->spaces[e->num_spaces++];
+    *s = (other_space){0};
+    memcpy(s->digest, digest, 32);
+    return s;
+}
+
+static void note_candidate(explanation *e, const kvf_entry *entry, bool ours) {
+    if (e->num_candidates < MAX_CANDIDATES) {
+        candidate *c = &e->candidates[e->num_candidates++];
+        memcpy(c->space, entry->space, 32);
+        c->key = entry->key;
+        c->ours = ours;
+    }
+}
+
+static void note_ours(explanation *e, const kvf_entry *entry) {
+    e->our_blocks++;
+    for (size_t i = e->matched; i < e->num_blocks; i++) {
+        e->later += memcmp(&e->keys[i], &entry->key, sizeof entry->key) == 0;
+    }
+    if (entry->first_token == e->matched * e->block_tokens && entry->num_tokens > 0) {
+        note_candidate(e, entry, true);
+    }
+}
+
+static int see(void *ctx, const kvf_entry *entry) {
+    explanation *e = ctx;
+    if (entry->damage != KVF_WHY_NONE || (entry->kind != KVF_ENTRY_BLOCK && entry->kind != KVF_ENTRY_SPACE_CARD)) {
+        return 0;
+    }
+    bool ours = memcmp(entry->space, e->digest, 32) == 0;
+    if (ours && entry->kind == KVF_ENTRY_BLOCK) {
+        note_ours(e, entry);
+    } else if (!ours) {
+        other_space *s = space_of(e, entry->space);
+        if (s != NULL && entry->kind == KVF_ENTRY_BLOCK) {
+            s->num_blocks++;
+            if (entry->first_token == 0 && entry->num_tokens > 0) {
+                note_candidate(e, entry, false);
+            }
+        }
+    }
+    return 0;
+}
+
+/* ---- what goes on from there ---- */
+
+typedef struct reading {
+    explanation     *e;
+    const candidate *c;
+} reading;
+
+static size_t common(const explanation *e, size_t from, const uint32_t *tokens, size_t num) {
+    size_t same = 0;
+    while (same < num && from + same < e->run->prompt.num && tokens[same] == (uint32_t)e->run->prompt.ids[from + same]) {
+        same++;
+    }
+    return same;
+}
+
+/* Whether the record is the block behind the matched ones: its key says so. (A tail has a key of another kind; its place and tokens must do.) */
+static bool is_next(const explanation *e, const kvf_entry *entry) {
+    size_t before = e->matched * e->block_tokens, num = before + e->block_tokens;
+    if (entry->num_tokens != e->block_tokens) {
+        return true;
+    }
+    uint32_t *tokens = malloc(num * sizeof *tokens);
+    kvf_key *keys = malloc((e->matched + 1) * sizeof *keys);
+    bool same = false;
+    if (tokens != NULL && keys != NULL) {
+        for (size_t i = 0; i < before; i++) {
+            tokens[i] = (uint32_t)e->run->prompt.ids[i];
+        }
+        memcpy(tokens + before, entry->tokens, e->block_tokens * sizeof *tokens);
+        same = kvf_chain(e->space, keys, e->matched + 1, tokens, num) == e->matched + 1 &&
+               memcmp(&keys[e->matched], &entry->key, sizeof entry->key) == 0;
+    }
+    free(tokens);
+    free(keys);
+    return same;
+}
+
+static void note_next(explanation *e, const kvf_entry *entry) {
+    size_t from = e->matched * e->block_tokens, same = common(e, from, entry->tokens, entry->num_tokens);
+    if ((e->goes_on && from + same <= e->differs_at) || !is_next(e, entry)) {
+        return;
+    }
+    e->goes_on = true;
+    e->ends = same == entry->num_tokens;
+    e->differs_at = from + same;
+    e->num_theirs = entry->num_tokens - same < CONTEXT_TOKENS ? entry->num_tokens - same : CONTEXT_TOKENS;
+    memcpy(e->theirs, entry->tokens + same, e->num_theirs * sizeof *e->theirs);
+}
+
+static int read_candidate(void *ctx, const kvf_entry *entry) {
+    reading *r = ctx;
+    explanation *e = r->e;
+    if (entry->tokens == NULL || entry->damage != KVF_WHY_NONE) {
+        return 0;
+    }
+    if (r->c->ours) {
+        note_next(e, entry);
+    } else {
+        other_space *s = space_of(e, entry->space);
+        size_t same = common(e, 0, entry->tokens, entry->num_tokens);
+        if (s != NULL && same > s->same) {
+            s->same = same;
+        }
+    }
+    return 1;
+}
+
+static int read_candidates(explanation *e) {
+    for (size_t i = 0; i < e->num_candidates && !kvfcli_interrupted(); i++) {
+        const candidate *c = &e->candidates[i];
+        reading r = {e, c};
+        kvf_error err = {0};
+        kvf_walk_options options = {.struct_size = sizeof options, .whole = 1, .space = c->space, .key = &c->key};
+        kvf_status status = kvf_walk(e->store, &err, read_candidate, &r, &options);
+        if (status != KVF_OK) {
+            return kvfcli_fail(&err);
+        }
+    }
+    return KVFCLI_FINE;
+}
+
+/* ---- other spaces ---- */
+
+/* The value of a field in "name=value\n" lines; its length, or -1. */
+static int value_of(const char **out, const char *fields, const char *name, size_t name_len) {
+    for (const char *line = fields; *line != '\0';) {
+        size_t len = strcspn(line, "\n");
+        if (len > name_len && line[name_len] == '=' && strncmp(line, name, name_len) == 0) {
+            *out = line + name_len + 1;
+            return (int)(len - name_len - 1);
+        }
+        line += len + (line[len] == '\n');
+    }
+    *out = "";
+    return -1;
+}
+
+typedef void (*field_fn)(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there, int there_len);
+
+/* Calls for every field of `a` that `b` has not or has otherwise; with `missing_only`, only those that it has not. */
+static void each_difference(const char *a, const char *b, bool missing_only, field_fn fn, void *ctx) {
+    for (const char *line = a; *line != '\0';) {
+        size_t len = strcspn(line, "\n"), name_len = strcspn(line, "=");
+        const char *there, *here = line + name_len + 1;
+        int there_len = value_of(&there, b, line, name_len), here_len = (int)(len - name_len - 1);
+        bool differs = there_len != here_len || (there_len >= 0 && strncmp(here, there, (size_t)there_len) != 0);
+        if (missing_only ? there_len < 0 : differs) {
+            fn(ctx, line, (int)name_len, here, here_len, there, there_len);
+        }
+        line += len + (line[len] == '\n');
+    }
+}
+
+static void find_fields(explanation *e) {
+    const char *ours = kvf_space_fields(e->space), *model, *theirs;
+    int len = value_of(&model, ours, "model", 5);
+    for (size_t i = 0; i < e->num_spaces; i++) {
+        other_space *s = &e->spaces[i];
+        if (kvf_space_describe(e->store, &s->fields, NULL, s->digest) != KVF_OK) {
+            s->fields = NULL;
+            continue;
+        }
+        int other = value_of(&theirs, s->fields, "model", 5);
+        s->same_model = len > 0 && other == len && strncmp(model, theirs, (size_t)len) == 0;
+    }
+}
+
+/* Worth telling: it holds this beginning, or this model. */
+static bool is_told(const other_space *s) {
+    return s->num_blocks > 0 && s->fields != NULL && s->same_model;
+}
+
+/* ---- the other template ---- */
+
+static uint32_t budget_us(const explanation *e) {
+    return (e->run->options.budget_ms != 0 ? e->run->options.budget_ms : DEFAULT_BUDGET_MS) * 1000;
+}
+
+static size_t match_tokens(const explanation *e, const kvfcli_tokens *tokens) {
+    size_t num = kvf_llama_cut(e->run->engine.kv, tokens->num) / e->block_tokens, run = 0;
+    kvf_key *keys = malloc((num + 1) * sizeof *keys);
+    if (keys != NULL && num > 0) {
+        num = kvf_chain(e->space, keys, num, (const uint32_t *)tokens->ids, num * e->block_tokens);
+        if (kvf_match(e->space, &run, NULL, keys, num, budget_us(e)) != KVF_OK) {
+            run = 0;
+        }
+    }
+    free(keys);
+    return run;
+}
+
+static void try_other_template(explanation *e) {
+    const kvfcli_run_state *run = e->run;
+    kvfcli_run_options options = run->options;
+    options.raw = !options.raw;
+    kvfcli_tokens tokens = {.num = 0};
+    const kvfcli_message message = {.role = "user", .text = run->question.text};
+    kvfcli_template other = kvfcli_choose_template(run->engine.model, &options);
+    if (kvfcli_tokenize_chat(&tokens, run->engine.vocab, other, &message, 1) == KVFCLI_FINE) {
+        size_t matched = match_tokens(e, &tokens);
+        e->other_template = matched > e->matched ? matched : 0;
+    }
+    kvfcli_tokens_cleanup(&tokens);
+}
+
+/* ---- words ---- */
+
+static const char *code_of(const explanation *e) {
+    if (e->matched == e->num_blocks) {
+        return "stored";
+    }
+    kvf_reason why = e->found[e->matched].why;
+    if (why != KVF_WHY_ABSENT && why != KVF_WHY_NONE) {
+        return kvf_reason_name(why);
+    }
+    if (e->other_template > 0) {
+        return "other-template";
+    }
+    if (e->later > 0) {
+        return "evicted";
+    }
+    if (e->goes_on) {
+        return e->ends ? "ends" : "differs";
+    }
+    for (size_t i = 0; i < e->num_spaces; i++) {
+        if (is_told(&e->spaces[i]) && e->spaces[i].same > 0) {
+            return "other-space";
+        }
+    }
+    return "absent";
+}
+
+static char *text_of(const explanation *e, const uint32_t *tokens, size_t num) {
+    kvfcli_utf8 utf8 = {.num_held = 0};
+    kvfcli_string text = {.text = NULL};
+    bool good = kvfcli_string_add(&text, "", 0);
+    for (size_t i = 0; i < num && good; i++) {
+        good = kvfcli_add_piece(&utf8, &text, e->run->engine.vocab, (llama_token)tokens[i]);
+    }
+    if (!good || !kvfcli_utf8_end(&utf8, &text)) {
+        kvfcli_string_cleanup(&text);
+        return NULL;
+    }
+    return text.text;
+}
+
+static char *our_text(const explanation *e) {
+    size_t left = e->run->prompt.num - e->differs_at, num = left < CONTEXT_TOKENS ? left : CONTEXT_TOKENS;
+    return text_of(e, (const uint32_t *)e->run->prompt.ids + e->differs_at, num);
+}
+
+static void print_quoted(const char *label, const char *text) {
+    printf("  %-9s \"", label);
+    for (const char *c = text != NULL ? text : ""; *c != '\0'; c++) {
+        if (*c == '\n') {
+            fputs("\\n", stdout);
+        } else {
+            fputc(*c, stdout);
+        }
+    }
+    printf("\"\n");
+}
+
+static void print_difference(const explanation *e) {
+    char *ours = our_text(e), *theirs = text_of(e, e->theirs, e->num_theirs);
+    if (e->ends) {
+        printf("the longest stored prompt that shares this ends at token %zu: nothing behind it was computed with the store\n", e->differs_at);
+    } else {
+        printf("token %zu is the first that differs from the stored prompt that shares the most:\n", e->differs_at);
+        print_quoted("here:", ours);
+        print_quoted("stored:", theirs);
+    }
+    free(ours);
+    free(theirs);
+}
+
+static void print_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there, int there_len) {
+    (void)ctx;
+    printf("    %.*s: here %.*s, there %.*s\n", name_len, name, here_len > 0 ? here_len : 1, here_len > 0 ? here : "-",
+           there_len > 0 ? there_len : 1, there_len > 0 ? there : "-");
+}
+
+static void print_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len, const char *here, int here_len) {
+    print_field(ctx, name, name_len, here, here_len, there, there_len);
+}
+
+static void print_spaces(const explanation *e) {
+    for (size_t i = 0; i < e->num_spaces; i++) {
+        const other_space *s = &e->spaces[i];
+        if (!is_told(s)) {
+            continue;
+        }
+        char hex[KVFCLI_HEX32];
+        kvfcli_hex(hex, s->digest);
+        printf("  space %.16s has %llu blocks of this model%s, but differs:\n", hex, (unsigned long long)s->num_blocks,
+               s->same > 0 ? ", with this very beginning" : "");
+        each_difference(kvf_space_fields(e->space), s->fields, false, print_field, NULL);
+        each_difference(s->fields, kvf_space_fields(e->space), true, print_missing_here, NULL);
+    }
+}
+
+static void print(const explanation *e) {
+    char hex[KVFCLI_HEX32], age[KVFCLI_TEXT];
+    const char *code = code_of(e);
+    kvfcli_hex(hex, e->digest);
+    printf("prompt: %zu tokens, %zu whole blocks of %zu; space %.16s\n", e->run->prompt.num, e->num_blocks, e->block_tokens, hex);
+    printf("stored: %zu blocks, %zu tokens", e->matched, e->matched * e->block_tokens);
+    if (e->matched > 0) {
+        printf(", the last one %s ago", kvfcli_age(age, e->found[e->matched - 1].stored_s));
+    }
+    printf("\nanswer: %s\n", code);
+    if (strcmp(code, "stored") == 0) {
+        printf("all whole blocks are there: a run loads them, where that is sooner than computing them (`kvferry run --json` says which)\n");
+    } else if (strcmp(code, "other-template") == 0) {
+        printf("%s chat template %zu blocks would match: the stored prompt was made that way\n", e->run->options.raw ? "with a" : "without a (--raw)",
+               e->other_template);
+    } else if (strcmp(code, "evicted") == 0) {
+        printf("block %zu (token %zu) is gone, though %zu later ones of this prompt are there: evicted, or expired\n", e->matched,
+               e->matched * e->block_tokens, e->later);
+    } else if (strcmp(code, "differs") == 0 || strcmp(code, "ends") == 0) {
+        print_difference(e);
+    } else if (strcmp(code, "absent") == 0) {
+        printf("nothing in the store goes on from there: never stored, expired or evicted (%llu blocks of this space are there)\n",
+               (unsigned long long)e->our_blocks);
+    } else if (strcmp(code, "other-space") != 0) {
+        printf("the store says \"%s\" of block %zu; kvferry doctor tells more\n", code, e->matched);
+    }
+    if (e->matched < e->num_blocks) {
+        print_spaces(e);
+    }
+}
+
+/* ---- JSON ---- */
+
+static json_t *text_value(const char *text, int len) {
+    return len >= 0 ? json_stringn(text, (size_t)len) : json_null();
+}
+
+static void add_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there, int there_len) {
+    json_array_append_new(ctx, json_pack("{s:o, s:o, s:o}", "name", text_value(name, name_len), "here", text_value(here, here_len), "there",
+                                         text_value(there, there_len)));
+}
+
+static void add_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len, const char *here, int here_len) {
+    add_field(ctx, name, name_len, here, here_len, there, there_len);
+}
+
+static json_t *json_spaces(const explanation *e) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < e->num_spaces; i++) {
+        const other_space *s = &e->spaces[i];
+        if (!is_told(s)) {
+            continue;
+        }
+        json_t *fields = json_array();
+        each_difference(kvf_space_fields(e->space), s->fields, false, add_field, fields);
+        each_difference(s->fields, kvf_space_fields(e->space), true, add_missing_here, fields);
+        json_array_append_new(list, json_pack("{s:o, s:I, s:I, s:o}", "space", kvfcli_json_hex(s->digest), "blocks", (json_int_t)s->num_blocks,
+                                              "same_tokens", (json_int_t)s->same, "differs", fields));
+    }
+    return list;
+}
+
+static json_t *json_own(char *text) {
+    json_t *value = text != NULL ? json_string(text) : json_null();
+    free(text);
+    return value;
+}
+
+static int print_as_json(const explanation *e) {
+    bool differs = e->goes_on && e->matched < e->num_blocks;
+    json_t *json = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:o}", "why", code_of(e), "prompt_tokens", (json_int_t)e->run->prompt.num,
+                             "blocks", (json_int_t)e->num_blocks, "block_tokens", (json_int_t)e->block_tokens, "stored_blocks",
+                             (json_int_t)e->matched, "space", kvfcli_json_hex(e->digest), "later_blocks", (json_int_t)e->later,
+                             "other_template_blocks", (json_int_t)e->other_template, "other_spaces", json_spaces(e));
+    json_object_set_new(json, "differs_at", differs ? json_integer((json_int_t)e->differs_at) : json_null());
+    json_object_set_new(json, "here", differs ? json_own(our_text(e)) : json_null());
+    json_object_set_new(json, "there", differs && !e->ends ? json_own(text_of(e, e->theirs, e->num_theirs)) : json_null());
+    return kvfcli_print_json(json, KVFCLI_FINE);
+}
+
+/* ---- all of it ---- */
+
+static void cleanup(explanation *e) {
+    for (size_t i = 0; e->spaces != NULL && i < e->num_spaces; i++) {
+        kvf_free(e->spaces[i].fields);
+    }
+    free(e->keys);
+    free(e->found);
+    free(e->candidates);
+    free(e->spaces);
+}
+
+static int prepare(explanation *e) {
+    const kvfcli_run_state *run = e->run;
+    e->store = run->store;
+    e->space = kvf_llama_space(run->engine.kv);
+    kvf_space_digest(e->space, e->digest);
+    e->block_tokens = kvf_space_block_tokens(e->space);
+    e->num_blocks = kvf_llama_cut(run->engine.kv, run->prompt.num) / e->block_tokens;
+    e->keys = calloc(e->num_blocks + 1, sizeof *e->keys);
+    e->found = calloc(e->num_blocks + 1, sizeof *e->found);
+    e->candidates = calloc(MAX_CANDIDATES, sizeof *e->candidates);
+    e->spaces = calloc(MAX_SPACES, sizeof *e->spaces);
+    if (e->keys == NULL || e->found == NULL || e->candidates == NULL || e->spaces == NULL) {
+        return kvfcli_no_memory();
+    }
+    kvf_chain(e->space, e->keys, e->num_blocks, (const uint32_t *)run->prompt.ids, e->num_blocks * e->block_tokens);
+    return kvf_match(e->space, &e->matched, e->found, e->keys, e->num_blocks, budget_us(e)) == KVF_OK ? KVFCLI_FINE : KVFCLI_IO;
+}
+
+static int look_around(explanation *e) {
+    kvf_walk_options options = {.struct_size = sizeof options};
+    int code = kvfcli_walk(e->store, see, e, &options);
+    if (code == KVFCLI_FINE) {
+        code = read_candidates(e);
+    }
+    if (code == KVFCLI_FINE) {
+        find_fields(e);
+        try_other_template(e);
+    }
+    return code;
+}
+
+int kvfcli_explain_prompt(const kvfcli_run_state *run) {
+    if (run->engine.kv == NULL || kvf_llama_space(run->engine.kv) == NULL) {
+        kvfcli_say("nothing of this model is stored: %s", run->engine.refused[0] != '\0' ? run->engine.refused : "there is no store");
+        return KVFCLI_INPUT;
+    }
+    explanation e = {.run = run};
+    int code = prepare(&e);
+    if (code == KVFCLI_FINE && e.matched < e.num_blocks) {
+        code = look_around(&e);
+    }
+    if (code == KVFCLI_FINE && run->options.json) {
+        code = print_as_json(&e);
+    } else if (code == KVFCLI_FINE) {
+        print(&e);
+    }
+    cleanup(&e);
+    return code;
+}
