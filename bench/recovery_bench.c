@@ -3,7 +3,7 @@
  * check-recovery: how long after a server is back the first load is whole again. Loads run all the time, so that the breaker is as far
  * open as it gets. Four cases: a single server is killed and started again; a shard of a Cluster is; a shard dies and its replica
  * takes over; a master dies and the sentinels name another. Time counts from when the server answers (the Cluster or the sentinels
- * have decided) to the end of the first whole load.
+ * have decided) to the end of the first whole load. An argument names the cases to run: single, restart, takeover, sentinel.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -48,6 +48,7 @@ typedef struct reader {
     pthread_t        thread;
     atomic_bool      stop;
     _Atomic long long last_good_us; /* when the last whole load ended */
+    _Atomic int       gap, why;     /* of the last load that was not whole: its first block that missed, and the reason */
 } reader;
 
 static void *read_on(void *arg) {
@@ -60,6 +61,9 @@ static void *read_on(void *arg) {
         }
         if (run == BLOCKS) {
             atomic_store(&r->last_good_us, (long long)(now_ms() * 1000));
+        } else {
+            atomic_store(&r->gap, (int)run);
+            atomic_store(&r->why, (int)r->prompt->blocks[run].why);
         }
         nap_ms(5);
     }
@@ -84,11 +88,16 @@ static void end(reader *r) {
     kvf_store_close(r->store);
 }
 
+static void explain(const reader *r) {
+    printf("  the last load ended at block %d of %u: %s\n", atomic_load(&r->gap), BLOCKS, kvf_reason_name((kvf_reason)atomic_load(&r->why)));
+}
+
 /* It loads, and the loads are whole. */
 static void await_good(reader *r) {
     double from = now_ms();
     while ((double)atomic_load(&r->last_good_us) / 1000 < from) {
         if (now_ms() - from > 20000) {
+            explain(r);
             die("loads do not get whole");
         }
         nap_ms(5);
@@ -105,6 +114,9 @@ static void measure(reader *r, const char *what, double since, double killed) {
     double spent = last > since ? last - since : last >= killed + 50 ? 0 : 20000;
     worst_ms = spent > worst_ms ? spent : worst_ms;
     printf("%-34s back after %5.0f ms, first whole load %4.0f ms later\n", what, since - killed, spent);
+    if (spent >= BOUND_MS) {
+        explain(r);
+    }
     fflush(stdout);
 }
 
@@ -145,17 +157,21 @@ static bool is_promoted(const kvft_cluster *c, int node) {
     return yes;
 }
 
-static void check_cluster(void) {
+static void check_restart(void) {
     reader r;
     kvft_cluster *c = kvft_cluster_start(false);
     begin(&r, c->url);
     restart_cases(&r, c->nodes[0], "Cluster, a shard restarted");
     end(&r);
     kvft_cluster_stop(c);
-    c = kvft_cluster_start(true);
+}
+
+static void check_takeover(void) {
+    reader r;
+    kvft_cluster *c = kvft_cluster_start(true);
     begin(&r, c->url);
     await_good(&r);
-    nap_ms(500); /* the replicas have it too */
+    kvft_await_replicas(c->nodes[0]);
     double killed = now_ms();
     kvft_server_kill(c->nodes[0]);
     while (!is_promoted(c, KVFT_SHARDS)) {
@@ -174,10 +190,11 @@ static void check_sentinel(void) {
     kvft_sentinels *s = kvft_sentinels_start();
     begin(&r, s->url);
     await_good(&r);
-    nap_ms(500);
     int before = kvft_sentinels_master(s);
+    kvft_server *master = s->data[s->data[1]->port == before]; /* on a busy machine they may have changed places already */
+    kvft_await_replicas(master);
     double killed = now_ms();
-    kvft_server_kill(s->data[0]);
+    kvft_server_kill(master);
     while (kvft_sentinels_master(s) == before) {
         if (now_ms() - killed > 20000) {
             die("no failover");
@@ -189,10 +206,16 @@ static void check_sentinel(void) {
     kvft_sentinels_stop(s);
 }
 
-int main(void) {
-    check_single();
-    check_cluster();
-    check_sentinel();
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {{"single", check_single}, {"restart", check_restart}, {"takeover", check_takeover}, {"sentinel", check_sentinel}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (argc < 2 || strcmp(argv[1], cases[i].name) == 0) {
+            cases[i].run();
+        }
+    }
     bool ok = worst_ms < BOUND_MS;
     printf("check-recovery: first whole load at most %.0f ms after the return (%s %.0f)\n", worst_ms, ok ? "<" : "not <", BOUND_MS);
     return ok ? 0 : 1;

@@ -344,7 +344,7 @@ static void test_death_and_failover(void **state) {
     NEEDS_CLUSTER();
     bench b = open_bench(5);
     kvft_save_all(b.space, b.store, b.prompt);
-    nap_ms(300); /* the replica has it too */
+    kvft_await_replicas(cluster->nodes[0]);
     double longest = 0;
     kvft_server_kill(cluster->nodes[0]);
     size_t hits = load_each(&b, 5, &longest);

@@ -107,7 +107,7 @@ static void test_failover(void **state) {
     kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD);
     kvft_save_all(space, store, prompt);
     assert_int_equal(load(space, prompt), BLOCKS);
-    nap_ms(300); /* the replica has it too */
+    kvft_await_replicas(set->data[0]);
     kvft_server_kill(set->watch[0]); /* the first sentinel is no help */
     kvft_server_kill(set->data[0]);
     double begin = now_ms();

@@ -64,6 +64,33 @@ static void await(bool ok, int *waited, const char *what) {
     }
 }
 
+static long long offset_of(const char *text, const char *name) {
+    const char *at = strstr(text, name);
+    return at != NULL ? atoll(at + strlen(name)) : -1;
+}
+
+/* There is a replica, and every "slaveN:...,state=online,offset=..." has come that far. */
+static bool is_replicated(kvft_server *master, long long target) {
+    char *said = bulk(master, "INFO replication");
+    const char *line = strstr(said, "\nslave0:");
+    bool yes = line != NULL;
+    for (; yes && line != NULL; line = strstr(line + 1, "\nslave")) {
+        const char *online = strstr(line, "state=online,");
+        yes = online != NULL && online < line + 1 + strcspn(line + 1, "\n") && offset_of(line, "offset=") >= target;
+    }
+    free(said);
+    return yes;
+}
+
+void kvft_await_replicas(kvft_server *master) {
+    char *said = bulk(master, "INFO replication");
+    long long target = offset_of(said, "master_repl_offset:");
+    free(said);
+    for (int waited = 0; !is_replicated(master, target);) {
+        await(false, &waited, "a replica does not keep up");
+    }
+}
+
 /* ---- Cluster ---- */
 
 int kvft_cluster_first(int shard) {
@@ -114,6 +141,9 @@ static void replicate(kvft_cluster *c) {
         bool ok = contains(c->nodes[i], "INFO replication", "master_link_status:up");
         await(ok, &waited, "a replica does not come up");
         i += ok;
+    }
+    for (int i = 0; i < KVFT_SHARDS; i++) {
+        kvft_await_replicas(c->nodes[i]);
     }
 }
 
@@ -212,6 +242,7 @@ kvft_sentinels *kvft_sentinels_start(void) {
     while (!contains(s->data[1], "INFO replication", "master_link_status:up")) {
         await(false, &waited, "the replica does not come up");
     }
+    kvft_await_replicas(master);
     for (int i = 0; i < 3; i++) {
         start_sentinel(s, i);
     }

@@ -11,6 +11,10 @@
 
 #define KVFT_SHARDS 3
 
+/* Waits until each replica of the server has all that was written to it so far. (A link that is up does not mean so: after a full
+ * synchronization a master sends on only once it has heard from the replica, up to a second later.) */
+void kvft_await_replicas(kvft_server *master);
+
 typedef struct kvft_cluster {
     kvft_server *nodes[2 * KVFT_SHARDS]; /* 0 to 2: the shards as they began; 3 to 5: their replicas, or NULL */
     char         ids[2 * KVFT_SHARDS][41];

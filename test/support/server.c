@@ -223,6 +223,7 @@ static void run_server(const kvft_server *server) {
         setenv("LD_PRELOAD", getenv("KVFT_CLOCK_SHIM"), 1);
         setenv("KVFT_CLOCK", server->clock, 1);
     }
+    signal(SIGXFSZ, SIG_IGN); /* a limit of its files is an error for it, as a full disk is, and not its death */
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that crashes leaves no server behind */
     execvp(argv[0], (char *const *)(uintptr_t)argv);
     _exit(127);
