@@ -15,7 +15,7 @@ programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUI
 
 .PHONY: help setup build demo test install format tidy clean \
 	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
-	check-cluster check-recovery check-servers check-evict check-never-slower
+	check-cluster check-recovery check-chaos check-stall check-servers check-evict check-never-slower
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,7 +47,7 @@ clean: ## remove all build folders (not the cache of make setup)
 
 # --- the checks of the project's promises: exit status 0 where the figure holds, the figure on the last line
 
-check: check-faults check-article check-kill check-exact check-cluster check-recovery check-servers check-evict check-demo check-128k check-cold check-wire ## all checks below
+check: check-faults check-article check-kill check-exact check-cluster check-recovery check-chaos check-stall check-servers check-evict check-demo check-128k check-cold check-wire ## all checks below
 
 check-demo: build ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
 	@$(paths); $(programs); bench/demo.sh --check
@@ -69,6 +69,12 @@ check-128k: build ## 128K tokens (4 GiB) through Redis: memory of the client, on
 
 check-cluster: build ## a Cluster of three: all shards at once, a dead one, slots that move while loads run
 	@$(paths); $(programs); $(release)/bench/cluster_bench
+
+check-chaos: build ## 200 seeds of faults on real servers while loads and saves go on; SEED=n for one
+	@$(paths); $(programs); $(release)/bench/chaos_bench
+
+check-stall: build ## a connection that stalls beside loads on others: at most 10 % slower
+	@$(paths); $(programs); $(release)/bench/stall_bench
 
 check-recovery: build ## first whole load within 1 s of the server's return: single, Cluster, Sentinel
 	@$(paths); $(programs); $(release)/bench/recovery_bench

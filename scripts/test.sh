@@ -131,12 +131,14 @@ stage_asan() {
     # Leaks count; a use of memory after its function returned does, too.
     export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
     tests asan -L 'unit|live|shell'
+    one "check-chaos under asan, 15 seeds" build/asan/bench/chaos_bench 15
     unset ASAN_OPTIONS UBSAN_OPTIONS
 }
 
 stage_tsan() {
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 KVFT_SKIP='*fault*'
     tests tsan -L 'unit|live'
+    one "check-chaos under tsan, 15 seeds" build/tsan/bench/chaos_bench 15
     unset TSAN_OPTIONS KVFT_SKIP
 }
 
@@ -157,6 +159,8 @@ stage_checks() {
     one "check-128k" build/release/bench/k128_bench
     one "check-evict, in short" build/release/bench/evict_bench --seeds 2 --requests 600 --row allkeys-lfu,\ 10\ samples \
         --row allkeys-random
+    one "check-chaos, 30 seeds" build/release/bench/chaos_bench 30
+    one "check-stall" build/release/bench/stall_bench
     # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
     RATIO=10 one "check-demo" bench/demo.sh --check
 }

@@ -177,35 +177,43 @@ bool kvft_cluster_is_ok(kvft_cluster *c, int node) {
     return contains(c->nodes[node], "CLUSTER INFO", "cluster_state:ok");
 }
 
-static void move_keys(kvft_cluster *c, int slot, int src, int dst) {
+static bool says_ok(kvft_server *server, const char *command, const char **said) {
+    *said = kvft_server_say(server, command);
+    return (*said)[0] == '+';
+}
+
+static bool move_keys(kvft_cluster *c, int slot, int src, int dst, const char **said) {
     char command[512], key[400];
     for (;;) {
         snprintf(command, sizeof command, "CLUSTER GETKEYSINSLOT %d 1", slot);
-        char *said = bulk(c->nodes[src], command); /* "name\n", or nothing */
-        snprintf(key, sizeof key, "%.*s", (int)strcspn(said, "\r\n"), said);
-        free(said);
+        char *name = bulk(c->nodes[src], command); /* "name\n", or nothing */
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(name, "\r\n"), name);
+        free(name);
         if (key[0] == '\0') {
-            return;
+            return true;
         }
         snprintf(command, sizeof command, "MIGRATE 127.0.0.1 %d %s 0 10000 REPLACE", c->nodes[dst]->port, key);
-        const char *line = kvft_server_say(c->nodes[src], command);
-        if (line[0] != '+') {
-            die(command, line);
+        if (!says_ok(c->nodes[src], command, said)) {
+            return false;
         }
     }
 }
 
+bool kvft_cluster_try_move(kvft_cluster *c, int slot, int src, int dst, const char **said) {
+    char importing[128], migrating[128], node[128];
+    snprintf(importing, sizeof importing, "CLUSTER SETSLOT %d IMPORTING %s", slot, c->ids[src]);
+    snprintf(migrating, sizeof migrating, "CLUSTER SETSLOT %d MIGRATING %s", slot, c->ids[dst]);
+    snprintf(node, sizeof node, "CLUSTER SETSLOT %d NODE %s", slot, c->ids[dst]);
+    return says_ok(c->nodes[dst], importing, said) && says_ok(c->nodes[src], migrating, said) && move_keys(c, slot, src, dst, said) &&
+           says_ok(c->nodes[dst], node, said) && says_ok(c->nodes[src], node, said);
+}
+
 void kvft_cluster_move(kvft_cluster *c, int from, int to, int src, int dst) {
-    char command[128];
     for (int slot = from; slot < to; slot++) {
-        snprintf(command, sizeof command, "CLUSTER SETSLOT %d IMPORTING %s", slot, c->ids[src]);
-        must_ok(c->nodes[dst], command);
-        snprintf(command, sizeof command, "CLUSTER SETSLOT %d MIGRATING %s", slot, c->ids[dst]);
-        must_ok(c->nodes[src], command);
-        move_keys(c, slot, src, dst);
-        snprintf(command, sizeof command, "CLUSTER SETSLOT %d NODE %s", slot, c->ids[dst]);
-        must_ok(c->nodes[dst], command);
-        must_ok(c->nodes[src], command);
+        const char *said = "";
+        if (!kvft_cluster_try_move(c, slot, src, dst, &said)) {
+            die("a slot does not move", said);
+        }
     }
 }
 

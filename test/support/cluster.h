@@ -27,6 +27,8 @@ void kvft_cluster_stop(kvft_cluster *);
 int kvft_cluster_first(int shard);
 /* Moves slots [from, to) with their keys from node `src` to node `dst`, one after the other, while clients go on. */
 void kvft_cluster_move(kvft_cluster *, int from, int to, int src, int dst);
+/* One slot. false: a server refused, and said why; the slot may be left half-moved. */
+bool kvft_cluster_try_move(kvft_cluster *, int slot, int src, int dst, const char **said);
 /* The node serves: its Cluster is well, as far as it knows. */
 bool kvft_cluster_is_ok(kvft_cluster *, int node);
 

@@ -40,6 +40,7 @@ struct kvft_proxy {
     pthread_t        thread;
     pthread_mutex_t  lock;
     kvft_plan        plan;
+    const link_t    *stalled; /* with stall_one: the one */
     bool             stop, cut, renew;
     kvft_proxy_stats stats;
     double           free_at;  /* when the cable has carried what was sent */
@@ -135,6 +136,17 @@ static void welcome(kvft_proxy *proxy, int listener, bool is_tcp) {
 
 static bool reached(int64_t position, int64_t mark) {
     return mark > 0 && position >= mark;
+}
+
+static bool stalls(kvft_proxy *proxy, const link_t *link) {
+    if (!reached(link->position, proxy->plan.stall_after)) {
+        return false;
+    }
+    if (proxy->stalled == NULL) {
+        proxy->stalled = link;
+        proxy->stats.faults++;
+    }
+    return !proxy->plan.stall_one || proxy->stalled == link;
 }
 
 static bool within(const link_t *link, int64_t mark, size_t num) {
@@ -264,8 +276,8 @@ static double goes_at(const kvft_proxy *proxy, const link_t *link) {
     return cable ? proxy->free_at : link->not_before;
 }
 
-static bool may_send(const kvft_proxy *proxy, const link_t *link, double t) {
-    return link->num_held > 0 && !reached(link->position, proxy->plan.stall_after) && t >= goes_at(proxy, link);
+static bool may_send(kvft_proxy *proxy, const link_t *link, double t) {
+    return link->num_held > 0 && t >= goes_at(proxy, link) && !stalls(proxy, link);
 }
 
 static void serve_links(kvft_proxy *proxy, const struct pollfd *fds, const int *index, size_t num) {
@@ -294,7 +306,7 @@ static int prepare(kvft_proxy *proxy, struct pollfd *fds, int *index, size_t *nu
         link_t *link = &proxy->links[i];
         if (link->client >= 0) {
             bool ready = may_send(proxy, link, now());
-            if (link->num_held > 0 && !ready && !reached(link->position, proxy->plan.stall_after)) {
+            if (link->num_held > 0 && !ready && !stalls(proxy, link)) {
                 double left_ms = (goes_at(proxy, link) - now()) * 1e3;
                 timeout = left_ms < 1 ? 1 : left_ms < timeout ? (int)left_ms : timeout;
             }
@@ -318,6 +330,9 @@ static void obey(kvft_proxy *proxy) {
             link->position = 0;
             link->bit_flipped = link->garbage_done = false;
         }
+    }
+    if (proxy->renew) {
+        proxy->stalled = NULL;
     }
     proxy->cut = proxy->renew = false;
 }
@@ -423,6 +438,9 @@ void kvft_proxy_cut(kvft_proxy *proxy) {
 kvft_proxy_stats kvft_proxy_stats_get(kvft_proxy *proxy) {
     pthread_mutex_lock(&proxy->lock);
     kvft_proxy_stats stats = proxy->stats;
+    for (int i = 0; i < MAX_LINKS; i++) {
+        stats.open += proxy->links[i].client >= 0;
+    }
     pthread_mutex_unlock(&proxy->lock);
     return stats;
 }

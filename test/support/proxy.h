@@ -17,6 +17,7 @@ typedef struct kvft_plan {
     uint64_t bytes_per_s;       /* of replies, on all connections together, as on one cable; 0 = unlimited */
     uint32_t slice_bytes;       /* replies arrive in pieces of 1 to this many bytes */
     int64_t  stall_after;       /* from this many reply bytes on nothing comes any more, the connection stays open; 0 = never */
+    bool     stall_one;         /* ... on the first connection that gets so far only */
     int64_t  cut_after;         /* the connection is closed in an orderly way after so many reply bytes; 0 = never */
     bool     reset;             /* ... with a reset instead (TCP) */
     int64_t  half_open_after;   /* requests are swallowed from this many reply bytes on, as by a peer that lost power; 0 = never */
@@ -40,6 +41,7 @@ void kvft_proxy_cut(kvft_proxy *);
 
 typedef struct kvft_proxy_stats {
     uint64_t connections, faults; /* faults: of all kinds that happened */
+    unsigned open;                /* connections now: each has two sockets */
     uint64_t to_server, to_client;
 } kvft_proxy_stats;
 kvft_proxy_stats kvft_proxy_stats_get(kvft_proxy *);

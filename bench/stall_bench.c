@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check-stall: a connection that stalls does not slow the loads on the others. A victim's load hangs in the middle of a reply, on a connection that
+ * the proxy holds still and that nobody gives up (stall_ms is long); meanwhile another thread loads over the other connections of the
+ * same store. Pairs of the same loads, with and without the victim, one right after the other and in changing order; the median of their
+ * ratios is the figure.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "support/kit.h"
+#include "support/proxy.h"
+#include "support/server.h"
+
+#define BLOCKS 24u
+#define PAYLOAD 65536u
+#define PAIRS 81
+#define LOADS 8
+#define BOUND 1.10
+
+static const kvft_plan faithful;
+
+static void die(const char *what) {
+    fflush(stdout);
+    fprintf(stderr, "check-stall: %s\n", what);
+    exit(1);
+}
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+static void nap_ms(long ms) {
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
+typedef struct victim {
+    kvf_space   *space;
+    kvft_prompt *prompt;
+    size_t       run;
+} victim;
+
+static void *suffer(void *arg) {
+    victim *v = arg;
+    kvft_prompt_poison(v->prompt);
+    v->run = kvf_load(v->space, v->prompt->blocks, BLOCKS, NULL, 60000);
+    return NULL;
+}
+
+/* The time of some loads, all of them whole. */
+static double time_loads(kvf_space *space, kvft_prompt *prompt) {
+    double begin = now_ms();
+    for (int i = 0; i < LOADS; i++) {
+        if (kvf_load(space, prompt->blocks, BLOCKS, NULL, 10000) != BLOCKS) {
+            die("a load on a connection that does not stall was not whole");
+        }
+    }
+    return now_ms() - begin;
+}
+
+static double time_beside_victim(kvft_proxy *proxy, victim *v, kvf_space *space, kvft_prompt *prompt) {
+    const kvft_plan plan = {.stall_after = 200000, .stall_one = true};
+    pthread_t thread;
+    uint64_t faults = kvft_proxy_stats_get(proxy).faults;
+    kvft_proxy_set(proxy, &plan);
+    if (pthread_create(&thread, NULL, suffer, v) != 0) {
+        die("no thread");
+    }
+    for (double begin = now_ms(); kvft_proxy_stats_get(proxy).faults == faults; nap_ms(1)) {
+        if (now_ms() - begin > 10000) {
+            die("nothing stalled");
+        }
+    }
+    nap_ms(3); /* its other connection, where it has one, is done */
+    double spent = time_loads(space, prompt);
+    kvft_proxy_set(proxy, &faithful);
+    pthread_join(thread, NULL);
+    if (v->run != BLOCKS || kvft_prompt_wrong(v->prompt, 1, v->run) != 0) {
+        die("the load that stalled was not whole in the end");
+    }
+    return spent;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double check(const char *what, const char *base, kvft_proxy *proxy) {
+    char url[256];
+    double ratios[PAIRS], alone_ms = 0;
+    snprintf(url, sizeof url, "%s?stall_ms=60000", base);
+    kvf_store *store = kvft_store(url);
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD);
+    victim v = {.space = space, .prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD)};
+    kvft_save_all(space, store, prompt);
+    (void)time_loads(space, prompt);
+    for (int i = 0; i < PAIRS; i++) {
+        double alone = i % 2 == 0 ? time_loads(space, prompt) : 0;
+        double beside = time_beside_victim(proxy, &v, space, prompt);
+        alone = i % 2 == 0 ? alone : time_loads(space, prompt);
+        ratios[i] = beside / alone;
+        alone_ms += alone / PAIRS;
+    }
+    if (kvft_prompt_wrong(prompt, 1, BLOCKS) != 0) {
+        die("wrong bytes");
+    }
+    qsort(ratios, PAIRS, sizeof *ratios, by_size);
+    printf("%-6s %d pairs of %d loads (%.1f ms a load alone): the median ratio %.3f, quartiles %.3f and %.3f\n", what, PAIRS, LOADS,
+           alone_ms / LOADS, ratios[PAIRS / 2], ratios[PAIRS / 4], ratios[PAIRS - 1 - PAIRS / 4]);
+    kvft_prompt_free(v.prompt);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    return ratios[PAIRS / 2];
+}
+
+int main(void) {
+    kvft_server *server = kvft_server_start(NULL);
+    if (server == NULL) {
+        printf("check-stall: skipped: redis-server is not installed\n");
+        return 77;
+    }
+    kvft_proxy *proxy = kvft_proxy_start(server->socket);
+    double tcp = check("TCP", kvft_proxy_tcp_url(proxy), proxy);
+    double unix_socket = check("unix", kvft_proxy_unix_url(proxy), proxy);
+    kvft_proxy_stop(proxy);
+    kvft_server_stop(server);
+    double worst = tcp > unix_socket ? tcp : unix_socket;
+    bool ok = worst <= BOUND;
+    printf("check-stall: loads beside a connection that stalls take %.3f of their time without it (%s %.2f)\n", worst, ok ? "at most" : "more than",
+           BOUND);
+    return ok ? 0 : 1;
+}
