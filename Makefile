@@ -85,6 +85,11 @@ check-servers: build ## all tests that need a server, on redis-server and on val
 check-evict: build ## what is left of prefixes at 2x overcommit, by eviction policy: the documented one is the best
 	@$(paths); $(programs); $(release)/bench/evict_bench
 
+check: check-tls
+.PHONY: check-tls
+check-tls: build ## TLS: what is wrong is refused with its reason, what is right works in all three topologies
+	@$(paths); $(programs); $(release)/test/live_tls_test
+
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test
 

@@ -8,6 +8,7 @@
  *   redis+unix:///run/redis.sock      ?db=0 and the same             &connect_ms=1000&stall_ms=250&name=kvferry
  *   redis+cluster://[user:password@]host:port,host:port              a Cluster: some of its nodes
  *   redis+sentinel://[user:password@]host,host/name                  the master that these sentinels name; &sentinel_user=&sentinel_password=
+ *   rediss://, rediss+cluster://, rediss+sentinel://                 with TLS; ?ssl_ca_certs=file&ssl_certfile=&ssl_keyfile=
  *
  * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never ignored.
  */

@@ -78,6 +78,40 @@ static kvf_status check_hosts(kvf_error *err, const kvfi_url *url, uint16_t defa
     return KVF_OK;
 }
 
+static kvf_status take_yes(bool *out, kvf_error *err, kvfi_url *url, const char *name, const char *yes, const char *no) {
+    const char *text = *out ? yes : no;
+    KVFI_TRY(kvfi_url_take_text(url, err, name, &text));
+    *out = strcmp(text, yes) == 0;
+    return *out || strcmp(text, no) == 0 ? KVF_OK : kvfi_fail(err, KVF_CONFIG, "%.100s: %s= is %s or %s", url->text, name, yes, no);
+}
+
+/* Of rediss://...: the names are those of redis-py. */
+static kvf_status read_tls(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    kvfi_tls_conf *tls = &conf->tls_conf;
+    *tls = (kvfi_tls_conf){.on = true, .verify = true, .check_name = true};
+    KVFI_TRY(kvfi_url_take_text(url, err, "ssl_ca_certs", &tls->ca_file));
+    KVFI_TRY(kvfi_url_take_text(url, err, "ssl_ca_path", &tls->ca_dir));
+    KVFI_TRY(kvfi_url_take_text(url, err, "ssl_certfile", &tls->cert_file));
+    KVFI_TRY(kvfi_url_take_text(url, err, "ssl_keyfile", &tls->key_file));
+    KVFI_TRY(kvfi_url_take_text(url, err, "ssl_password", &tls->key_password));
+    KVFI_TRY(kvfi_url_take_text(url, err, "ssl_server_hostname", &tls->server_name));
+    KVFI_TRY(take_yes(&tls->verify, err, url, "ssl_cert_reqs", "required", "none"));
+    KVFI_TRY(take_yes(&tls->check_name, err, url, "ssl_check_hostname", "true", "false"));
+    if (tls->cert_file == NULL && (tls->key_file != NULL || tls->key_password != NULL)) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: a key needs its certificate beside it: ssl_certfile=", url->text);
+    }
+    if (tls->server_name != NULL && !is_plain(tls->server_name, 255)) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: ssl_server_hostname= is the name of a host", url->text);
+    }
+    if (!tls->verify) {
+        kvfi_log(KVF_LOG_WARN, "%s: the server's certificate is not verified (ssl_cert_reqs=none): whoever is on the way can read "
+                               "and change everything", url->text);
+    } else if (!tls->check_name) {
+        kvfi_log(KVF_LOG_WARN, "%s: whose certificate it is is not checked (ssl_check_hostname=false)", url->text);
+    }
+    return KVF_OK;
+}
+
 static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     conf->prefix = "kvf1";
     conf->name = "kvferry";
@@ -126,12 +160,19 @@ kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *
                             .stall_ms = 250,
                             .window = 1 << 20,
                             .part = (4 << 20) - 4096};
-    if (strcmp(url->scheme, "redis+unix") == 0) {
+    /* rediss+cluster is redis+cluster with TLS */
+    const char *scheme = url->scheme;
+    bool tls = strncmp(scheme, "rediss", 6) == 0;
+    const char *kind = scheme + (tls ? 6 : 5);
+    if (tls) {
+        KVFI_TRY(read_tls(&conf, err, url));
+    }
+    if (strcmp(kind, "+unix") == 0) {
         KVFI_TRY(read_unix(&conf, err, url));
-    } else if (strcmp(url->scheme, "redis+cluster") == 0) {
+    } else if (strcmp(kind, "+cluster") == 0) {
         KVFI_TRY(read_cluster(&conf, err, url));
         KVFI_TRY(check_hosts(err, url, 6379));
-    } else if (strcmp(url->scheme, "redis+sentinel") == 0) {
+    } else if (strcmp(kind, "+sentinel") == 0) {
         KVFI_TRY(read_sentinel(&conf, err, url));
         KVFI_TRY(check_hosts(err, url, 26379));
     } else {

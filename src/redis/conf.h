@@ -17,6 +17,8 @@ typedef enum kvfi_redis_kind { KVFI_REDIS_ONE, KVFI_REDIS_CLUSTER, KVFI_REDIS_SE
 typedef struct kvfi_redis_conf {
     kvfi_redis_kind kind;
     kvfi_endpoint server;          /* of several: the first that the URL names */
+    kvfi_tls_conf tls_conf;
+    kvfi_tls     *tls;             /* NULL: in plain. Of the tier. */
     const char   *master;          /* the name that the sentinels know it by */
     const char   *sentinel_user, *sentinel_password;
     const char   *user, *password; /* NULL when absent; these and `name`, `prefix` belong to the URL or are constants */

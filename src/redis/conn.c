@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * All reading and writing of sockets is in kvfi_conn_send and kvfi_conn_recv: TLS goes there.
+ * All reading and writing of sockets is in transmit and receive: with TLS or without.
  */
 #include "redis/conn.h"
 
@@ -11,9 +11,11 @@
 #define LARGE_BODY ((size_t)2 << 20)
 #define LARGE_BUFFER (1 << 20)
 #define SMALL_BUFFER (256 << 10)
+#define TLS_HOLDS ((size_t)32 << 10) /* what has left the socket and is no whole record yet, at most; and a margin */
 
 void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *disconnects) {
     conn->fd = -1;
+    conn->tls = NULL;
     conn->stall_ms = stall_ms;
     conn->disconnects = disconnects;
     conn->asking = false;
@@ -24,6 +26,8 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
 
 void kvfi_conn_close(kvfi_conn *conn) {
     if (conn->fd >= 0) {
+        kvfi_tls_free(conn->tls);
+        conn->tls = NULL;
         (void)kvfi_sys->close(conn->fd);
         conn->fd = -1;
     }
@@ -47,6 +51,12 @@ kvf_reason kvfi_conn_broken(kvfi_conn *conn, const char *what) {
 }
 
 static kvf_reason fail_errno(kvfi_conn *conn) {
+    const kvfi_tls_trouble *trouble = conn->tls != NULL ? kvfi_tls_trouble_of(conn->tls) : NULL;
+    if (trouble != NULL && trouble->what[0] != '\0') {
+        conn->config = trouble->config;
+        snprintf(conn->said, sizeof conn->said, "%s", trouble->what);
+        return fail(conn, KVF_WHY_UNREACHABLE);
+    }
     snprintf(conn->said, sizeof conn->said, "the connection broke (errno %d)", errno);
     return fail(conn, KVF_WHY_UNREACHABLE);
 }
@@ -55,6 +65,16 @@ void kvfi_conn_note_error(kvfi_conn *conn, const kvfi_reply *reply) {
     size_t len = reply->len < sizeof conn->said - 1 ? reply->len : sizeof conn->said - 1;
     memcpy(conn->said, reply->text, len);
     conn->said[len] = '\0';
+}
+
+/* ---- the transport: as writev and readv do ---- */
+
+static ssize_t transmit(kvfi_conn *conn, size_t num) {
+    return conn->tls != NULL ? kvfi_tls_send(conn->tls, conn->iov, num) : kvfi_sys->writev(conn->fd, conn->iov, (int)num);
+}
+
+static ssize_t receive(kvfi_conn *conn, size_t num) {
+    return conn->tls != NULL ? kvfi_tls_recv(conn->tls, conn->iov, num) : kvfi_sys->readv(conn->fd, conn->iov, (int)num);
 }
 
 /* ---- writing ---- */
@@ -143,7 +163,7 @@ static void sent(kvfi_conn *conn, size_t num) {
 kvf_reason kvfi_conn_send(kvfi_conn *conn) {
     while (!kvfi_conn_all_sent(conn)) {
         size_t num = gather(conn);
-        ssize_t n = kvfi_sys->writev(conn->fd, conn->iov, (int)num);
+        ssize_t n = transmit(conn, num);
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -168,7 +188,7 @@ kvf_reason kvfi_conn_recv(kvfi_conn *conn, bool *got) {
     size_t num = kvfi_resp_want(&conn->in, conn->iov, KVFI_CONN_IOV);
     ssize_t n;
     do {
-        n = kvfi_sys->readv(conn->fd, conn->iov, (int)num);
+        n = receive(conn, num);
     } while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         return KVF_WHY_NONE;
@@ -220,7 +240,8 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
 /* In the middle of a body over TCP, to be woken for every segment that comes costs both sides more than the copying. (On unix sockets poll takes
  * no notice of SO_RCVLOWAT.) Where it can't be set, everything works without. */
 static void set_low_water(kvfi_conn *conn) {
-    bool middle = conn->tcp && !conn->slow && kvfi_resp_left(&conn->in) >= KVFI_CONN_BATCH;
+    size_t held = conn->tls != NULL ? TLS_HOLDS : 0;
+    bool middle = conn->tcp && !conn->slow && kvfi_resp_left(&conn->in) >= KVFI_CONN_BATCH + held;
     int low_water = middle ? KVFI_CONN_BATCH : 1;
     if (low_water != conn->low_water &&
         kvfi_sys->setsockopt(conn->fd, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water) == 0) {
@@ -233,6 +254,10 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     int64_t now = kvfi_sys->now_us();
     int64_t until_us = deadline_us < now + stall_us ? deadline_us : now + stall_us;
     int moved = 0;
+    if (conn->tls != NULL && kvfi_tls_take_more(conn->tls)) {
+        conn->readable = true;
+        return KVF_WHY_NONE;
+    }
     set_low_water(conn);
     if (conn->low_water > 1) {
         /* Less than a batch is progress too, if only that of a slow link: the second half of the time waits for any byte. */

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "redis/tls.h"
 #include "resp/decode.h"
 #include "resp/encode.h"
 
@@ -24,6 +25,7 @@
 
 typedef struct kvfi_conn {
     int         fd; /* -1: closed */
+    kvfi_tls_link *tls; /* NULL: in plain */
     uint32_t    stall_ms;
     kvfi_resp   in;
     kvfi_cmd    out;       /* commands; out.data[sent, out.len) is still to be sent */
@@ -40,7 +42,9 @@ typedef struct kvfi_conn {
     const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
     bool        asking;    /* each command is preceded by ASKING: the server gets the slot of its key just now */
     bool        stalled;   /* it was closed because nothing moved */
-    char        said[160]; /* the last error of the server, for messages */
+    bool        mute;      /* it could not be opened, and the server has not said a byte */
+    bool        config;    /* it was closed for a reason that the operator must mend */
+    char        said[200]; /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;
     struct iovec iov[KVFI_CONN_IOV];
     char        scratch[KVFI_CONN_SCRATCH];
@@ -55,7 +59,11 @@ typedef struct kvfi_endpoint {
 } kvfi_endpoint;
 
 void kvfi_conn_init(kvfi_conn *, uint32_t stall_ms, _Atomic uint64_t *disconnects); /* closed */
-kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, int64_t deadline_us);
+/* With TLS where the peer has it. */
+kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, kvfi_tls_peer *, int64_t deadline_us);
+/* When a connection was opened, and no sense came of it: is it that the server speaks TLS and we do not (or the other way round)? Tries it on
+ * a connection of its own. */
+bool kvfi_conn_is_other_tongue(const kvfi_endpoint *, bool tls, int64_t deadline_us);
 void kvfi_conn_close(kvfi_conn *);
 
 static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {

@@ -220,7 +220,21 @@ static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, int64_t deadline_us
     return *out_fd >= 0 ? KVF_WHY_NONE : KVF_WHY_UNREACHABLE;
 }
 
-kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, int64_t deadline_us) {
+/* TLS over the socket that was just opened. */
+static kvf_reason secure(kvfi_conn *conn, kvfi_tls_peer *peer, int64_t deadline_us) {
+    kvfi_tls_trouble trouble;
+    kvf_reason why = kvfi_tls_connect(&conn->tls, &trouble, peer, conn->fd, deadline_us);
+    if (why != KVF_WHY_NONE) {
+        conn->tls = NULL;
+        conn->config = trouble.config;
+        conn->mute = trouble.mute;
+        snprintf(conn->said, sizeof conn->said, "%s", trouble.what);
+        kvfi_conn_close(conn);
+    }
+    return why;
+}
+
+kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_peer *peer, int64_t deadline_us) {
     kvfi_resp_init(&conn->in, conn->scratch, sizeof conn->scratch);
     conn->out = (kvfi_cmd){.data = conn->out_buffer, .cap = sizeof conn->out_buffer};
     conn->sent = 0;
@@ -232,12 +246,37 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, int64_t dead
     conn->low_water = 1;
     conn->send_buffer = 0;
     conn->stalled = false;
+    conn->mute = conn->config = false;
     conn->said[0] = '\0';
     kvf_reason why = dial(&conn->fd, to, deadline_us);
     if (why != KVF_WHY_NONE) {
         conn->fd = -1;
         char text[64];
         snprintf(conn->said, sizeof conn->said, "%s", why == KVF_WHY_NOMEM ? "no memory" : strerror_r(errno, text, sizeof text));
+        return why;
     }
-    return why;
+    return peer->tls != NULL ? secure(conn, peer, deadline_us) : KVF_WHY_NONE;
+}
+
+/* ---- the other tongue ---- */
+
+/* PING in plain: does a Redis answer? */
+static bool answers_in_plain(int fd, int64_t deadline_us) {
+    char text[] = "PING\r\n";
+    struct iovec iov = {text, sizeof text - 1};
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (kvfi_sys->writev(fd, &iov, 1) != (ssize_t)iov.iov_len || kvfi_sys->poll(&p, 1, kvfi_poll_ms(deadline_us)) <= 0) {
+        return false;
+    }
+    return kvfi_sys->readv(fd, &iov, 1) > 0 && (text[0] == '+' || text[0] == '-'); /* PONG, NOAUTH, DENIED, LOADING */
+}
+
+bool kvfi_conn_is_other_tongue(const kvfi_endpoint *to, bool tls, int64_t deadline_us) {
+    int fd = -1;
+    if (dial(&fd, to, deadline_us) != KVF_WHY_NONE) {
+        return false;
+    }
+    bool is = tls ? answers_in_plain(fd, deadline_us) : kvfi_tls_is_spoken(fd, deadline_us);
+    (void)kvfi_sys->close(fd);
+    return is;
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "redis/node.h"
 
+#include <stdio.h>
+
 #include "store/pool.h"
 
 #define MIN_BACKOFF_MS 50u
 #define MAX_BACKOFF_MS 500u /* who comes back is in use again within a second */
 #define FAIR_TRY_US 10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
+#define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US 2000 /* how often someone who waits for a connection looks whether there is work left for it */
 
 kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
@@ -28,6 +31,7 @@ static bool may_try(kvfi_node *node) {
 }
 
 static void note_success(kvfi_node *node) {
+    node->spoken = true;
     node->breaker = (kvfi_breaker){0};
 }
 
@@ -50,6 +54,12 @@ static void note_nothing(kvfi_node *node) {
 static void locked(kvfi_node *node, void (*note)(kvfi_node *)) {
     pthread_mutex_lock(&node->lock);
     note(node);
+    pthread_mutex_unlock(&node->lock);
+}
+
+static void remember(kvfi_node *node, const kvf_error *trouble) {
+    pthread_mutex_lock(&node->lock);
+    node->trouble = *trouble;
     pthread_mutex_unlock(&node->lock);
 }
 
@@ -116,6 +126,18 @@ static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const k
     return kvfi_fail(err, KVF_MISS, "%s: the server refuses: %s", conf->text, conn->said);
 }
 
+/* The URL without its parameters, and not too much of it. */
+static int short_len(const kvfi_redis_conf *conf) {
+    size_t len = strcspn(conf->text, "?");
+    return len < 60 ? (int)len : 60;
+}
+
+static kvf_status no_connection(const kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf) {
+    /* What the operator must mend is told whole, with less of the URL. */
+    return conn->config ? kvfi_fail(err, KVF_CONFIG, "%.*s: %s", short_len(conf), conf->text, conn->said)
+                        : kvfi_fail(err, KVF_MISS, "%s: no connection: %s", conf->text, conn->said);
+}
+
 static kvf_status not_redis(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf) {
     (void)kvfi_conn_broken(conn, "this is not a Redis server");
     return kvfi_fail(err, KVF_CONFIG, "%s: this is not a Redis server: its answer is not RESP; check host and port", conf->text);
@@ -129,8 +151,7 @@ static kvf_status read_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_
         *why = kvfi_conn_next(conn, &reply, deadline_us);
         if (*why != KVF_WHY_NONE) {
             bool nonsense = strstr(conn->said, "not RESP") != NULL;
-            return nonsense ? not_redis(conn, err, conf)
-                            : kvfi_fail(err, KVF_MISS, "%s: no connection: %s", conf->text, conn->said);
+            return nonsense ? not_redis(conn, err, conf) : no_connection(conn, err, conf);
         }
         if (reply.kind == KVFI_RESP_ERROR) {
             *why = KVF_WHY_SERVER;
@@ -157,10 +178,24 @@ static kvf_status introduce(kvfi_conn *conn, kvf_error *err, const kvfi_redis_co
     return read_introduction(conn, err, conf, steps, num, why, deadline_us);
 }
 
+/* One side speaks TLS and the other does not: that shows as silence or as a broken connection, and so is asked for. */
+static bool is_other_tongue(const kvfi_node *node, const kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    bool tls = node->conf->tls != NULL;
+    if (kvfi_conn_is_open(conn) || conn->config || conn->stalled || (tls && !conn->mute) ||
+        !kvfi_conn_is_other_tongue(&node->server, tls, deadline_us)) {
+        return false;
+    }
+    const char *sentence = tls ? "speaks no TLS on that port: name its tls-port, or write redis:// instead of rediss://"
+                               : "speaks TLS on that port: write rediss:// instead of redis://, or name its plain port";
+    (void)kvfi_fail(err, KVF_CONFIG, "%.*s: the server %.80s:%u %s", short_len(node->conf), node->conf->text, node->server.host,
+                    node->server.port, sentence);
+    return true;
+}
+
 static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
-    kvf_reason why = kvfi_conn_open(conn, &node->server, deadline_us);
+    kvf_reason why = kvfi_conn_open(conn, &node->server, &node->peer, deadline_us);
     if (why != KVF_WHY_NONE) {
-        (void)kvfi_fail(err, KVF_MISS, "%s: no connection: %s", node->conf->text, conn->said);
+        (void)no_connection(conn, err, node->conf);
         return why;
     }
     atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
@@ -170,15 +205,33 @@ static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
+/* With an explanation: somebody will read it, and the server has never made sense yet, so the last quarter of the time goes into it where there was no answer. */
+static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool explain, int64_t deadline_us) {
+    bool tls = node->conf->tls != NULL;
+    explain = explain && node->server.path == NULL && !node->spoken;
+    int64_t until_us = explain && tls ? deadline_us - (deadline_us - kvfi_sys->now_us()) / 4 : deadline_us;
+    kvf_reason why = open_and_introduce(node, conn, err, until_us);
+    if (why == KVF_WHY_UNREACHABLE && explain && (tls || conn->tcp)) {
+        int64_t short_us = kvfi_deadline(OTHER_TONGUE_US);
+        (void)is_other_tongue(node, conn, err, tls || deadline_us < short_us ? deadline_us : short_us);
+    }
+    return why;
+}
+
 /* Connects within connect_ms, or the caller's deadline when that comes first, and tells the breaker. */
 static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    kvf_error own = {.status = KVF_OK};
     int64_t from_us = kvfi_sys->now_us();
     int64_t own_deadline_us = from_us + (int64_t)node->conf->connect_ms * 1000;
     bool hurried = deadline_us < own_deadline_us;
-    kvf_reason why = open_and_introduce(node, conn, err, hurried ? deadline_us : own_deadline_us);
+    kvf_reason why = connect_or_explain(node, conn, &own, err != NULL, hurried ? deadline_us : own_deadline_us);
     bool timed_out = kvfi_sys->now_us() >= (hurried ? deadline_us : own_deadline_us);
     bool fair = !(hurried && timed_out) || deadline_us - from_us >= FAIR_TRY_US;
     locked(node, why == KVF_WHY_NONE ? note_success : fair ? note_failure : note_nothing);
+    if (why != KVF_WHY_NONE) {
+        remember(node, &own);
+        (void)kvfi_fail(err, own.status, "%s", own.what);
+    }
     if (why == KVF_WHY_UNREACHABLE && hurried && timed_out) {
         return KVF_WHY_BUDGET;
     }
@@ -245,9 +298,10 @@ static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int
     }
     pthread_mutex_lock(&node->lock);
     bool may = may_try(node);
+    kvf_error trouble = node->trouble;
     pthread_mutex_unlock(&node->lock);
     if (!may) {
-        (void)kvfi_fail(err, KVF_MISS, "%s: not tried: the server was not reachable a moment ago", node->conf->text);
+        (void)kvfi_fail(err, trouble.status, "%s", trouble.what);
         return KVF_WHY_BREAKER;
     }
     return connect_to(node, conn, err, deadline_us);
@@ -297,8 +351,15 @@ void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     give_slot(node, kind, conn);
 }
 
-void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, _Atomic uint64_t *connects, _Atomic uint64_t *disconnects) {
-    *node = (kvfi_node){.conf = conf, .server = conf->server, .connects = connects, .disconnects = disconnects};
+void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, const kvfi_endpoint *server, const char *name,
+                    _Atomic uint64_t *connects, _Atomic uint64_t *disconnects) {
+    *node = (kvfi_node){.conf = conf, .server = *server, .connects = connects, .disconnects = disconnects};
+    const char *given = conf->tls_conf.server_name;
+    snprintf(node->name, sizeof node->name, "%s", given != NULL ? given : name != NULL ? name : server->host);
+    node->peer.tls = conf->tls;
+    node->peer.name = node->name;
+    node->trouble = (kvf_error){.status = KVF_MISS};
+    snprintf(node->trouble.what, sizeof node->trouble.what, "%s: the server does not answer", conf->text);
     pthread_mutex_init(&node->lock, NULL);
     kvfi_cond_init(&node->freed);
 }
@@ -318,6 +379,7 @@ void kvfi_node_trim(kvfi_node *node) {
 
 void kvfi_node_cleanup(kvfi_node *node) {
     kvfi_node_trim(node);
+    kvfi_tls_forget(&node->peer);
     pthread_cond_destroy(&node->freed);
     pthread_mutex_destroy(&node->lock);
 }

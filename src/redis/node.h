@@ -30,14 +30,20 @@ typedef struct kvfi_breaker {
 typedef struct kvfi_node {
     const kvfi_redis_conf *conf;
     kvfi_endpoint          server;
+    kvfi_tls_peer          peer;  /* the same server, for TLS */
+    char                   name[256]; /* which its certificate is for */
     pthread_mutex_t        lock;  /* of all that follows; never held over I/O */
     pthread_cond_t         freed; /* a connection was given back */
     kvfi_lane              lanes[KVFI_NUM_LANES];
     kvfi_breaker           breaker;
+    atomic_bool            spoken;  /* it has answered us once: it speaks as we do */
+    kvf_error              trouble; /* why it could not be connected to last time */
     _Atomic uint64_t      *connects, *disconnects;
 } kvfi_node;
 
-void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
+/* `name`: as the server is called where its address is not what it is called; or NULL. */
+void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, const kvfi_endpoint *, const char *name, _Atomic uint64_t *connects,
+                    _Atomic uint64_t *disconnects);
 void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
 void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not expected to be of use any more */
 

@@ -106,13 +106,23 @@ static bool take_range(kvfi_slots *slots, const kvfi_reply *reply, int64_t index
 /* One element of a primary: its host and port; more may follow. */
 static bool take_primary(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     if (index == 0) {
-        slots->host.name[0] = '\0';
+        slots->host.name[0] = slots->host.alias[0] = '\0';
         return reply->kind == KVFI_RESP_NIL ||
                (reply->kind == KVFI_RESP_BULK && set_name(&slots->host, reply->text, reply->len));
     }
     if (index == 1) {
-        return reply->kind == KVFI_RESP_INT && reply->num > 0 && set_port(&slots->host, (uint64_t)reply->num) &&
-               end_range(slots);
+        return reply->kind == KVFI_RESP_INT && reply->num > 0 && set_port(&slots->host, (uint64_t)reply->num);
+    }
+    return true;
+}
+
+/* Behind host, port and id of a primary: names and values. "hostname" is of use for TLS where the host is an address. */
+static bool take_metadata(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
+    kvfi_host value = {.port = 0};
+    if (index % 2 == 0) {
+        slots->hostname = reply->kind == KVFI_RESP_BULK && reply->len == 8 && memcmp(reply->text, "hostname", 8) == 0;
+    } else if (slots->hostname && reply->kind == KVFI_RESP_BULK && set_name(&value, reply->text, reply->len)) {
+        memcpy(slots->host.alias, value.name, sizeof value.name);
     }
     return true;
 }
@@ -125,6 +135,8 @@ static bool take_element(kvfi_slots *slots, const kvfi_reply *reply) {
         return take_range(slots, reply, slots->index[1]);
     case 3:
         return slots->index[1] != 3 || take_primary(slots, reply, slots->index[2]); /* replicas are of no interest */
+    case 4:
+        return slots->index[1] != 3 || take_metadata(slots, reply, slots->index[3]);
     default:
         return true;
     }
@@ -146,6 +158,9 @@ static bool step(kvfi_slots *slots, const kvfi_reply *reply) {
     }
     while (slots->depth > 0 && slots->left[slots->depth - 1] == 0) {
         slots->depth--;
+        if (slots->depth == 2 && slots->index[1] == 3 && !end_range(slots)) { /* the primary is complete */
+            return false;
+        }
     }
     return true;
 }
@@ -192,6 +207,7 @@ kvfi_redirect_kind kvfi_redirect_parse(uint16_t *slot, kvfi_host *to, const char
     }
     const char *blank = memchr(text + at, ' ', len - at);
     uint64_t number = 0;
+    to->alias[0] = '\0';
     if (blank == NULL || !kvfi_parse_u64(&number, text + at, (size_t)(blank - text) - at) || number >= KVFI_NUM_SLOTS ||
         !parse_address(to, blank + 1, len - (size_t)(blank - text) - 1)) {
         return KVFI_REDIRECT_NONE;

@@ -17,6 +17,7 @@ uint16_t kvfi_slot_of(const char *key, size_t len);
 
 typedef struct kvfi_host {
     char     name[256]; /* "" = that of the server which said so */
+    char     alias[256]; /* what it is called, where `name` is an address (cluster-announce-hostname); or "" */
     uint16_t port;
 } kvfi_host;
 
@@ -31,6 +32,7 @@ typedef struct kvfi_slots {
     int64_t   left[4];  /* elements still to come, by depth */
     int64_t   index[4]; /* the next element's */
     int64_t   first, last;
+    bool      hostname; /* the next string of the primary's metadata is its host name */
     kvfi_host host;
 } kvfi_slots;
 

@@ -181,6 +181,7 @@ static void close_tier(kvfi_tier *base) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_topology_free(tier->topology);
     kvfi_node_cleanup(&tier->node);
+    kvfi_tls_close(tier->conf.tls);
     kvfi_seals_cleanup(&tier->seals);
     kvfi_url_free(base->url);
     kvfi_free(tier);
@@ -268,7 +269,10 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.get_threads = tier->conf.conns;
     tier->base.put_threads = tier->conf.seals ? 2 : tier->conf.conns;
     kvfi_seals_init(&tier->seals);
-    kvfi_node_init(&tier->node, &tier->conf, &tier->base.connects, &tier->base.disconnects);
+    if (status == KVF_OK && tier->conf.tls_conf.on) {
+        status = kvfi_tls_open(&tier->conf.tls, err, &tier->conf.tls_conf);
+    }
+    kvfi_node_init(&tier->node, &tier->conf, &tier->conf.server, NULL, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
         status = tier->conf.kind == KVFI_REDIS_ONE ? try_server(tier, err) : open_topology(tier, err);
     }

@@ -5,14 +5,14 @@
 
 /* ---- members; under the lock ---- */
 
-static kvfi_node *new_node(kvfi_topology *t, const kvfi_redis_conf *conf, const char *host, uint16_t port) {
+static kvfi_node *new_node(kvfi_topology *t, const kvfi_redis_conf *conf, const char *host, uint16_t port, const char *name) {
     kvfi_node *node = kvfi_alloc_zero(1, sizeof *node);
+    kvfi_endpoint server = {.port = port};
     if (node == NULL) {
         return NULL;
     }
-    kvfi_node_init(node, conf, t->connects, t->disconnects);
-    node->server = (kvfi_endpoint){.port = port};
-    snprintf(node->server.host, sizeof node->server.host, "%s", host);
+    snprintf(server.host, sizeof server.host, "%s", host);
+    kvfi_node_init(node, conf, &server, name, t->connects, t->disconnects);
     return node;
 }
 
@@ -23,17 +23,24 @@ static void free_node(kvfi_node *node) {
     }
 }
 
-/* The number of the member with that address, which may be new; KVF_NO_OWNER where there is no room. */
-static uint16_t member(kvfi_topology *t, const char *host, uint16_t port) {
-    for (size_t i = 0; i < t->num_members; i++) {
-        if (t->members[i]->server.port == port && strcmp(t->members[i]->server.host, host) == 0) {
+/* Is it the one with that address? With TLS also by that name, where one was announced. */
+static bool is_member(const kvfi_node *node, const char *host, uint16_t port, const char *name) {
+    bool named = name == NULL || node->conf->tls == NULL || node->conf->tls_conf.server_name != NULL;
+    return node->server.port == port && strcmp(node->server.host, host) == 0 && (named || strcmp(node->name, name) == 0);
+}
+
+/* The number of the member with that address, which may be new; KVF_NO_OWNER where there is no room. `name`: what it is called, or NULL.
+ * Of those with the same address, the last is right: it may have been given a name. */
+static uint16_t member(kvfi_topology *t, const char *host, uint16_t port, const char *name) {
+    for (size_t i = t->num_members; i-- > 0;) {
+        if (is_member(t->members[i], host, port, name)) {
             return (uint16_t)i;
         }
     }
     if (t->num_members == KVFI_MAX_MEMBERS) {
         return KVFI_NO_OWNER;
     }
-    kvfi_node *node = new_node(t, t->conf, host, port);
+    kvfi_node *node = new_node(t, t->conf, host, port, name);
     if (node == NULL) {
         return KVFI_NO_OWNER;
     }
@@ -67,7 +74,8 @@ static void install(kvfi_topology *t, const kvfi_slots *slots, const kvfi_node *
     pthread_mutex_lock(&t->lock);
     for (unsigned i = 0; i < slots->num_hosts; i++) {
         const kvfi_host *host = &slots->hosts[i];
-        numbers[i] = member(t, host->name[0] != '\0' ? host->name : from->server.host, host->port);
+        const char *name = host->alias[0] != '\0' ? host->alias : host->name[0] == '\0' ? from->name : NULL;
+        numbers[i] = member(t, host->name[0] != '\0' ? host->name : from->server.host, host->port, name);
     }
     for (size_t slot = 0; slot < KVFI_NUM_SLOTS; slot++) {
         t->owner[slot] = slots->owner[slot] == KVFI_NO_OWNER ? KVFI_NO_OWNER : numbers[slots->owner[slot]];
@@ -193,7 +201,7 @@ static kvf_status ask_master(kvfi_topology *t, kvfi_conn *conn, kvf_error *err, 
         return kvfi_fail(err, KVF_MISS, "%s: a sentinel gave no address of the master", sentinel->conf->text);
     }
     pthread_mutex_lock(&t->lock);
-    uint16_t number = member(t, host, (uint16_t)port);
+    uint16_t number = member(t, host, (uint16_t)port, NULL);
     kvfi_node *node = number != KVFI_NO_OWNER ? t->members[number] : NULL;
     pthread_mutex_unlock(&t->lock);
     if (node == NULL) {
@@ -321,7 +329,8 @@ size_t kvfi_topology_primaries(kvfi_topology *t, kvfi_node **out, size_t cap) {
 kvfi_node *kvfi_topology_redirect(kvfi_topology *t, const kvfi_node *from, uint16_t slot, const kvfi_host *to, bool ask) {
     kvfi_node *node = NULL;
     pthread_mutex_lock(&t->lock);
-    uint16_t number = member(t, to->name[0] != '\0' ? to->name : from->server.host, to->port);
+    bool same = to->name[0] == '\0';
+    uint16_t number = member(t, same ? from->server.host : to->name, to->port, same ? from->name : NULL);
     if (number != KVFI_NO_OWNER) {
         node = t->members[number];
         if (!ask) {
@@ -343,13 +352,13 @@ static kvf_status add_seeds(kvfi_topology *t, kvf_error *err) {
         if (kvfi_url_host(t->url, NULL, i, host, &port, sentinel ? 26379 : 6379) != KVF_OK) {
             return KVF_OK;
         }
-        if (!sentinel && member(t, host, port) == KVFI_NO_OWNER) {
+        if (!sentinel && member(t, host, port, NULL) == KVFI_NO_OWNER) {
             return kvfi_fail(err, KVF_NOMEM, "no memory for the servers of %s", t->conf->text);
         }
         t->num_seeds = t->num_members;
         if (sentinel) {
             kvfi_node **more = kvfi_sys->resize(t->sentinels, (i + 1) * sizeof *more);
-            kvfi_node *node = more != NULL ? new_node(t, &t->sentinel_conf, host, port) : NULL;
+            kvfi_node *node = more != NULL ? new_node(t, &t->sentinel_conf, host, port, NULL) : NULL;
             t->sentinels = more != NULL ? more : t->sentinels;
             if (node == NULL) {
                 return kvfi_fail(err, KVF_NOMEM, "no memory for the sentinels of %s", t->conf->text);

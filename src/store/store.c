@@ -21,6 +21,9 @@ static const struct {
     {"redis+unix", kvfi_redis_open},
     {"redis+cluster", kvfi_redis_open},
     {"redis+sentinel", kvfi_redis_open},
+    {"rediss", kvfi_redis_open},
+    {"rediss+cluster", kvfi_redis_open},
+    {"rediss+sentinel", kvfi_redis_open},
 };
 
 static open_fn kind_of(const char *scheme) {
@@ -38,7 +41,7 @@ static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
     open_fn open = kind_of(url->scheme);
     if (open == NULL) {
         kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "
-                                                    "redis+cluster: or redis+sentinel:", url->scheme);
+                                                    "redis+cluster: or redis+sentinel:, or rediss: for TLS", url->scheme);
         kvfi_url_free(url);
         return status;
     }

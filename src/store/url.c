@@ -44,7 +44,7 @@ static const char *last_at_sign(const char *p, const char *end) {
 
 /* ---- the text for people */
 static bool is_secret_name(span name) {
-    static const char *const names[] = {"password", "sentinel_password", "pass", "passwd", "auth", "secret", "token", "key"};
+    static const char *const names[] = {"password", "sentinel_password", "ssl_password", "pass", "passwd", "auth", "secret", "token", "key"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strlen(names[i]) == name.len && strncasecmp(names[i], name.at, name.len) == 0) {
             return true;
@@ -375,6 +375,10 @@ void kvfi_url_free(kvfi_url *url) {
         explicit_bzero(url->password, strlen(url->password));
     }
     for (size_t i = 0; i < url->num_params; i++) {
+        kvfi_url_param *param = &url->params[i];
+        if (param->value != NULL && is_secret_name((span){param->name, strlen(param->name)})) {
+            explicit_bzero(param->value, strlen(param->value));
+        }
         kvfi_free(url->params[i].name);
         kvfi_free(url->params[i].value);
     }

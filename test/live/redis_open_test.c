@@ -321,7 +321,7 @@ static void lies_about_lengths(void **state) {
                                 .name = "x", .text = "fake", .server = {.path = f.path}};
         kvfi_redis redis = {.conf = conf};
         tier = &redis.base;
-        kvfi_node_init(&redis.node, &redis.conf, &redis.base.connects, &redis.base.disconnects);
+        kvfi_node_init(&redis.node, &redis.conf, &redis.conf.server, NULL, &redis.base.connects, &redis.base.disconnects);
         kvft_value v;
         kvft_value_init(&v, 1, 100000);
         kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(5000000)};

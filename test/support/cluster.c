@@ -162,7 +162,8 @@ kvft_cluster *kvft_cluster_start(bool replicas) {
     if (replicas) {
         replicate(c);
     }
-    snprintf(c->url, sizeof c->url, "redis+cluster://127.0.0.1:%d,127.0.0.1:%d", c->nodes[0]->port, c->nodes[1]->port);
+    snprintf(c->url, sizeof c->url, "redis%s+cluster://127.0.0.1:%d,127.0.0.1:%d",
+             c->nodes[0]->cert[0] != '\0' ? "s" : "", c->nodes[0]->port, c->nodes[1]->port);
     return c;
 }
 
@@ -259,8 +260,8 @@ kvft_sentinels *kvft_sentinels_start(void) {
         await(ok, &waited, "the sentinels do not find each other");
         i += ok;
     }
-    snprintf(s->url, sizeof s->url, "redis+sentinel://127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d/mymaster", s->watch[0]->port,
-             s->watch[1]->port, s->watch[2]->port);
+    snprintf(s->url, sizeof s->url, "redis%s+sentinel://127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d/mymaster",
+             s->data[0]->cert[0] != '\0' ? "s" : "", s->watch[0]->port, s->watch[1]->port, s->watch[2]->port);
     return s;
 }
 

@@ -18,6 +18,15 @@
 #include <unistd.h>
 
 #define MAX_ARGS 64
+
+static const kvft_certs *tls_certs;
+static char tls_cert[128];
+
+void kvft_server_use_tls(const kvft_certs *certs, const char *cert) {
+    tls_certs = certs;
+    snprintf(tls_cert, sizeof tls_cert, "%s", certs != NULL ? cert : "");
+}
+
 #define START_MS 15000
 
 static void die(const char *what) {
@@ -212,6 +221,13 @@ static void run_server(const kvft_server *server) {
     for (size_t i = 1; i < (server->conf ? 12 : sizeof own / sizeof *own); i++) {
         argv[n++] = own[i];
     }
+    const char *const tls[] = {"--port", "0", "--tls-port", port, "--tls-cert-file", server->cert, "--tls-key-file", server->cert,
+                               "--tls-ca-cert-file", server->ca, "--tls-auth-clients", "no", "--tls-replication", "yes",
+                               "--tls-cluster", "yes"};
+    size_t num_tls = server->cert[0] == '\0' ? 0 : sizeof tls / sizeof *tls - (server->conf ? 2 : 0);
+    for (size_t i = 0; i < num_tls; i++) {
+        argv[n++] = tls[i];
+    }
     for (size_t i = 0; server->args != NULL && server->args[i] != NULL; i++) {
         if (n == MAX_ARGS - 1) {
             die("too many arguments");
@@ -272,7 +288,9 @@ static kvft_server *start(const char *const *args, bool conf, const char *clock)
     server->port = free_port();
     snprintf(server->socket, sizeof server->socket, "%.100s/sock", server->dir);
     snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s", server->socket);
-    snprintf(server->tcp_url, sizeof server->tcp_url, "redis://127.0.0.1:%d", server->port);
+    snprintf(server->tcp_url, sizeof server->tcp_url, "redis%s://127.0.0.1:%d", tls_certs != NULL ? "s" : "", server->port);
+    snprintf(server->cert, sizeof server->cert, "%s", tls_cert);
+    snprintf(server->ca, sizeof server->ca, "%s", tls_certs != NULL ? tls_certs->ca : "");
     server->conf = conf;
     if (conf) {
         char file[192];

@@ -9,14 +9,18 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "support/certs.h"
+
 typedef struct kvft_server {
     pid_t pid;
     int   port;
     char  dir[128];      /* everything of it lies here */
     char  socket[160];   /* path of the unix socket */
     char  unix_url[192]; /* redis+unix://... */
-    char  tcp_url[64];   /* redis://127.0.0.1:port */
+    char  tcp_url[64];   /* redis://127.0.0.1:port, or rediss:// */
     const char *const *args;
+    char  cert[128];     /* it speaks TLS on its port, and shows that certificate; "" = in plain */
+    char  ca[96];        /* and that CA's are those of clients */
     bool  conf;          /* it is started on a file of its own, which it may rewrite (a sentinel) */
     const char *clock;   /* the file by which its time runs ahead (clock_shim.c), or NULL */
 } kvft_server;
@@ -27,6 +31,9 @@ kvft_server *kvft_server_start(const char *const *args);
 kvft_server *kvft_server_start_conf(const char *const *args);
 /* One whose time of day runs ahead as the file says (clock_shim.c, whose path is $KVFT_CLOCK_SHIM). */
 kvft_server *kvft_server_start_clocked(const char *const *args, const char *clock);
+/* Those that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster; NULL: not any more. The unix socket
+ * stays in plain. */
+void kvft_server_use_tls(const kvft_certs *, const char *cert);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);    /* kill -9 and reap; the folder stays */
 void kvft_server_restart(kvft_server *); /* same folder, socket and port; after a kill */

@@ -57,6 +57,7 @@ static void pieces(void **state) {
          "redis+cluster://a:1,b:2,[::1]:3"},
         {"redis+unix:///run/redis.sock?db=2", "redis+unix", NULL, NULL, "", "/run/redis.sock",
          "redis+unix:///run/redis.sock?db=2"},
+        {"rediss://h:1?ssl_password=x&ssl_certfile=/c", "rediss", NULL, NULL, "h:1", "", "rediss://h:1?ssl_password=***&ssl_certfile=/c"},
         {"redis+unix:/run/redis.sock", "redis+unix", NULL, NULL, "", "/run/redis.sock", "redis+unix:/run/redis.sock"},
         {"redis+unix://u:p@/run/r.sock", "redis+unix", "u", "p", "", "/run/r.sock", "redis+unix://u:***@/run/r.sock"},
         {"redis://h?name=a@b&password=x&auth=y", "redis", NULL, NULL, "h", "",

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * TLS under a connection: OpenSSL, moved by the system table like everything else (a BIO of our own over readv and writev), never waiting
+ * but in the handshake, which has a deadline. kvfi_tls_send and kvfi_tls_recv stand where writev and readv stand without TLS.
+ *
+ * Bodies are ciphered from and into the caller's memory. OpenSSL's own memory does not come from kvfi_alloc.
+ */
+#ifndef KVFI_REDIS_TLS_H
+#define KVFI_REDIS_TLS_H
+
+#include <stdatomic.h>
+
+#include "base/base.h"
+
+/* What the URL says. */
+typedef struct kvfi_tls_conf {
+    bool        on;
+    bool        verify;     /* the chain of the server's certificate */
+    bool        check_name; /* and that it is for this server */
+    const char *ca_file, *ca_dir;                   /* both NULL: the system's */
+    const char *cert_file, *key_file, *key_password; /* of the client; NULL: none, in cert_file, none */
+    const char *server_name;                        /* in place of each server's address, for SNI and check; or NULL */
+} kvfi_tls_conf;
+
+typedef struct kvfi_tls kvfi_tls;           /* trust and identity of a store. Used by all threads at once. */
+typedef struct kvfi_tls_link kvfi_tls_link; /* one connection */
+
+/* Reads all files. KVF_CONFIG (which one, and why), KVF_NOMEM. The conf's strings must outlive it. */
+kvf_status kvfi_tls_open(kvfi_tls **out, kvf_error *, const kvfi_tls_conf *);
+void kvfi_tls_close(kvfi_tls *); /* NULL is fine */
+
+/* A server to speak TLS with: its name for SNI and the check of its certificate, and a session to resume. */
+typedef struct kvfi_tls_peer {
+    kvfi_tls   *tls; /* NULL: in plain */
+    const char *name;
+    _Atomic(void *) session; /* the next connection takes it; the server gives new ones */
+} kvfi_tls_peer;
+void kvfi_tls_forget(kvfi_tls_peer *);
+
+/* What became of a link that failed. */
+typedef struct kvfi_tls_trouble {
+    bool config; /* the operator must change something */
+    bool mute;   /* the server has not said a byte */
+    char what[200];
+} kvfi_tls_trouble;
+
+/* The handshake on a connected socket. KVF_WHY_UNREACHABLE and KVF_WHY_NOMEM with *trouble. */
+kvf_reason kvfi_tls_connect(kvfi_tls_link **out, kvfi_tls_trouble *, kvfi_tls_peer *, int fd, int64_t deadline_us);
+void kvfi_tls_free(kvfi_tls_link *); /* NULL is fine; the socket stays open */
+
+/* As writev and readv on a socket that does not block. -1 with EPROTO: kvfi_tls_trouble_of says what it is. What was offered to a call
+ * that said EAGAIN must be offered again, more may follow it. */
+ssize_t kvfi_tls_send(kvfi_tls_link *, const struct iovec *, size_t num);
+ssize_t kvfi_tls_recv(kvfi_tls_link *, const struct iovec *, size_t num);
+/* Something may have come that no poll of the socket would tell of: receive before waiting. True once after each kvfi_tls_recv. */
+bool kvfi_tls_take_more(kvfi_tls_link *);
+const kvfi_tls_trouble *kvfi_tls_trouble_of(const kvfi_tls_link *); /* what[0] == 0: none */
+
+bool kvfi_tls_is_resumed(const kvfi_tls_link *); /* the handshake was a short one */
+
+/* Does whoever is at the other end of a fresh socket answer a TLS handshake, of whatever outcome? */
+bool kvfi_tls_is_spoken(int fd, int64_t deadline_us);
+
+#endif
