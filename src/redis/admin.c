@@ -328,7 +328,7 @@ static kvf_status remove_once(kvfi_talk *talk, const kvfi_addr *addr, bool *was_
 }
 
 kvf_status kvfi_redis_remove(kvfi_tier *base, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
-    kvfi_talk talk;
+    kvfi_talk talk = {.ask = NULL};
     bool was_there = false;
     unsigned tries = 0;
     kvf_status status;

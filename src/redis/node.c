@@ -16,6 +16,16 @@ kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
     return kvfi_reply_says(reply, "WRONGTYPE") ? KVF_WHY_VERSION : KVF_WHY_SERVER;
 }
 
+void kvfi_acl_rule(char out[96], const char *said, const char *prefix) {
+    const char *name = strchr(said, '\''); /* ... no permissions to run the 'config|get' command */
+    size_t len = name != NULL ? strcspn(name + 1, "'") : 0;
+    if (len > 0 && len < 32) {
+        snprintf(out, 96, "+%.*s", (int)len, name + 1);
+    } else {
+        snprintf(out, 96, "~%.64s:* (~* for sessions)", prefix);
+    }
+}
+
 /* ---- the breaker; all under the lock ---- */
 
 /* May we try to connect? After a failure one may, once the backoff is over; the others wait for what becomes of that. */

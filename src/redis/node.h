@@ -54,6 +54,8 @@ kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lan
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
 
+/* What must be added to a user's ACL for what the server refused as NOPERM: "+hset", "~kvf1:*". `said`: its words. */
+void kvfi_acl_rule(char out[96], const char *said, const char *prefix);
 /* What an error reply means for an item. */
 kvf_reason kvfi_reply_reason(const kvfi_reply *);
 static inline bool kvfi_reply_says(const kvfi_reply *reply, const char *word) {

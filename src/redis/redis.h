@@ -40,6 +40,8 @@ kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi
 kvf_status kvfi_redis_session_remove(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
 uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 
+/* When a store opens as a user with a password: may that user do what loads and saves need? KVF_CONFIG with the missing rule. */
+kvf_status kvfi_redis_admit(kvfi_redis *, kvf_error *);
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 
@@ -78,10 +80,13 @@ typedef struct kvfi_talk {
     kvf_error     *err;
     int64_t        deadline_us;
     uint64_t       unheard; /* commands whose answers have not been heard to their end */
+    kvfi_node     *ask;     /* who has the slot just now, and answers to ASKING; set by a talk that failed, for the next try */
+    bool           half;    /* the answer to an ASKING has been heard, that to its command has not, to its end */
     bool           astray;  /* another server, or the same a little later, would have answered */
 } kvfi_talk;
 
-/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one that has the slot. */
+/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one that has the slot, or
+ * talk->ask, which is NULL at first. */
 kvf_status kvfi_talk_begin(kvfi_talk *, kvfi_redis *, kvf_error *, uint16_t slot, kvfi_lane_kind, int64_t deadline_us);
 kvf_status kvfi_talk_begin_on(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_node *, kvfi_lane_kind, int64_t deadline_us);
 /* After a talk that failed has ended: is it worth another try? Then the time for that has come. `tries` counts them. */
@@ -89,6 +94,8 @@ bool kvfi_talk_again(const kvfi_talk *, unsigned *tries);
 void kvfi_talk_end(kvfi_talk *);
 /* Queues one command of plain texts; NULL ends the list. */
 kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
+/* Before a place is named for the next reply: that reply comes next. */
+kvf_status kvfi_talk_expect(kvfi_talk *);
 /* The next reply. KVF_OK also for error replies: the caller decides what they mean. KVF_IO: the connection is gone. */
 kvf_status kvfi_talk_hear(kvfi_talk *, kvfi_reply *);
 /* KVF_IO with the server's own words, or the sentence when `reply` is no error. */

@@ -149,12 +149,13 @@ static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, con
 
 kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *id, const kvfi_part *parts, size_t num,
                                   uint32_t ttl_s, int64_t deadline_us) {
-    kvfi_talk talk;
+    kvfi_talk talk = {.ask = NULL};
     temporary_name key;
     unsigned tries = 0;
     kvf_status status;
     KVFI_TRY(name_temporary(key, err, id));
     do {
+        talk.ask = NULL; /* on a slot that is only coming nothing can be renamed: it is tried again when that has come */
         KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_STORE, deadline_us));
         status = put_once(&talk, key, id, parts, num, ttl_s);
         end_patient(&talk);
@@ -212,6 +213,7 @@ static kvf_status sizes(kvfi_talk *talk, const char *id, kvfi_part *parts, size_
 
 static kvf_status hear_field(kvfi_talk *talk, kvfi_part *part) {
     kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_expect(talk));
     kvfi_resp_into(&talk->conn->in, (kvfi_place){.iov = &part->data, .bytes = part->data.iov_len});
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
     part->found = reply.kind == KVFI_RESP_BULK;
@@ -240,7 +242,7 @@ static kvf_status fields(kvfi_talk *talk, const char *id, kvfi_part *parts, size
 /* Runs one of the two above over all parts, in batches. */
 static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num, int64_t deadline_us,
                              kvf_status (*read)(kvfi_talk *, const char *, kvfi_part *, size_t, size_t)) {
-    kvfi_talk talk;
+    kvfi_talk talk = {.ask = NULL};
     kvf_status status = KVF_OK;
     if (strlen(id) > MAX_ID_BYTES) {
         return kvfi_fail(err, KVF_LIMIT, "the id of a session has at most %u bytes", MAX_ID_BYTES);
@@ -287,7 +289,7 @@ static kvf_status remove_once(kvfi_talk *talk, const char *id) {
 }
 
 kvf_status kvfi_redis_session_remove(kvfi_tier *base, kvf_error *err, const char *id, int64_t deadline_us) {
-    kvfi_talk talk;
+    kvfi_talk talk = {.ask = NULL};
     unsigned tries = 0;
     kvf_status status;
     uint16_t slot = kvfi_slot_of(id, strlen(id));
@@ -319,7 +321,7 @@ static uint64_t ask_max_bulk(kvfi_talk *talk) {
 
 uint64_t kvfi_redis_session_max_part(kvfi_tier *base, int64_t deadline_us) {
     kvfi_redis *tier = kvfi_redis_of(base);
-    kvfi_talk talk;
+    kvfi_talk talk = {.ask = NULL};
     uint64_t max = atomic_load_explicit(&tier->max_bulk, memory_order_relaxed);
     if (max > 0) {
         return max;

@@ -10,6 +10,13 @@ uint64_t kvfi_redis_ttl_ms(const kvfi_redis *tier, const kvfi_addr *addr) {
     return ttl_ms - ttl_ms / 10 + ttl_ms / 5 * chance / UINT16_MAX;
 }
 
+/* The server was the primary and is none any more: behind a name, or an address that moves, another is. All connections are made anew, and the
+ * name is looked up again. */
+static void renew(kvfi_node *node, kvfi_conn *conn) {
+    kvfi_conn_close(conn);
+    kvfi_node_trim(node);
+}
+
 static void give_up(kvfi_feed *feed, kvf_reason why) {
     for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
         kvfi_feed_done(feed, item, KVF_MISS, why);
@@ -28,6 +35,9 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
         conn->asking = asking;
         done = exchange(tier, conn, feed, seal);
         conn->asking = false;
+        if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
+            renew(node, conn);
+        }
         kvfi_node_give(node, lane, conn);
     }
     return KVF_WHY_NONE;
@@ -59,6 +69,11 @@ kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, ui
     if (tier->topology == NULL) {
         return kvfi_talk_begin_on(talk, tier, err, &tier->node, lane, deadline_us);
     }
+    if (talk->ask != NULL) {
+        KVFI_TRY(kvfi_talk_begin_on(talk, tier, err, talk->ask, lane, deadline_us));
+        talk->conn->asking = true;
+        return KVF_OK;
+    }
     kvfi_node *node = kvfi_topology_node(tier->topology, slot);
     kvf_status status = KVF_IO;
     *talk = (kvfi_talk){.tier = tier};
@@ -84,12 +99,17 @@ bool kvfi_talk_again(const kvfi_talk *talk, unsigned *tries) {
     if (!talk->astray || ++*tries > 5) {
         return false;
     }
+    if (talk->ask != NULL) {
+        return kvfi_sys->now_us() < talk->deadline_us;
+    }
     int wait_ms = 10 << *tries; /* 20 to 320 ms: what moves is about to have moved */
     if (kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= talk->deadline_us) {
         return false;
     }
     (void)kvfi_sys->poll(NULL, 0, wait_ms);
-    kvfi_topology_refresh(talk->tier->topology, talk->deadline_us);
+    if (talk->tier->topology != NULL) {
+        kvfi_topology_refresh(talk->tier->topology, talk->deadline_us);
+    }
     return true;
 }
 
@@ -111,6 +131,7 @@ void kvfi_talk_end(kvfi_talk *talk) {
         if (talk->unheard > 0) {
             kvfi_conn_close(talk->conn); /* what is still to come would be taken for the answers to something else */
         }
+        talk->conn->asking = false;
         kvfi_node_give(talk->node, talk->lane, talk->conn);
         talk->conn = NULL;
     }
@@ -134,7 +155,7 @@ static kvf_status make_room(kvfi_talk *talk, size_t bytes) {
 
 kvf_status kvfi_talk_say(kvfi_talk *talk, ...) {
     va_list args, again;
-    size_t num = 0, bytes = 32;
+    size_t num = 0, bytes = 64; /* an ASKING included */
     va_start(args, talk);
     va_copy(again, args);
     for (const char *text = va_arg(args, const char *); text != NULL; text = va_arg(args, const char *)) {
@@ -144,6 +165,11 @@ kvf_status kvfi_talk_say(kvfi_talk *talk, ...) {
     va_end(args);
     kvf_status status = make_room(talk, bytes);
     if (status == KVF_OK) {
+        if (talk->conn->asking) {
+            kvfi_cmd_array(&talk->conn->out, 1);
+            kvfi_cmd_text(&talk->conn->out, "ASKING");
+            talk->unheard++;
+        }
         kvfi_cmd_array(&talk->conn->out, num);
         talk->unheard++;
         for (size_t i = 0; i < num; i++) {
@@ -154,7 +180,7 @@ kvf_status kvfi_talk_say(kvfi_talk *talk, ...) {
     return status;
 }
 
-kvf_status kvfi_talk_hear(kvfi_talk *talk, kvfi_reply *reply) {
+static kvf_status hear(kvfi_talk *talk, kvfi_reply *reply) {
     if (kvfi_conn_next(talk->conn, reply, talk->deadline_us) != KVF_WHY_NONE) {
         return lost(talk);
     }
@@ -162,13 +188,38 @@ kvf_status kvfi_talk_hear(kvfi_talk *talk, kvfi_reply *reply) {
     return KVF_OK;
 }
 
+kvf_status kvfi_talk_expect(kvfi_talk *talk) {
+    kvfi_reply reply;
+    if (!talk->conn->asking || talk->half) {
+        return KVF_OK;
+    }
+    talk->half = true;
+    return hear(talk, &reply);
+}
+
+kvf_status kvfi_talk_hear(kvfi_talk *talk, kvfi_reply *reply) {
+    KVFI_TRY(kvfi_talk_expect(talk));
+    KVFI_TRY(hear(talk, reply));
+    talk->half = !reply->last;
+    return KVF_OK;
+}
+
 kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
     if (reply->kind == KVFI_RESP_ERROR) {
-        kvfi_node *ask = NULL;
-        if (talk->tier->topology != NULL && kvfi_redis_learn(talk->tier, talk->node, reply, &ask) != KVFI_FATE_OVER) {
+        char rule[96];
+        if (talk->tier->topology != NULL && kvfi_redis_learn(talk->tier, talk->node, reply, &talk->ask) != KVFI_FATE_OVER) {
             talk->astray = true;
         }
-        kvf_status status = kvfi_reply_says(reply, "NOPERM") ? KVF_CONFIG : KVF_IO;
+        if (talk->tier->topology == NULL && kvfi_reply_says(reply, "READONLY")) {
+            renew(talk->node, talk->conn);
+            talk->astray = true;
+        }
+        if (kvfi_reply_says(reply, "NOPERM")) {
+            kvfi_acl_rule(rule, talk->conn->said, talk->tier->conf.prefix);
+            return kvfi_fail(talk->err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL", talk->tier->conf.text,
+                             doing, rule);
+        }
+        kvf_status status = KVF_IO;
         return kvfi_fail(talk->err, status, "%s: %s: %s", talk->tier->conf.text, doing, talk->conn->said);
     }
     (void)kvfi_conn_broken(talk->conn, "the server gave an answer of the wrong kind");
@@ -275,6 +326,9 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     kvfi_node_init(&tier->node, &tier->conf, &tier->conf.server, NULL, &tier->base.connects, &tier->base.disconnects);
     if (status == KVF_OK) {
         status = tier->conf.kind == KVFI_REDIS_ONE ? try_server(tier, err) : open_topology(tier, err);
+    }
+    if (status == KVF_OK && tier->conf.password != NULL) {
+        status = kvfi_redis_admit(tier, err);
     }
     if (status != KVF_OK) {
         close_tier(&tier->base);

@@ -100,6 +100,11 @@ static kvf_status refused(kvfi_conn *conn, const kvfi_reply *reply, kvf_error *e
     bool config = reply->kind == KVFI_RESP_ERROR &&
                   (kvfi_reply_says(reply, "NOPERM") || kvfi_reply_says(reply, "NOAUTH") || kvfi_reply_says(reply, "ERR"));
     const char *said = reply->kind == KVFI_RESP_ERROR ? conn->said : "an answer of the wrong kind";
+    if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "NOPERM")) {
+        char rule[96];
+        kvfi_acl_rule(rule, said, node->conf->prefix);
+        return kvfi_fail(err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL", node->conf->text, command, rule);
+    }
     return kvfi_fail(err, config ? KVF_CONFIG : KVF_MISS, "%s: %s: %s", node->conf->text, command, said);
 }
 

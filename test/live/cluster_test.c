@@ -271,6 +271,46 @@ static void test_half_moved(void **state) {
     close_bench(&b);
 }
 
+/* A session whose slot is half moved: what has gone ahead is asked for there. */
+static void test_session_half_moved(void **state) {
+    NEEDS_CLUSTER();
+    kvf_store *store = kvft_store(cluster->url);
+    char command[400];
+    unsigned slot = kvfi_slot_of("half", 4);
+    int src = 0;
+    while ((int)slot >= kvft_cluster_first(src + 1)) {
+        src++;
+    }
+    int dst = (src + 1) % KVFT_SHARDS;
+    check_session(store, "half");
+    float keys[64] = {1}, values[64] = {2};
+    kvf_tensor k = {.data = keys, .len = sizeof keys}, v = {.data = values, .len = sizeof values};
+    kvf_session_options options = {.struct_size = sizeof options, .budget_ms = 2000};
+    kvf_session *session = NULL;
+    kvf_error err = {0};
+    assert_int_equal(kvf_session_save(store, &err, "half", &k, &v, &options), KVF_OK);
+    snprintf(command, sizeof command, "CLUSTER SETSLOT %u IMPORTING %s", slot, cluster->ids[src]);
+    assert_string_equal(kvft_server_say(cluster->nodes[dst], command), "+OK");
+    snprintf(command, sizeof command, "CLUSTER SETSLOT %u MIGRATING %s", slot, cluster->ids[dst]);
+    assert_string_equal(kvft_server_say(cluster->nodes[src], command), "+OK");
+    snprintf(command, sizeof command, "MIGRATE 127.0.0.1 %d half 0 5000 REPLACE", cluster->nodes[dst]->port);
+    assert_string_equal(kvft_server_say(cluster->nodes[src], command), "+OK");
+    double from = now_ms();
+    if (kvf_session_load(store, &session, &err, "half", 2000) != KVF_OK) {
+        fail_msg("%s", err.what);
+    }
+    printf("a session behind ASK took %.0f ms\n", now_ms() - from);
+    assert_int_equal(session->k.len, sizeof keys);
+    assert_memory_equal(session->k.data, keys, sizeof keys);
+    assert_memory_equal(session->v.data, values, sizeof values);
+    kvf_session_free(session);
+    assert_int_equal(kvf_session_remove(store, &err, "half"), KVF_OK);
+    assert_int_equal(kvf_session_load(store, &session, &err, "half", 2000), KVF_MISS);
+    kvft_cluster_move(cluster, (int)slot, (int)slot + 1, src, dst);
+    kvft_cluster_move(cluster, (int)slot, (int)slot + 1, dst, src);
+    kvf_store_close(store);
+}
+
 static int count_entry(void *ctx, const kvf_entry *entry) {
     *(size_t *)ctx += entry->kind == KVF_ENTRY_BLOCK;
     return 0;
@@ -378,7 +418,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_as_the_server_counts), cmocka_unit_test(test_all_shards), cmocka_unit_test(test_resharding),
-        cmocka_unit_test(test_minimal_acl), cmocka_unit_test(test_doctor_and_sessions), cmocka_unit_test(test_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_standstill),
+        cmocka_unit_test(test_minimal_acl), cmocka_unit_test(test_doctor_and_sessions), cmocka_unit_test(test_half_moved), cmocka_unit_test(test_session_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_standstill),
         cmocka_unit_test(test_death_and_failover),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -451,9 +451,10 @@ static void doctor_without_rights(void **state) {
     (void)state;
     char url[300];
     say("CONFIG SET maxmemory 4gb");
-    say("ACL SETUSER poor reset on nopass ~kvf1:* +client|setname +get +getrange +pexpire +unlink");
+    say("ACL SETUSER poor reset on nopass ~kvf1:* +client|setname +get +getrange +set +pexpire +unlink");
     snprintf(url, sizeof url, "redis://poor:x@127.0.0.1:%d", server->port);
     kvfi_tier *poor = kvft_tier(url);
+    say("ACL SETUSER poor -set");
     findings f = examine(poor);
     assert_non_null(strstr(f.codes, "no-info "));
     assert_non_null(strstr(f.codes, "no-config "));
@@ -502,7 +503,9 @@ int main(void) {
         LIVE(clearing),           LIVE(doctor),            LIVE(doctor_without_rights), LIVE(doctor_of_the_absent),
         LIVE(information),
     };
+    kvft_server_use_acl(true);
     server = kvft_server_start(NULL);
+    kvft_server_use_acl(false);
     if (server == NULL) {
         fprintf(stderr, "no redis-server is installed: not run\n");
         return 77;

@@ -178,7 +178,12 @@ static void missing_rules(void **state) {
     refused(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/2?name=", server->port), "+select");
     refused(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "+ping");
     assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +ping"), "+OK");
-    opens(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), &tier);
+    refused(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "add +pexpire");
+    assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +pexpire -get"), "+OK");
+    refused(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "add +get to");
+    assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +get +unlink resetkeys ~other:*"), "+OK");
+    refused(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "add ~kvf1:*");
+    opens(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=&prefix=other", server->port), &tier);
     /* The least that the hot path needs. */
     assert_string_equal(kvft_server_say(server, "ACL SETUSER bob reset on >pw ~kvf1:* -@all +ping +select +client|setname +get +getrange +set "
                                                 "+pexpire +unlink"), "+OK");
@@ -187,6 +192,12 @@ static void missing_rules(void **state) {
     assert_int_equal(kvft_put(tier, 1, 5 << 20), KVF_WHY_NONE);
     assert_int_equal(kvft_get(tier, 1, 5 << 20), KVF_WHY_NONE);
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
+    /* A session needs more, and says what. */
+    char data[64] = {1};
+    kvfi_part part = {.name = "keys", .data = {data, sizeof data}};
+    refused(tier->ops->session_put(tier, &err, "s", &part, 1, 60, kvfi_deadline(5000000)), "add +type to its ACL");
+    assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +type"), "+OK");
+    refused(tier->ops->session_put(tier, &err, "s", &part, 1, 60, kvfi_deadline(5000000)), "~* for sessions");
     tier->ops->close(tier);
 }
 

@@ -387,10 +387,11 @@ static void read_only_replica(void **state) {
 static void no_permission(void **state) {
     (void)state;
     char url[256];
-    say("ACL SETUSER limited on >secret ~kvf1:* +@all -set");
+    say("ACL SETUSER limited on >secret ~kvf1:* +@all");
     snprintf(url, sizeof url, "redis://limited:secret@127.0.0.1:%d", server->port);
     kvfi_tier *all = open_tier(server->unix_url, "");
     kvfi_tier *tier = open_tier(url, "");
+    say("ACL SETUSER limited -set");
     assert_int_equal(kvft_put(all, 1, 1000), KVF_WHY_NONE);
     assert_int_equal(kvft_put(tier, 2, 100000), KVF_WHY_SERVER);
     assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
@@ -405,6 +406,58 @@ static void no_permission(void **state) {
     assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_SERVER); /* the password is refused now */
     tier->ops->close(tier);
     all->ops->close(all);
+}
+
+/* ---- a failover behind a name: the old primary is a replica now, the name leads to the new one ---- */
+
+static _Atomic int moving_host; /* the last number of 127.0.0.x that the name stands for */
+
+static int resolve_moving(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
+    char numeric[16];
+    if (strcmp(host, "cache.moving") != 0 || (hints->ai_flags & AI_NUMERICHOST) != 0) {
+        return kvfi_sys_real.resolve(host, service, hints, out);
+    }
+    snprintf(numeric, sizeof numeric, "127.0.0.%d", moving_host);
+    return kvfi_sys_real.resolve(numeric, service, hints, out);
+}
+
+static void name_moves(void **state) {
+    (void)state;
+    char port[16], url[96];
+    snprintf(port, sizeof port, "%d", server->port);
+    const char *const args[] = {"--bind", "127.0.0.2", "--port", port, NULL};
+    kvft_server *second = kvft_server_start(args);
+    kvfi_systable table = kvfi_sys_real;
+    table.resolve = resolve_moving;
+    kvfi_sys_table = &table;
+    moving_host = 1;
+    snprintf(url, sizeof url, "redis://cache.moving:%d", server->port);
+    kvfi_tier *tier = open_tier(url, "");
+    assert_int_equal(kvft_put(tier, 1, 100000), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 1, 100000), KVF_WHY_NONE);
+    moving_host = 2;
+    assert_int_equal(kvft_put(tier, 2, 100000), KVF_WHY_NONE); /* the old one still serves: nobody looks the name up */
+    assert_int_equal(atoi(kvft_server_say(second, "DBSIZE") + 1), 0);
+    say("REPLICAOF 127.0.0.2 %d", server->port);
+    assert_int_equal(kvft_put(tier, 3, 100000), KVF_WHY_SERVER);
+    usleep(200000); /* saves that were refused are held back for a moment */
+    assert_int_equal(kvft_put(tier, 3, 100000), KVF_WHY_NONE);
+    assert_int_equal(atoi(kvft_server_say(second, "DBSIZE") + 1), 1);
+    assert_int_equal(kvft_get(tier, 3, 100000), KVF_WHY_NONE);
+    /* A session is tried again by itself. */
+    char data[64] = {1};
+    kvf_error err = {0};
+    kvfi_part part = {.name = "keys", .data = {data, sizeof data}};
+    say("REPLICAOF NO ONE");
+    kvft_server_say(second, "REPLICAOF 127.0.0.1 1");
+    moving_host = 1;
+    if (tier->ops->session_put(tier, &err, "s", &part, 1, 60, kvfi_deadline(5000000)) != KVF_OK) {
+        fail_msg("%s", err.what);
+    }
+    expect("EXISTS s", ":1");
+    tier->ops->close(tier);
+    kvfi_sys_table = &kvfi_sys_real;
+    kvft_server_stop(second);
 }
 
 /* ---- time to live ---- */
@@ -665,7 +718,9 @@ static void nothing_to_do(void **state) {
 
 static int set_up(void **state) {
     (void)state;
+    kvft_server_use_acl(true);
     server = kvft_server_start(NULL);
+    kvft_server_use_acl(false);
     return 0;
 }
 
@@ -688,7 +743,7 @@ int main(void) {
         LIVE(sizes_unix),        LIVE(sizes_tcp),        LIVE(sizes_ipv6),        LIVE(by_name),
         LIVE(many_parts),        LIVE(header_only),      LIVE(threads_share_a_feed), LIVE(prefix_ends_at_a_gap),
         LIVE(peek_many),         LIVE(foreign_values),   LIVE(other_length),      LIVE(out_of_memory),
-        LIVE(read_only_replica), LIVE(no_permission),    LIVE(ttl_is_set),        LIVE(ttl_is_refreshed),
+        LIVE(read_only_replica), LIVE(no_permission),    LIVE(name_moves),            LIVE(ttl_is_set),        LIVE(ttl_is_refreshed),
         LIVE(ttl_of_fresh_records_stays), LIVE(server_hangs), LIVE(stopped_mid_load), LIVE(killed_and_back),
         LIVE(stale_connections), LIVE(dead_server_is_cheap), LIVE(nothing_to_do),
     };

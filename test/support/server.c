@@ -19,6 +19,12 @@
 
 #define MAX_ARGS 64
 
+static bool with_acl;
+
+void kvft_server_use_acl(bool yes) {
+    with_acl = yes;
+}
+
 static const kvft_certs *tls_certs;
 static char tls_cert[128];
 
@@ -268,6 +274,13 @@ static void spawn(kvft_server *server) {
         }
         sleep_ms(5);
     }
+    if (server->acl) {
+        char line[256];
+        say(server, line, sizeof line, "ACL SETUSER kvferry reset on >live " KVFT_ACL_RULES);
+        if (line[0] != '+') {
+            die(line);
+        }
+    }
 }
 
 static kvft_server *start(const char *const *args, bool conf, const char *clock) {
@@ -287,8 +300,11 @@ static kvft_server *start(const char *const *args, bool conf, const char *clock)
     server->clock = clock;
     server->port = free_port();
     snprintf(server->socket, sizeof server->socket, "%.100s/sock", server->dir);
-    snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s", server->socket);
-    snprintf(server->tcp_url, sizeof server->tcp_url, "redis%s://127.0.0.1:%d", tls_certs != NULL ? "s" : "", server->port);
+    server->acl = with_acl;
+    const char *user = with_acl ? "kvferry:live@" : "";
+    snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s%s", user, server->socket);
+    snprintf(server->tcp_url, sizeof server->tcp_url, "redis%s://%s127.0.0.1:%d", tls_certs != NULL ? "s" : "", user,
+             server->port);
     snprintf(server->cert, sizeof server->cert, "%s", tls_cert);
     snprintf(server->ca, sizeof server->ca, "%s", tls_certs != NULL ? tls_certs->ca : "");
     server->conf = conf;

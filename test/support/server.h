@@ -17,10 +17,11 @@ typedef struct kvft_server {
     char  dir[128];      /* everything of it lies here */
     char  socket[160];   /* path of the unix socket */
     char  unix_url[192]; /* redis+unix://... */
-    char  tcp_url[64];   /* redis://127.0.0.1:port, or rediss:// */
+    char  tcp_url[96];   /* redis://127.0.0.1:port, or rediss:// */
     const char *const *args;
     char  cert[128];     /* it speaks TLS on its port, and shows that certificate; "" = in plain */
     char  ca[96];        /* and that CA's are those of clients */
+    bool  acl;           /* its URLs are those of a user with the rights of docs/redis.conf and no more */
     bool  conf;          /* it is started on a file of its own, which it may rewrite (a sentinel) */
     const char *clock;   /* the file by which its time runs ahead (clock_shim.c), or NULL */
 } kvft_server;
@@ -34,6 +35,13 @@ kvft_server *kvft_server_start_clocked(const char *const *args, const char *cloc
 /* Those that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster; NULL: not any more. The unix socket
  * stays in plain. */
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
+/* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives him. kvft_server_say
+ * is still everybody. */
+#define KVFT_ACL_RULES                                                                                     \
+    "resetkeys ~kvf1:* ~other:* -@all +ping +select +client|setname +get +getrange +set +pexpire +unlink " \
+    "+info +config|get +scan +strlen +pttl +cluster|slots +asking +role "                                  \
+    "(~* +hset +hget +hstrlen +hexists +type +expire +pexpire +persist +rename +unlink +pttl)"
+void kvft_server_use_acl(bool);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);    /* kill -9 and reap; the folder stays */
 void kvft_server_restart(kvft_server *); /* same folder, socket and port; after a kill */
