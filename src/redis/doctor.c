@@ -307,8 +307,9 @@ void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
     e->ctx = ctx;
     size_t num = kvfi_redis_nodes(e->tier, nodes, KVFI_MAX_NODES);
     if (num == 0) {
-        say(e, KVF_FATAL, "unreachable", "are the servers running, and are hosts and ports right?", "%s: no server can be reached",
-            e->tier->conf.text);
+        kvf_error trouble = kvfi_topology_trouble(e->tier->topology);
+        say(e, KVF_FATAL, "unreachable", "are the servers running, and are hosts and ports right?", "no server can be reached: %s",
+            trouble.what);
     }
     for (size_t i = 0; i < num; i++) {
         if (e->tier->topology != NULL) {

@@ -299,10 +299,12 @@ void kvfi_topology_refresh(kvfi_topology *t, int64_t deadline_us) {
     if (!wanted) {
         return;
     }
-    if (ask_any(t, &err, deadline_us) != KVF_OK) {
+    kvf_status status = ask_any(t, &err, deadline_us);
+    if (status != KVF_OK) {
         kvfi_log(KVF_LOG_WARN, "redis: no new map of the servers: %s", err.what);
     }
     pthread_mutex_lock(&t->lock);
+    t->trouble = status == KVF_OK ? (kvf_error){.status = KVF_OK} : err;
     t->refreshing = false;
     t->again_us = kvfi_deadline((int64_t)KVFI_REFRESH_MS * 1000);
     pthread_cond_broadcast(&t->refreshed);
@@ -317,6 +319,13 @@ kvfi_node *kvfi_topology_node(kvfi_topology *t, uint16_t slot) {
     kvfi_node *node = owner != KVFI_NO_OWNER ? t->members[owner] : NULL;
     pthread_mutex_unlock(&t->lock);
     return node;
+}
+
+kvf_error kvfi_topology_trouble(kvfi_topology *t) {
+    pthread_mutex_lock(&t->lock);
+    kvf_error trouble = t->trouble;
+    pthread_mutex_unlock(&t->lock);
+    return trouble;
 }
 
 size_t kvfi_topology_primaries(kvfi_topology *t, kvfi_node **out, size_t cap) {
@@ -410,6 +419,7 @@ kvf_status kvfi_topology_open(kvfi_topology **out, kvf_error *err, const kvfi_re
     kvfi_cond_init(&t->refreshed);
     kvf_status status = add_seeds(t, err);
     if (status == KVF_OK && ask_any(t, &own, kvfi_deadline((int64_t)conf->connect_ms * 1000)) != KVF_OK) {
+        t->trouble = own;
         if (own.status == KVF_CONFIG || own.status == KVF_NOMEM) {
             status = kvfi_fail(err, own.status, "%s", own.what);
         } else {

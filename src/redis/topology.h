@@ -26,6 +26,7 @@ typedef struct kvfi_topology {
     pthread_mutex_t        lock;      /* of all that follows; never held over I/O */
     pthread_cond_t         refreshed;
     bool                   refreshing;
+    kvf_error              trouble;   /* why the last map could not be had; KVF_OK: it could */
     int64_t                again_us;  /* not refreshed before */
     size_t                 asked;     /* the member, or the sentinel, that answered last time */
     size_t                 num_members, num_seeds;
@@ -41,6 +42,8 @@ void kvfi_topology_free(kvfi_topology *);
 
 /* The node that has the slot, or NULL. */
 kvfi_node *kvfi_topology_node(kvfi_topology *, uint16_t slot);
+/* Why there is no map. KVF_OK where there is one. */
+kvf_error kvfi_topology_trouble(kvfi_topology *);
 /* All nodes that have slots: at most `cap`. */
 size_t kvfi_topology_primaries(kvfi_topology *, kvfi_node **out, size_t cap);
 /* The map is wrong, it seems. Waits for a new one until the deadline; returns at once when the last is new. */

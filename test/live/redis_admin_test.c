@@ -372,6 +372,7 @@ static void clearing(void **state) {
 
 typedef struct findings {
     char   codes[1024];
+    char   what[700]; /* of the last */
     size_t num_bad;
 } findings;
 
@@ -380,6 +381,7 @@ static void note(void *ctx, const kvf_finding *finding) {
     size_t len = strlen(f->codes);
     snprintf(f->codes + len, sizeof f->codes - len, "%s ", finding->code);
     f->num_bad += finding->severity >= KVF_WARNING;
+    snprintf(f->what, sizeof f->what, "%s", finding->what);
     assert_true(strlen(finding->what) > 0);
     assert_non_null(finding->mend);
 }
@@ -471,10 +473,41 @@ static void doctor_of_the_absent(void **state) {
     kvfi_tier *gone = kvft_tier("redis://127.0.0.1:1");
     findings f = examine(gone);
     assert_string_equal(f.codes, "unreachable ");
+    assert_non_null(strstr(f.what, "Connection refused")); /* the cause, not that it was tried a moment ago */
     kvf_tier_info info = {0};
     gone->ops->info(gone, &info);
     assert_int_equal(info.reachable, 0);
     gone->ops->close(gone);
+    static const char *const urls[] = {"redis+cluster://127.0.0.1:1,127.0.0.1:2", "redis+sentinel://127.0.0.1:1/mymaster"};
+    for (size_t i = 0; i < 2; i++) {
+        gone = kvft_tier(urls[i]);
+        f = examine(gone);
+        assert_string_equal(f.codes, "unreachable ");
+        assert_non_null(strstr(f.what, "Connection refused"));
+        gone->ops->close(gone);
+    }
+}
+
+/* docs/redis.conf as it is, but for where it listens: the doctor has nothing to say of it. */
+static void suggested_conf(void **state) {
+    (void)state;
+    char path[200], line[400];
+    snprintf(path, sizeof path, "%s/suggested.conf", server->dir);
+    FILE *in = fopen(KVFT_GOLDEN "/../../docs/redis.conf", "r"), *out = fopen(path, "w");
+    assert_true(in != NULL && out != NULL);
+    while (fgets(line, sizeof line, in) != NULL) {
+        bool where = strncmp(line, "port ", 5) == 0 || strncmp(line, "bind ", 5) == 0 || strncmp(line, "unixsocket", 10) == 0;
+        fputs(where ? "" : line, out);
+    }
+    fclose(in);
+    fclose(out);
+    const char *const args[] = {"--include", path, NULL};
+    kvft_server *suggested = kvft_server_start(args);
+    kvfi_tier *t = kvft_tier(suggested->unix_url);
+    findings f = examine(t);
+    assert_string_equal(f.codes, "server fine ");
+    t->ops->close(t);
+    kvft_server_stop(suggested);
 }
 
 static void information(void **state) {
@@ -500,7 +533,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         LIVE(session_round_trip), LIVE(session_of_others), LIVE(session_names), LIVE(session_of_many_parts),
         LIVE(session_limits),     LIVE(session_refused),   LIVE(walking),       LIVE(removing),
-        LIVE(clearing),           LIVE(doctor),            LIVE(doctor_without_rights), LIVE(doctor_of_the_absent),
+        LIVE(clearing),           LIVE(doctor),            LIVE(doctor_without_rights), LIVE(doctor_of_the_absent), LIVE(suggested_conf),
         LIVE(information),
     };
     kvft_server_use_acl(true);
