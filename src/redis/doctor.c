@@ -186,7 +186,8 @@ static void examine_disk(exam *e) {
     }
     if (info_number(e, "connected_slaves", &replicas) && replicas > 0 && info_number(e, "repl_backlog_size", &backlog) &&
         backlog < ((uint64_t)256 << 20)) {
-        say(e, KVF_WARNING, "replica-backlog", "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb",
+        say(e, KVF_WARNING, "replica-backlog",
+            "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit \"replica 2gb 1gb 60\"",
             "%llu replicas with a backlog of %llu bytes: a few seconds of saves start a full resynchronisation",
             (unsigned long long)replicas, (unsigned long long)backlog);
     }
