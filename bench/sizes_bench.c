@@ -73,7 +73,7 @@ static void measure(const struct record *r) {
         }
         tier->ops->close(tier); /* with the buffers of its connections */
         usleep(300000);
-        double stored = (double)(num * (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + r->bytes)) / 1e6;
+        double stored = (double)(num * r->bytes) / 1e6;
         c[round].used = (megabytes(server, "used_memory:") - used) / stored;
         c[round].resident = (megabytes(server, "used_memory_rss:") - resident) / stored;
     }
