@@ -99,6 +99,15 @@ check-faults: build ## the n-th allocation and the n-th system call fail, for ev
 check-server-restart: build ## llama-server restarted between two requests of 4,000 tokens: first token 100 times sooner
 	@$(paths); $(programs); $$KVF_PYTHON bench/server_restart.py
 
+check-shared: build ## 8 clients of a llama-server with one system prompt: its prefill is computed once
+	@$(paths); $(programs); $$KVF_PYTHON bench/server_shared.py
+
+check-upstream: build ## llama.cpp's own server tests pass and fail alike with the shim and without
+	@$(paths); $(programs); $$KVF_PYTHON test/server/upstream.py
+
+check-decode: build ## llama-server generates as fast with the shim and write-behind as without (0.98)
+	@$(paths); $(programs); $$KVF_PYTHON bench/server_decode.py
+
 check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
 	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test
 

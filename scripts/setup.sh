@@ -201,7 +201,7 @@ make_venv() {
     [[ -x $base ]] || base=python3
     show "making a Python environment" "$log" "$base" -m venv "$venv" ||
         fail "python3 -m venv failed (log: $log). On Debian: apt-get install python3-venv"
-    show "downloading redis-py, hiredis and numpy (18 MB)" "$log" "$venv/bin/python" -m pip install \
+    show "downloading redis-py, hiredis, numpy and pytest (19 MB)" "$log" "$venv/bin/python" -m pip install \
         --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$requirements" ||
         fail "pip could not install $requirements (log: $log). Check the network, then run this again."
     "$venv/bin/python" -c 'import hiredis, numpy, redis' 2>>"$log" ||
@@ -300,7 +300,7 @@ publish() {
 plan() {
     local list=("$@")
     ((${#list[@]} == 0)) || echo "  install Debian packages: ${list[*]}"
-    ! venv_missing || echo "  make a Python environment with redis-py and numpy for tests (18 MB download, a few seconds)"
+    ! venv_missing || echo "  make a Python environment with redis-py, numpy and pytest for tests (19 MB download, a few seconds)"
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
     ! llama_missing || echo "  fetch and build llama.cpp and llama-server for this CPU (77 MB download, about 15 minutes on 2 cores)"

@@ -3,7 +3,7 @@
 #
 # All tests, stage by stage, and the count of them at the end. A stage that fails does not stop those behind it.
 # usage: scripts/test.sh [STAGE...], of those below; all of them without an argument.
-# KVF_MODEL, KVF_PYTHON, KVF_VALKEY and KVF_LLAMA_DIR must be set (make test does), KVF_FUZZ_SECONDS (20) is the time of each fuzz target.
+# KVF_MODEL, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_DIR and KVF_LLAMA_SERVER must be set (make test does), KVF_FUZZ_SECONDS (20) is the time of each fuzz target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -163,6 +163,9 @@ stage_checks() {
     one "check-stall" build/release/bench/stall_bench
     # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
     RATIO=10 one "check-demo" bench/demo.sh --check
+    # In short: for the answers, and for what is computed.
+    RATIO=5 TOKENS=800 one "check-server-restart" python3 bench/server_restart.py
+    CLIENTS=4 TOKENS=600 one "check-shared" python3 bench/server_shared.py
 }
 
 stage_format() {

@@ -51,13 +51,27 @@ static kvf_status tell_progress(const prefill *p) {
     return KVF_OK;
 }
 
+/* Another process may be computing the same prefix. What it has stored since we looked is known afterwards and not stored again; asked before a
+ * batch and taken behind it, so that nothing waits. */
+static void ask_again(const prefill *p, size_t first, size_t end) {
+    const kvf_llama *kv = p->kv;
+    size_t run = 0;
+    if (kv->space != NULL && end <= kv->num_whole && first < end && !kvf_knows(kv->space, &kv->keys[first])) {
+        kvf_status status = kvf_match(kv->space, &run, NULL, &kv->keys[first], end - first, 0);
+        (void)status; /* no answer yet, or no room to ask: it is stored twice, under one key */
+    }
+}
+
 /* Computes up to `end`, in large batches. */
 static kvf_status compute(prefill *p, size_t end) {
     kvf_status status = tell_progress(p);
     while (status == KVF_OK && p->have < end) {
         size_t block = p->kv->block_tokens, before = p->have / block;
-        status = decode(p, end - p->have < p->kv->step ? end - p->have : p->kv->step);
+        size_t num = end - p->have < p->kv->step ? end - p->have : p->kv->step, after = (p->have + num) / block;
+        ask_again(p, before, after);
+        status = decode(p, num);
         if (status == KVF_OK) {
+            ask_again(p, before, after);
             if (p->kv->space != NULL && p->have <= p->cut) {
                 kvfl_save(p->kv, p->report, p->seq, before, p->have / block);
             }

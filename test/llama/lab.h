@@ -61,7 +61,8 @@ static inline struct llama_context_params lab_params(const lab_config *c) {
 }
 
 /* url NULL: without a store. The last sequence is scratch. */
-static inline lab lab_open(struct llama_model *model, const lab_config *config, const char *url, const char *model_path) {
+static inline lab lab_open_with(struct llama_model *model, const lab_config *config, const char *url, const char *model_path,
+                                kvf_llama_progress_fn progress, void *progress_ctx) {
     lab l = {.params = lab_params(config)};
     l.ctx = llama_init_from_model(model, l.params);
     if (l.ctx == NULL) {
@@ -73,9 +74,15 @@ static inline lab lab_open(struct llama_model *model, const lab_config *config, 
                                  .scratch_seq = (llama_seq_id)l.params.n_seq_max - 1,
                                  .model_path = model_path,
                                  .context_params = &l.params,
-                                 .block_tokens = 64};
+                                 .block_tokens = 64,
+                                 .progress = progress,
+                                 .progress_ctx = progress_ctx};
     l.status = kvf_llama_attach(&l.kv, &l.err, l.store, l.ctx, &options);
     return l;
+}
+
+static inline lab lab_open(struct llama_model *model, const lab_config *config, const char *url, const char *model_path) {
+    return lab_open_with(model, config, url, model_path, NULL, NULL);
 }
 
 static inline void lab_close(lab *l) {

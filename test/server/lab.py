@@ -35,8 +35,9 @@ class Server:
         command = [SERVER, "-m", model or MODEL, "--host", "127.0.0.1", "--port", str(self.port), "--no-webui", *args]
         if store is not None:
             command = [KVFERRY, "exec", "--store", store, "--stats", self.stats_path, *options, "--", *command]
+        # Threads that spin while they wait for each other make every other process of the machine a disturbance many times its size.
         with open(self.log_path, "w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {}), "OMP_WAIT_POLICY": "passive"})
         for _ in range(1200):
             if self.process.poll() is not None:
                 raise RuntimeError("llama-server ended:\n" + self.log()[-3000:])

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvf_llama_decode in place of llama_decode: several sequences in a batch, pieces that end anywhere, indexes of outputs, a full cache, and what
+ * it must not follow. The oracle is a run with the same cuts and no store.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "lab.h"
+
+#include <cmocka.h>
+
+#define MODEL_PATH __FILE__ /* any file stands for the toy's: its bytes are hashed, never read as a model */
+#define NUM 300u            /* 4 blocks of 64, a tail of 43 tokens, and the last one */
+
+typedef struct world {
+    struct llama_model *model;
+    lab                 l;
+    llama_token        *tokens; /* 600 */
+    struct llama_batch  batch;
+} world;
+
+static world open_world(const char *url, uint32_t n_ctx) {
+    world w = {.model = lab_toy("llama", false, 1), .tokens = lab_prompt(600, 3), .batch = llama_batch_init(512, 0, 1)};
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ctx = n_ctx};
+    for (size_t i = 0; i < 600; i++) {
+        w.tokens[i] %= 128;
+    }
+    w.l = lab_open(w.model, &config, url, MODEL_PATH);
+    assert_int_equal(w.l.status, KVF_OK);
+    return w;
+}
+
+static void close_world(world *w) {
+    llama_batch_free(w->batch);
+    free(w->tokens);
+    lab_close(&w->l);
+    llama_model_free(w->model);
+}
+
+static void put(world *w, llama_token token, llama_pos pos, llama_seq_id seq, bool output) {
+    int32_t i = w->batch.n_tokens++;
+    w->batch.token[i] = token;
+    w->batch.pos[i] = pos;
+    w->batch.n_seq_id[i] = 1;
+    w->batch.seq_id[i][0] = seq;
+    w->batch.logits[i] = output;
+}
+
+static void put_range(world *w, llama_seq_id seq, size_t from, size_t end, bool output) {
+    for (size_t i = from; i < end; i++) {
+        put(w, w->tokens[i], (llama_pos)i, seq, output && i + 1 == end);
+    }
+}
+
+static int32_t decode(world *w) {
+    int32_t rc = kvf_llama_decode(w->l.kv, w->batch);
+    w->batch.n_tokens = 0;
+    return rc;
+}
+
+static float *logits_of(world *w, int32_t i) {
+    size_t bytes = 128 * sizeof(float);
+    float *copy = malloc(bytes);
+    const float *at = llama_get_logits_ith(w->l.ctx, kvf_llama_output(w->l.kv, i));
+    assert_non_null(at);
+    memcpy(copy, at, bytes);
+    return copy;
+}
+
+static bool same(float *a, float *b) {
+    bool equal = memcmp(a, b, 128 * sizeof(float)) == 0;
+    free(a);
+    free(b);
+    return equal;
+}
+
+/* How far these logits are from those of a prefill of the same tokens without a store. */
+static double error_of(world *alone, llama_seq_id seq, size_t num, const float *logits) {
+    float *expected = lab_prefill(&alone->l, NULL, seq, alone->tokens, num);
+    double nmse = lab_compare(expected, logits, 128).nmse;
+    free(expected);
+    return nmse;
+}
+
+static kvf_llama_counters counters(const world *w) {
+    kvf_llama_counters c = {.struct_size = sizeof c};
+    kvf_llama_count(w->l.kv, &c);
+    return c;
+}
+
+/* The logits behind the prompt in pieces of `piece` tokens, and its report. */
+static float *in_pieces(world *w, llama_seq_id seq, size_t piece, kvf_llama_report *report) {
+    for (size_t at = 0; at < NUM; at += piece) {
+        size_t end = at + piece < NUM ? at + piece : NUM;
+        put_range(w, seq, at, end, end == NUM);
+        assert_int_equal(decode(w), 0);
+    }
+    kvf_llama_prompt_report(w->l.kv, report, seq);
+    assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(w->l.ctx), seq), NUM - 1);
+    return logits_of(w, (int32_t)((NUM - 1) % piece));
+}
+
+static void test_pieces_of_any_length_are_the_same_prompt(void **state) {
+    (void)state;
+    const size_t pieces[] = {300, 299, 256, 128, 100, 65, 64};
+    world plain = open_world(NULL, 1024);
+    kvf_llama_report r;
+    float *expected = lab_prefill(&plain.l, &r, 0, plain.tokens, NUM);
+    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
+        world w = open_world("mem:", 1024);
+        float *cold = in_pieces(&w, 0, pieces[i], &r);
+        assert_int_equal(r.num_tokens, NUM);
+        assert_int_equal(r.computed_tokens, NUM);
+        assert_memory_equal(cold, expected, 128 * sizeof(float));
+        llama_memory_clear(llama_get_memory(w.l.ctx), true);
+        assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+        float *warm = in_pieces(&w, 0, pieces[i], &r);
+        assert_memory_equal(warm, expected, 128 * sizeof(float));
+        assert_int_equal(r.loaded_tokens + r.computed_tokens, NUM);
+        assert_true(r.loaded_tokens >= (pieces[i] >= NUM ? NUM - 1 : 4 * 64));
+        free(cold);
+        free(warm);
+        close_world(&w);
+    }
+    free(expected);
+    close_world(&plain);
+}
+
+static void test_sequences_of_one_batch(void **state) {
+    (void)state;
+    world w = open_world("mem:", 1024), alone = open_world(NULL, 1024);
+    kvf_llama_report r;
+    /* The first computes, the second has the same head: it is copied. The third has a prompt without a whole block. */
+    put_range(&w, 0, 0, 200, true);
+    put_range(&w, 1, 0, 150, true);
+    put_range(&w, 2, 0, 20, true);
+    assert_int_equal(decode(&w), 0);
+    float *first = logits_of(&w, 199), *second = logits_of(&w, 349), *third = logits_of(&w, 369);
+    kvf_llama_prompt_report(w.l.kv, &r, 1);
+    assert_int_equal(r.copied_tokens, 128);
+    assert_int_equal(r.computed_tokens, 22);
+    assert_null(llama_get_logits_ith(w.l.ctx, kvf_llama_output(w.l.kv, 5))); /* no output was asked for there */
+    assert_true(error_of(&alone, 0, 200, first) < 1e-3);
+    assert_true(error_of(&alone, 1, 150, second) < 1e-3);
+    assert_true(error_of(&alone, 2, 20, third) < 1e-3);
+    /* Generated tokens of all of them, one batch a step: a block that gets full is stored. */
+    for (size_t i = 0; i < 70; i++) {
+        put(&w, 5, (llama_pos)(200 + i), 0, true);
+        put(&w, 6, (llama_pos)(150 + i), 1, true);
+        put(&w, 7, (llama_pos)(20 + i), 2, true);
+        assert_int_equal(decode(&w), 0);
+        assert_int_equal(kvf_llama_output(w.l.kv, 2), 2);
+    }
+    assert_int_equal(counters(&w).generated_tokens, 210);
+    assert_true(counters(&w).saved_blocks >= 3 + 3); /* of the prompts, and one of each while generating */
+    free(first);
+    free(second);
+    free(third);
+    close_world(&w);
+    close_world(&alone);
+}
+
+static void test_a_longer_prompt_goes_on_from_what_is_there(void **state) {
+    (void)state;
+    world w = open_world("mem:", 1024);
+    kvf_llama_report r;
+    llama_memory_t mem = llama_get_memory(w.l.ctx);
+    put_range(&w, 0, 0, 300, true);
+    assert_int_equal(decode(&w), 0);
+    put_range(&w, 0, 300, 500, true);
+    assert_int_equal(decode(&w), 0);
+    float *expected = logits_of(&w, 199);
+    kvf_llama_prompt_report(w.l.kv, &r, 0);
+    assert_int_equal(r.resident_tokens, 300);
+    assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+    /* Cut back into the middle of a block: the block is stored whole, and so is what follows. */
+    assert_true(llama_memory_seq_rm(mem, 0, 100, -1));
+    put_range(&w, 0, 100, 500, true);
+    assert_int_equal(decode(&w), 0);
+    kvf_llama_prompt_report(w.l.kv, &r, 0);
+    assert_int_equal(r.resident_tokens, 64);
+    assert_int_equal(r.loaded_tokens, 500 - 64 - 1);
+    assert_int_equal(r.computed_tokens, 1);
+    assert_true(same(expected, logits_of(&w, 399)));
+    close_world(&w);
+}
+
+static void test_a_full_cache_leaves_all_as_it_was(void **state) {
+    (void)state;
+    world w = open_world("mem:", 512);
+    llama_memory_t mem = llama_get_memory(w.l.ctx);
+    put_range(&w, 0, 0, 100, true);
+    assert_int_equal(decode(&w), 0);
+    put_range(&w, 1, 100, 110, true); /* positions of a sequence that is empty: left to llama.cpp */
+    assert_int_equal(llama_memory_seq_pos_max(mem, 1), -1);
+    w.batch.n_tokens = 0;
+    for (size_t i = 0; i < 300; i++) {
+        put(&w, (llama_token)(i % 100), (llama_pos)i, 1, i == 299);
+    }
+    assert_int_equal(decode(&w), 0);
+    put_range(&w, 0, 100, 300, true); /* 100 + 300 + 200 > 512 */
+    assert_int_equal(decode(&w), 1);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 99);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 299);
+    assert_true(llama_memory_seq_rm(mem, 1, -1, -1));
+    put_range(&w, 0, 100, 300, true);
+    assert_int_equal(decode(&w), 0);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 299);
+    close_world(&w);
+}
+
+static void test_what_is_not_known_is_left_alone(void **state) {
+    (void)state;
+    world w = open_world("mem:", 1024);
+    llama_memory_t mem = llama_get_memory(w.l.ctx);
+    put_range(&w, 0, 0, 100, true);
+    assert_int_equal(decode(&w), 0);
+    /* A shift: the end is no longer what its tokens would compute. */
+    assert_true(llama_memory_seq_rm(mem, 0, 10, 30));
+    kvf_llama_forget(w.l.kv, 0);
+    llama_memory_seq_add(mem, 0, 30, -1, -20);
+    uint64_t saved = counters(&w).saved_blocks;
+    for (size_t i = 80; i < 200; i++) {
+        put(&w, 1, (llama_pos)i, 0, i == 199);
+    }
+    assert_int_equal(decode(&w), 0);
+    assert_int_equal(counters(&w).aside_tokens[KVF_ASIDE_FOREIGN], 120);
+    assert_int_equal(counters(&w).saved_blocks, saved);
+    /* Emptied, it is followed again. */
+    assert_true(llama_memory_seq_rm(mem, 0, -1, -1));
+    put_range(&w, 0, 0, 300, true);
+    assert_int_equal(decode(&w), 0);
+    assert_true(counters(&w).saved_blocks > saved);
+    /* A batch that llama.cpp refuses is refused, and changes nothing. */
+    put(&w, 1, 500, 0, true);
+    assert_int_equal(decode(&w), -1);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 299);
+    put(&w, 1, 300, 0, true);
+    assert_int_equal(decode(&w), 0);
+    close_world(&w);
+}
+
+static void test_shared_cells_are_parted_before_they_move(void **state) {
+    (void)state;
+    world w = open_world("mem:", 1024);
+    llama_memory_t mem = llama_get_memory(w.l.ctx);
+    put_range(&w, 0, 0, 200, true);
+    put_range(&w, 1, 0, 190, true);
+    assert_int_equal(decode(&w), 0);
+    assert_int_equal(counters(&w).copied_tokens, 128);
+    assert_true(llama_memory_seq_rm(mem, 0, 10, 30));
+    kvf_llama_forget(w.l.kv, 0);
+    llama_memory_seq_add(mem, 0, 30, -1, -20);
+    put(&w, 9, 180, 0, true);
+    assert_int_equal(decode(&w), 0);
+    /* The other one is what it was. */
+    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 189);
+    assert_int_equal(llama_memory_seq_pos_min(mem, 1), 0);
+    put(&w, 9, 190, 1, true);
+    assert_int_equal(decode(&w), 0);
+    float *after = logits_of(&w, 0);
+    world clean = open_world(NULL, 1024);
+    put_range(&clean, 1, 0, 190, true);
+    assert_int_equal(decode(&clean), 0);
+    put(&clean, 9, 190, 1, true);
+    assert_int_equal(decode(&clean), 0);
+    float *expected = logits_of(&clean, 0);
+    assert_true(lab_compare(expected, after, 128).nmse < 1e-3);
+    free(after);
+    free(expected);
+    close_world(&clean);
+    close_world(&w);
+}
+
+/* ---- two processes that compute the same prefix at the same time ---- */
+
+typedef struct race {
+    world other;
+    bool  done;
+} race;
+
+static int other_is_faster(void *ctx, uint32_t done, uint32_t num) {
+    race *r = ctx;
+    (void)num;
+    if (done == 64 && !r->done) {
+        r->done = true;
+        put_range(&r->other, 0, 0, NUM, true);
+        assert_int_equal(decode(&r->other), 0);
+        assert_int_equal(kvf_store_flush(r->other.l.store, 10000), KVF_OK);
+    }
+    return 0;
+}
+
+static void test_a_prefix_computed_twice_at_once_is_stored_once(void **state) {
+    (void)state;
+    char folder[] = "/tmp/kvft-race-XXXXXX", url[64], clear[96];
+    assert_non_null(mkdtemp(folder));
+    snprintf(url, sizeof url, "file:%s", folder);
+    race r = {.other = open_world(url, 1024)};
+    world w = {.model = r.other.model, .tokens = r.other.tokens, .batch = llama_batch_init(512, 0, 1)};
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ctx = 1024, .n_ubatch = 64};
+    w.l = lab_open_with(w.model, &config, url, MODEL_PATH, other_is_faster, &r);
+    assert_int_equal(w.l.status, KVF_OK);
+    put_range(&w, 0, 0, NUM, true);
+    assert_int_equal(decode(&w), 0);
+    assert_true(r.done);
+    kvf_llama_report report;
+    kvf_llama_prompt_report(w.l.kv, &report, 0);
+    assert_int_equal(report.loaded_tokens, 0);
+    assert_true(report.known_blocks >= 2); /* of three that the other stored meanwhile: an answer may come late */
+    llama_batch_free(w.batch);
+    lab_close(&w.l);
+    close_world(&r.other);
+    snprintf(clear, sizeof clear, "rm -r %s", folder);
+    assert_int_equal(system(clear), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces_of_any_length_are_the_same_prompt),
+        cmocka_unit_test(test_sequences_of_one_batch),
+        cmocka_unit_test(test_a_longer_prompt_goes_on_from_what_is_there),
+        cmocka_unit_test(test_a_full_cache_leaves_all_as_it_was),
+        cmocka_unit_test(test_what_is_not_known_is_left_alone),
+        cmocka_unit_test(test_shared_cells_are_parted_before_they_move),
+        cmocka_unit_test(test_a_prefix_computed_twice_at_once_is_stored_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama-server through its HTTP interface, with and without the shim: what works without works with it, and a hit changes no answer."""
+import os, shutil, signal, socket, subprocess, sys, time
+import lab
+
+ARGS = ["-np", "4", "--kv-unified", "-c", "4096"]
+
+
+def check(what, condition, detail=""):
+    print(f"{'ok  ' if condition else 'FAIL'} {what} {detail}", flush=True)
+    if not condition:
+        raise AssertionError(what)
+
+
+def prompts(server, num, length):
+    """Prompts with one head, and each its own end."""
+    tokens = lab.prompt_of(server, length + 20 * num)
+    return [tokens[:length] + tokens[length + 20 * i:length + 20 * i + 20] for i in range(num)]
+
+
+def test_same_answers_cold_and_warm(folder):
+    store, texts = f"file:{folder}/same", []
+    for _ in range(2):
+        with lab.Server(folder, store, ARGS) as s:
+            all_prompts = prompts(s, 3, 300)
+            texts.append([s.ask(p, 24, id_slot=i)["content"] for i, p in enumerate(all_prompts)])
+            s.stop()
+            stats = s.stats()
+    check("same answers cold and warm", texts[0] == texts[1])
+    check("warm prompts were loaded", stats["loaded_tokens"] + stats["copied_tokens"] > 850, str(stats["loaded_tokens"]))
+    check("only last tokens were computed", stats["computed_tokens"] <= 30, str(stats["computed_tokens"]))
+
+
+def test_short_prompts_are_left_as_they_are(folder):
+    texts = []
+    for store in (None, f"file:{folder}/short"):
+        with lab.Server(folder, store, ARGS) as s:
+            texts.append([s.ask("The three largest cities of Europe are", 24)["content"],
+                          s.chat([{"role": "user", "content": "Name a colour."}])["content"],
+                          s.ask("A list:", 12, grammar='root ::= ("- " [a-z]+ "\\n")+')["content"]])
+            s.stop()
+    check("short prompts, chat and grammar: same answers with the shim and without", texts[0] == texts[1], repr(texts[0][0][:40]))
+
+
+def test_parallel_streams(folder):
+    for store in (None, f"file:{folder}/streams"):
+        with lab.Server(folder, store, ARGS) as s:
+            jobs = [lambda p=p: s.stream(p, 20, ignore_eos=True) for p in prompts(s, 6, 200)]
+            results = lab.parallel(jobs)
+            check("6 streams over 4 slots, " + ("plain" if store is None else "with the shim"),
+                  all(last["stop"] and last["tokens_predicted"] == 20 and text for _, text, last in results))
+            s.stop()
+    stats = s.stats()
+    check("the head of all was computed about once", stats["computed_tokens"] <= 200 + 64 + 6 * 84, str(stats["computed_tokens"]))
+
+
+def test_chat_of_several_turns(folder):
+    questions = ["Tell me about rivers.", "And about lakes?", "Which of both are larger?", "Thank you. Goodbye?"]
+    system = {"role": "system", "content": lab.document()[:700]}
+    messages, store = [system], f"file:{folder}/chat"
+    with lab.Server(folder, store, ARGS) as s:
+        for q in questions:
+            messages.append({"role": "user", "content": q})
+            messages.append({"role": "assistant", "content": s.chat(messages, 40)["content"]})
+        s.stop()
+        loaded = s.stats()["loaded_tokens"]
+    with lab.Server(folder, store, ARGS) as s:
+        again = s.chat(messages[:2], 40)["content"]
+        long = s.chat(messages + [{"role": "user", "content": "What was my first question?"}], 8)["content"]
+        s.stop()
+        stats = s.stats()
+    check("a chat's first answer is the same after a restart", again == messages[2]["content"], repr(again[:40]))
+    check("most of a long chat is loaded after a restart", stats["loaded_tokens"] >= 200 and long != "",
+          f"{stats['loaded_tokens']} loaded, {stats['computed_tokens']} computed; before: {loaded}")
+
+
+def test_slots_are_saved_and_restored(folder):
+    os.makedirs(f"{folder}/slots", exist_ok=True)
+    seen = []
+    for store in (None, f"file:{folder}/slotstore"):
+        with lab.Server(folder, store, [*ARGS, "--slot-save-path", f"{folder}/slots"]) as s:
+            p = prompts(s, 1, 150)[0]
+            first = s.ask(p, 8, id_slot=1)
+            saved = s.post("/slots/1?action=save", {"filename": "a.bin"})
+            erased = s.post("/slots/1?action=erase", {})
+            restored = s.post("/slots/2?action=restore", {"filename": "a.bin"})
+            more = s.ask(p + first.get("tokens", []) + p[10:80], 8, id_slot=2)
+            seen.append((saved[0], saved[1]["n_saved"], erased[0], restored[0], restored[1]["n_restored"], more["timings"]["cache_n"],
+                         more["timings"]["prompt_n"]))
+            s.stop()
+    check("slot save, erase, restore as without the shim", seen[0] == seen[1], str(seen))
+    check("a restored slot is known and stored from", s.stats()["aside_tokens"]["foreign"] == 0, str(s.stats()["aside_tokens"]))
+
+
+def test_a_context_shift_hurts_nobody(folder):
+    seen = []
+    for store in (None, f"file:{folder}/shift"):
+        with lab.Server(folder, store, ["-np", "2", "--kv-unified", "-c", "512", "--context-shift", "--keep", "16"]) as s:
+            a, b = prompts(s, 2, 130)
+            before = s.ask(b, 12, id_slot=1, cache_prompt=True)["content"]
+            long = s.ask(a, 420, id_slot=0, ignore_eos=True)
+            after = s.ask(b, 12, id_slot=1, cache_prompt=True)["content"]
+            seen.append((long["tokens_predicted"], long["truncated"]))
+            check("the other slot answers as before the shift", before == after, repr(after[:40]))
+            s.stop()
+    check("a context shift goes on as without the shim", seen[0] == seen[1] and seen[0][0] == 420, str(seen))
+
+
+def test_cache_reuse(folder):
+    with lab.Server(folder, f"file:{folder}/reuse", [*ARGS, "--cache-reuse", "32"]) as s:
+        p = prompts(s, 1, 200)[0]
+        s.ask(p, 4, id_slot=0)
+        moved = s.ask(p[:20] + p[60:], 4, id_slot=0)
+        other = s.ask(p, 4, id_slot=1)
+        s.stop()
+    check("chunks are moved by --cache-reuse", moved["timings"]["cache_n"] > 100, str(moved["timings"]["cache_n"]))
+    check("what was moved is left alone", s.stats()["aside_tokens"]["moved"] > 0 and other["content"] != "")
+
+
+def test_an_aborted_request(folder):
+    with lab.Server(folder, f"file:{folder}/abort", ARGS) as s:
+        p = prompts(s, 2, 300)
+        c = socket.create_connection(("127.0.0.1", s.port))
+        body = b'{"prompt": %s, "n_predict": 400, "stream": true}' % str(p[0]).encode()
+        c.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(1.0)
+        c.close()
+        check("an aborted request leaves the server well", s.ask(p[1], 8)["tokens_predicted"] == 8)
+        check("and its prompt", s.ask(p[0], 8)["tokens_predicted"] == 8)
+        s.stop()
+
+
+def redis(folder):
+    path = shutil.which("redis-server")
+    if path is None:
+        return None, None
+    sock = f"{folder}/redis.sock"
+    p = subprocess.Popen([path, "--port", "0", "--unixsocket", sock, "--save", "", "--dir", folder], stdout=subprocess.DEVNULL)
+    for _ in range(100):
+        if os.path.exists(sock):
+            break
+        time.sleep(0.05)
+    return p, f"redis+unix://{sock}"
+
+
+def test_a_store_that_dies(folder):
+    server, url = redis(folder)
+    if server is None:
+        print("skip: no redis-server")
+        return
+    try:
+        with lab.Server(folder, url, ARGS) as s:
+            p = prompts(s, 3, 260)
+            texts = [s.ask(x, 12, id_slot=0, cache_prompt=False)["content"] for x in p]
+            warm = s.ask(p[0], 12, id_slot=0, cache_prompt=False)["content"]
+            stream = lab.parallel([lambda: s.stream(p[1], 100, ignore_eos=True),
+                                   lambda: (time.sleep(0.5), server.send_signal(signal.SIGKILL))])
+            dead = [s.ask(x, 12, id_slot=0, cache_prompt=False)["content"] for x in p]
+            check("answers from Redis, and without it, are the same", warm == texts[0] and dead == texts)
+            check("a stream goes on while the store dies", stream[0][2]["tokens_predicted"] == 100)
+            s.stop()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_sigterm_under_load(folder):
+    """A server that is asked to end waits for its clients, with the shim or without: they go away a little later."""
+    codes, store = [], f"file:{folder}/term"
+    for url in (None, store):
+        with lab.Server(folder, url, ARGS) as s:
+            clients = []
+            for p in prompts(s, 4, 300):
+                body = b'{"prompt": %s, "n_predict": 400, "stream": true}' % str(p).encode()
+                clients.append(socket.create_connection(("127.0.0.1", s.port)))
+                clients[-1].sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            time.sleep(2)
+            s.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            for c in clients:
+                c.close()
+            try:
+                codes.append(s.process.wait(60))
+            except subprocess.TimeoutExpired:
+                codes.append("does not end")
+    check("SIGTERM under load ends it as without the shim", codes[0] == codes[1] != "does not end", str(codes))
+    whole = subprocess.run([lab.KVFERRY, "verify", "--store", store], capture_output=True, text=True)
+    check("and leaves a store that is whole", whole.returncode == 0, whole.stdout[-200:].strip())
+
+
+lab.need_all()
+with lab.folder() as top:
+    wanted = sys.argv[1:]
+    tests = [(n, f) for n, f in list(globals().items()) if n.startswith("test_") and (not wanted or any(w in n for w in wanted))]
+    failed = []
+    for name, test in tests:
+        begin = time.monotonic()
+        try:
+            test(top)
+        except Exception as e:
+            failed.append(name)
+            print(f"FAIL {name}: {type(e).__name__}: {e}")
+        print(f"     {name}: {time.monotonic() - begin:.1f} s", flush=True)
+    print(f"{len(tests) - len(failed)} passed, {len(failed)} failed")
+    sys.exit(1 if failed else 0)
