@@ -72,6 +72,9 @@ typedef struct kvf_tier_info {
     char     url[256]; /* without password */
     int      reachable;
     int64_t  num_records, used_bytes, max_bytes;
+    /* Servers, by the breakers of this process: after a failure nobody tries for a moment (open), then one does (half-open). */
+    uint32_t num_servers, num_open, num_half_open;
+    uint32_t num_refusing; /* those that refuse saves (out of memory, no disk), and are spared them for a while */
 } kvf_tier_info;
 KVF_API KVF_MUST_CHECK kvf_status kvf_tier_info_get(kvf_store *, kvf_tier_info *out, uint32_t tier);
 

@@ -343,9 +343,24 @@ static bool add_info(exam *e, kvfi_node *node, kvf_tier_info *out) {
     return true;
 }
 
+/* Before anybody is asked: asking is a try, too. */
+static void count_breakers(kvfi_redis *tier, kvf_tier_info *out) {
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);
+    for (size_t i = 0; i < num; i++) {
+        kvfi_breaker_state connections, saves;
+        kvfi_node_states(nodes[i], &connections, &saves);
+        out->num_servers++;
+        out->num_open += connections == KVFI_BREAKER_OPEN;
+        out->num_half_open += connections == KVFI_BREAKER_HALF_OPEN;
+        out->num_refusing += saves != KVFI_BREAKER_CLOSED;
+    }
+}
+
 void kvfi_redis_info(kvfi_tier *base, kvf_tier_info *out) {
     exam *e = kvfi_alloc_zero(1, sizeof *e);
     kvfi_node *nodes[KVFI_MAX_NODES];
+    count_breakers(kvfi_redis_of(base), out);
     kvf_tier_info sum = *out;
     out->reachable = 0;
     if (e == NULL) {

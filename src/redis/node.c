@@ -7,6 +7,9 @@
 
 #define MIN_BACKOFF_MS 50u
 #define MAX_BACKOFF_MS 500u /* who comes back is in use again within a second */
+#define MIN_REFUSED_MS 100u
+#define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
+#define STORE_PATIENCE 4u    /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them */
 #define FAIR_TRY_US 10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US 2000 /* how often someone who waits for a connection looks whether there is work left for it */
@@ -26,18 +29,42 @@ void kvfi_acl_rule(char out[96], const char *said, const char *prefix) {
     }
 }
 
-/* ---- the breaker; all under the lock ---- */
+bool kvfi_reply_refuses_saves(const kvfi_reply *reply, bool several) {
+    return reply->kind == KVFI_RESP_ERROR && (kvfi_reply_says(reply, "OOM ") || kvfi_reply_says(reply, "MISCONF ") ||
+                                              kvfi_reply_says(reply, "NOREPLICAS ") || (!several && kvfi_reply_says(reply, "READONLY ")));
+}
 
-/* May we try to connect? After a failure one may, once the backoff is over; the others wait for what becomes of that. */
-static bool may_try(kvfi_node *node) {
+/* ---- breakers; all under the lock ---- */
+
+/* After a failure one may try, once the backoff is over; it has `patience_ms` for that before another may. */
+static bool may_try(kvfi_breaker *breaker, uint32_t patience_ms) {
     int64_t now = kvfi_sys->now_us();
-    if (node->breaker.until_us > now) {
+    if (breaker->until_us > now) {
         return false;
     }
-    if (node->breaker.backoff_ms > 0) {
-        node->breaker.until_us = now + (int64_t)node->conf->connect_ms * 1000;
+    if (breaker->backoff_ms > 0) {
+        breaker->until_us = now + (int64_t)patience_ms * 1000;
+        breaker->trying = true;
     }
     return true;
+}
+
+static void trip(kvfi_breaker *breaker, uint32_t min_ms, uint32_t max_ms) {
+    uint32_t backoff_ms = breaker->backoff_ms * 2;
+    uint16_t chance = 0;
+    backoff_ms = backoff_ms < min_ms ? min_ms : backoff_ms;
+    backoff_ms = backoff_ms > max_ms ? max_ms : backoff_ms;
+    /* Up to a quarter less, so that many processes do not knock at the same moment. Without chance it still works. */
+    (void)kvfi_sys->random(&chance, sizeof chance);
+    uint32_t jittered_ms = backoff_ms - backoff_ms / 4 * chance / UINT16_MAX;
+    *breaker = (kvfi_breaker){.until_us = kvfi_sys->now_us() + (int64_t)jittered_ms * 1000, .backoff_ms = backoff_ms};
+}
+
+static kvfi_breaker_state state_of(const kvfi_breaker *breaker) {
+    if (breaker->backoff_ms == 0) {
+        return KVFI_BREAKER_CLOSED;
+    }
+    return breaker->trying || breaker->until_us <= kvfi_sys->now_us() ? KVFI_BREAKER_HALF_OPEN : KVFI_BREAKER_OPEN;
 }
 
 static void note_success(kvfi_node *node) {
@@ -46,19 +73,13 @@ static void note_success(kvfi_node *node) {
 }
 
 static void note_failure(kvfi_node *node) {
-    uint32_t backoff_ms = node->breaker.backoff_ms * 2;
-    uint16_t chance = 0;
-    backoff_ms = backoff_ms < MIN_BACKOFF_MS ? MIN_BACKOFF_MS : backoff_ms;
-    backoff_ms = backoff_ms > MAX_BACKOFF_MS ? MAX_BACKOFF_MS : backoff_ms;
-    /* Up to a quarter less, so that many processes do not knock at the same moment. Without chance it still works. */
-    (void)kvfi_sys->random(&chance, sizeof chance);
-    uint32_t jittered_ms = backoff_ms - backoff_ms / 4 * chance / UINT16_MAX;
-    node->breaker = (kvfi_breaker){.until_us = kvfi_sys->now_us() + (int64_t)jittered_ms * 1000, .backoff_ms = backoff_ms};
+    trip(&node->breaker, MIN_BACKOFF_MS, MAX_BACKOFF_MS);
 }
 
 /* Nothing was learned: the next one may try. */
 static void note_nothing(kvfi_node *node) {
     node->breaker.until_us = 0;
+    node->breaker.trying = false;
 }
 
 static void locked(kvfi_node *node, void (*note)(kvfi_node *)) {
@@ -307,7 +328,7 @@ static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int
         return KVF_WHY_BUDGET;
     }
     pthread_mutex_lock(&node->lock);
-    bool may = may_try(node);
+    bool may = may_try(&node->breaker, node->conf->connect_ms);
     kvf_error trouble = node->trouble;
     pthread_mutex_unlock(&node->lock);
     if (!may) {
@@ -317,10 +338,11 @@ static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int
     return connect_to(node, conn, err, deadline_us);
 }
 
-static kvfi_conn *new_conn(const kvfi_node *node) {
+static kvfi_conn *new_conn(const kvfi_node *node, kvfi_lane_kind kind) {
     kvfi_conn *conn = kvfi_alloc(sizeof *conn);
+    uint32_t stall_ms = node->conf->stall_ms;
     if (conn != NULL) {
-        kvfi_conn_init(conn, node->conf->stall_ms, node->disconnects);
+        kvfi_conn_init(conn, kind == KVFI_LANE_STORE ? STORE_PATIENCE * stall_ms : stall_ms, node->disconnects);
     }
     return conn;
 }
@@ -337,7 +359,7 @@ kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi
         return why;
     }
     if (conn == NULL) {
-        conn = new_conn(node);
+        conn = new_conn(node, kind);
     }
     if (conn == NULL) {
         (void)kvfi_fail(err, KVF_NOMEM, "no memory for a connection");
@@ -359,6 +381,30 @@ void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
         locked(node, note_failure);
     }
     give_slot(node, kind, conn);
+}
+
+bool kvfi_node_may_save(kvfi_node *node) {
+    pthread_mutex_lock(&node->lock);
+    bool may = may_try(&node->saves, MAX_REFUSED_MS);
+    pthread_mutex_unlock(&node->lock);
+    return may;
+}
+
+void kvfi_node_note_saves(kvfi_node *node, bool refused) {
+    pthread_mutex_lock(&node->lock);
+    if (refused) {
+        trip(&node->saves, MIN_REFUSED_MS, MAX_REFUSED_MS);
+    } else {
+        node->saves = (kvfi_breaker){0};
+    }
+    pthread_mutex_unlock(&node->lock);
+}
+
+void kvfi_node_states(kvfi_node *node, kvfi_breaker_state *connections, kvfi_breaker_state *saves) {
+    pthread_mutex_lock(&node->lock);
+    *connections = state_of(&node->breaker);
+    *saves = state_of(&node->saves);
+    pthread_mutex_unlock(&node->lock);
 }
 
 void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, const kvfi_endpoint *server, const char *name,

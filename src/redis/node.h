@@ -21,10 +21,13 @@ typedef struct kvfi_lane {
     unsigned   num_taken;
 } kvfi_lane;
 
-/* The breaker: after a failure nobody tries until `until_us`, then one does. */
+/* A breaker: closed until something fails; then open, and nobody tries until `until_us`; then half-open: one tries, and the others wait for what
+ * becomes of that. */
+typedef enum kvfi_breaker_state { KVFI_BREAKER_CLOSED, KVFI_BREAKER_OPEN, KVFI_BREAKER_HALF_OPEN } kvfi_breaker_state;
 typedef struct kvfi_breaker {
-    int64_t  until_us;   /* 0: closed */
-    uint32_t backoff_ms; /* of the last failure; 0 after a success */
+    int64_t  until_us;   /* nobody tries before */
+    uint32_t backoff_ms; /* of the last failure; 0: closed */
+    bool     trying;     /* one does */
 } kvfi_breaker;
 
 typedef struct kvfi_node {
@@ -35,7 +38,8 @@ typedef struct kvfi_node {
     pthread_mutex_t        lock;  /* of all that follows; never held over I/O */
     pthread_cond_t         freed; /* a connection was given back */
     kvfi_lane              lanes[KVFI_NUM_LANES];
-    kvfi_breaker           breaker;
+    kvfi_breaker           breaker; /* for connections */
+    kvfi_breaker           saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
     atomic_bool            spoken;  /* it has answered us once: it speaks as we do */
     kvf_error              trouble; /* why it could not be connected to last time */
     _Atomic uint64_t      *connects, *disconnects;
@@ -56,8 +60,19 @@ void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
 
 /* What must be added to a user's ACL for what the server refused as NOPERM: "+hset", "~kvf1:*". `said`: its words. */
 void kvfi_acl_rule(char out[96], const char *said, const char *prefix);
+
+/* May something be saved there? Whoever is told so tells what became of it: whether the server refused all saves, not this one only. */
+bool kvfi_node_may_save(kvfi_node *);
+void kvfi_node_note_saves(kvfi_node *, bool refused);
+
+/* How the breakers stand, for reports. */
+void kvfi_node_states(kvfi_node *, kvfi_breaker_state *connections, kvfi_breaker_state *saves);
+
 /* What an error reply means for an item. */
 kvf_reason kvfi_reply_reason(const kvfi_reply *);
+/* The server takes nothing at all just now: it is out of memory, can't write to its disk, or is a replica (where there are several, that means: ask
+ * another). */
+bool kvfi_reply_refuses_saves(const kvfi_reply *, bool several);
 static inline bool kvfi_reply_says(const kvfi_reply *reply, const char *word) {
     size_t len = strlen(word);
     return reply->len >= len && memcmp(reply->text, word, len) == 0;

@@ -190,6 +190,10 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
             kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %s", s->conn->said);
         }
         over = stop_sending(s, r.item) || over;
+        if (kvfi_reply_refuses_saves(reply, s->feed->again != NULL)) {
+            s->conn->refuses = true;
+            s->dry = true; /* the next would go all the way only to be refused as well */
+        }
     }
     if (over) {
         finish(s, r.item);

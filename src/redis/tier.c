@@ -32,13 +32,24 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
         if (why != KVF_WHY_NONE) {
             return why;
         }
-        conn->asking = asking;
-        done = exchange(tier, conn, feed, seal);
-        conn->asking = false;
-        if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
-            renew(node, conn);
+        bool may = lane != KVFI_LANE_STORE || kvfi_node_may_save(node);
+        if (may) {
+            conn->asking = asking;
+            conn->refuses = false;
+            done = exchange(tier, conn, feed, seal);
+            conn->asking = false;
+            if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
+                renew(node, conn);
+            }
+        }
+        bool refused = may && conn->refuses;
+        if (may && lane == KVFI_LANE_STORE && (done || refused)) {
+            kvfi_node_note_saves(node, refused);
         }
         kvfi_node_give(node, lane, conn);
+        if (!may || refused) {
+            return KVF_WHY_BREAKER;
+        }
     }
     return KVF_WHY_NONE;
 }

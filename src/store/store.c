@@ -4,6 +4,7 @@
 #include "kvferry/store.h"
 
 #define LOOKUP_THREADS 2u
+#define BATCH_THREADS 4u /* for batches of queues: they have deadlines, and must not wait for a writer that has none to speak of */
 #define DEFAULT_DRAIN_MS 5000u
 #define DEFAULT_BACKLOG_BYTES ((size_t)256 << 20)
 
@@ -82,8 +83,8 @@ static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *opt
     uint32_t writers = or_default(options->store_threads, sum_threads(store, true));
     store->drain_ms = or_default(options->drain_ms, DEFAULT_DRAIN_MS);
     store->lookup_pool = kvfi_pool_new(LOOKUP_THREADS);
-    store->load_pool = kvfi_pool_new(or_default(options->load_threads, sum_threads(store, false)));
-    store->store_pool = kvfi_pool_new(writers);
+    store->load_pool = kvfi_pool_new(or_default(options->load_threads, sum_threads(store, false)) + BATCH_THREADS);
+    store->store_pool = kvfi_pool_new(writers + BATCH_THREADS);
     size_t bound = options->backlog_bytes != 0 ? options->backlog_bytes : DEFAULT_BACKLOG_BYTES;
     if (store->lookup_pool == NULL || store->load_pool == NULL || store->store_pool == NULL || !kvfi_known_init(&store->known) ||
         !kvfi_backlog_init(&store->backlog, store, bound, writers)) {

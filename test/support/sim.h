@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A world behind the system table: a clock that stands still unless somebody waits, a network, and Redis servers (one, or a Cluster of three) that
+ * exist in this process only. No threads: whoever calls does all the work. So one seed is one run, byte for byte, and thousands of them
+ * take seconds.
+ */
+#ifndef KVFT_SIM_H
+#define KVFT_SIM_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KVFT_SIM_URL "redis://127.0.0.1:7000"
+#define KVFT_SIM_CLUSTER_URL "redis+cluster://127.0.0.1:7000,127.0.0.1:7001"
+
+/* How probable each thing is, in 1/65536: of a connection, a reply, a command, a read or a write. */
+typedef struct kvft_sim_plan {
+    uint32_t refuse, hang;         /* a connect */
+    uint32_t cut, stall, flip;     /* a connection: somewhere in the bytes that it brings */
+    uint32_t slow;                 /* a reply: up to half a second */
+    uint32_t error, other, vanish; /* a command: an error reply; another key's value; its key is gone before */
+    uint32_t redirect;             /* a command in a Cluster: its third of the slots has moved just then, or is moving (ASK) */
+    bool     slices;               /* reads and writes take a few bytes only */
+} kvft_sim_plan;
+
+void kvft_sim_begin(uint64_t seed, bool cluster); /* installs the table; all is well */
+void kvft_sim_plan_set(const kvft_sim_plan *);
+void kvft_sim_sleep_ms(int64_t ms);
+
+typedef struct kvft_sim_stats {
+    uint64_t commands, refused, hung, cut, stalled, flipped, slow, errors, others, vanished, moved, asked;
+} kvft_sim_stats;
+/* The real table again. Returns how many connections or blocks of memory the library still holds. */
+uint64_t kvft_sim_end(void);
+kvft_sim_stats kvft_sim_stats_get(void); /* of all runs */
+#endif
