@@ -12,10 +12,13 @@ static const char help[] =
     "\n"
     "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists what is damaged "
     "with the\n"
-    "reason. A damaged record is never loaded (it is a miss), so this is for finding out, not a need.\n"
+    "reason. A damaged record is never loaded (it is a miss), so this is for finding out, not a need. A record of several "
+    "parts of\n"
+    "which the server has evicted one, or that was removed while it was written, is incomplete: a miss, too, but no "
+    "damage.\n"
     "\n"
     "Options:\n"
-    "      --remove      remove what is damaged\n" KVFCLI_COMMON_HELP "\n"
+    "      --remove      remove what is damaged or incomplete\n" KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0 when all is whole; 1 when something is (or, with --remove, was) damaged.\n";
 
 enum { OPT_REMOVE = KVFCLI_OPT_OWN };
@@ -34,7 +37,7 @@ typedef struct inspection {
     bool remove;
     damaged *list;
     size_t num, cap;
-    uint64_t num_records, num_sessions, num_foreign, bytes;
+    uint64_t num_records, num_sessions, num_foreign, num_incomplete, bytes;
     bool no_memory;
     kvfcli_progress progress;
 } inspection;
@@ -60,6 +63,11 @@ static bool note_damage(inspection *in, const kvf_entry *entry) {
     return d->name != NULL;
 }
 
+/* The list has both. */
+static size_t num_damaged(const inspection *in) {
+    return in->num - (size_t)in->num_incomplete;
+}
+
 static int examine(void *ctx, const kvf_entry *entry) {
     inspection *in = ctx;
     if (entry->kind == KVF_ENTRY_FOREIGN) {
@@ -69,6 +77,7 @@ static int examine(void *ctx, const kvf_entry *entry) {
     in->num_sessions += entry->kind == KVF_ENTRY_SESSION;
     in->num_records += entry->kind != KVF_ENTRY_SESSION;
     in->bytes += entry->stored_bytes;
+    in->num_incomplete += entry->damage == KVF_WHY_ABSENT;
     if (entry->damage != KVF_WHY_NONE && !note_damage(in, entry)) {
         in->no_memory = true;
         return 1;
@@ -76,7 +85,7 @@ static int examine(void *ctx, const kvf_entry *entry) {
     char size[KVFCLI_TEXT];
     kvfcli_progress_show(&in->progress, "verified %llu records, %s; %zu damaged",
                          (unsigned long long)(in->num_records + in->num_sessions), kvfcli_size(size, in->bytes),
-                         in->num);
+                         num_damaged(in));
     return 0;
 }
 
@@ -103,9 +112,12 @@ static json_t *damaged_json(const damaged *d) {
 static json_t *report_json(const inspection *in) {
     json_t *list = json_array();
     for (size_t i = 0; i < in->num; i++) {
+        if (in->list[i].why == KVF_WHY_ABSENT) {
+            continue;
+        }
         json_array_append_new(list, damaged_json(&in->list[i]));
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:o}", "num_records", (json_int_t)in->num_records, "num_sessions",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "num_incomplete", (json_int_t)in->num_incomplete, "num_records", (json_int_t)in->num_records, "num_sessions",
                      (json_int_t)in->num_sessions, "num_foreign", (json_int_t)in->num_foreign, "bytes",
                      (json_int_t)in->bytes, "damaged", list);
 }
@@ -115,10 +127,17 @@ static void print_report(const inspection *in, kvf_store *store) {
     for (size_t i = 0; i < in->num; i++) {
         const damaged *d = &in->list[i];
         kvfcli_tier_url(store, d->tier, url);
-        printf("damaged: %s in %s: %s%s\n", d->name, url, kvf_reason_name(d->why), d->removed ? " (removed)" : "");
+        if (d->why == KVF_WHY_ABSENT) {
+            printf("incomplete: %s in %s: a part of it is not there%s\n", d->name, url, d->removed ? " (removed)" : "");
+        } else {
+            printf("damaged: %s in %s: %s%s\n", d->name, url, kvf_reason_name(d->why), d->removed ? " (removed)" : "");
+        }
+    }
+    if (in->num_incomplete > 0) {
+        printf("%llu incomplete\n", (unsigned long long)in->num_incomplete);
     }
     printf("%llu records and %llu sessions, %s: %zu damaged\n", (unsigned long long)in->num_records,
-           (unsigned long long)in->num_sessions, kvfcli_size(size, in->bytes), in->num);
+           (unsigned long long)in->num_sessions, kvfcli_size(size, in->bytes), num_damaged(in));
 }
 
 static int verify(inspection *in, kvf_store *store, const kvfcli_common *common) {
@@ -137,7 +156,7 @@ static int verify(inspection *in, kvf_store *store, const kvfcli_common *common)
     if (code != KVFCLI_FINE) {
         return code;
     }
-    code = in->num > 0 ? KVFCLI_FOUND : KVFCLI_FINE;
+    code = num_damaged(in) > 0 ? KVFCLI_FOUND : KVFCLI_FINE;
     if (common->json) {
         return kvfcli_print_json(report_json(in), code);
     }

@@ -27,7 +27,8 @@ typedef struct kvf_entry {
     const void     *payload;       /* NULL unless the walk reads whole values */
     int64_t         stored_s;      /* 0 = unknown */
     int64_t         ttl_ms;        /* -1 = none */
-    kvf_reason      damage;        /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows */
+    kvf_reason      damage;        /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it is
+                                      not there (evicted, or it was removed while being written): a miss, and no damage */
 } kvf_entry;
 
 /* Return 0 to go on, anything else to stop the walk. The entry and what it points to are valid during the call only. */

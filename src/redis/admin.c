@@ -81,8 +81,9 @@ static kvf_status read_outline(kvfi_talk *talk, outline *out, const char *name) 
     return hear_number(talk, &out->ttl_ms);
 }
 
-/* The length of a value in all its parts. Further parts are asked for only where the header announces more than the first holds. */
-static kvf_status sum_parts(kvfi_talk *talk, uint64_t *out_bytes, const outline *line, const kvfi_addr *addr) {
+/* The length of a value in all its parts. Further parts are asked for only where the header announces more than the first holds; one that is not
+ * there was evicted, or the record was removed while somebody wrote it: then its head came last, and alone. */
+static kvf_status sum_parts(kvfi_talk *talk, kvfi_sight *sight, const outline *line, const kvfi_addr *addr) {
     kvfi_header header;
     uint64_t bytes = (uint64_t)line->len;
     uint64_t total = 0;
@@ -96,11 +97,12 @@ static kvf_status sum_parts(kvfi_talk *talk, uint64_t *out_bytes, const outline 
         KVFI_TRY(kvfi_talk_say(talk, "STRLEN", name.text, NULL));
         KVFI_TRY(hear_number(talk, &len));
         if (len <= 0) {
+            sight->incomplete = len == 0;
             break;
         }
         bytes += (uint64_t)len;
     }
-    *out_bytes = bytes;
+    sight->stored_bytes = bytes;
     return KVF_OK;
 }
 
@@ -137,7 +139,6 @@ static void show(look *l, const kvfi_sight *sight) {
 
 static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) {
     outline line;
-    uint64_t bytes = 0;
     kvfi_sight sight = {.kind = KVF_ENTRY_BLOCK, .name = name, .addr = addr};
     KVFI_TRY(read_outline(l->talk, &line, name));
     if (line.len <= 0 && line.ttl_ms == -2) {
@@ -146,8 +147,8 @@ static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) 
     if (line.len < 0) {
         return KVF_OK; /* under our prefix, but not a string: not ours */
     }
-    KVFI_TRY(sum_parts(l->talk, &bytes, &line, addr));
-    sight.stored_bytes = bytes;
+    KVFI_TRY(sum_parts(l->talk, &sight, &line, addr));
+    uint64_t bytes = sight.stored_bytes;
     sight.ttl_ms = line.ttl_ms < 0 ? -1 : line.ttl_ms;
     sight.head = line.head;
     sight.head_len = line.head_len;

@@ -33,6 +33,9 @@ static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
             entry->damage = KVF_WHY_TRUNCATED;
         }
     }
+    if (entry->damage == KVF_WHY_TRUNCATED && sight->incomplete) {
+        entry->damage = KVF_WHY_ABSENT;
+    }
     if (entry->damage != KVF_WHY_NONE) {
         return;
     }

@@ -103,6 +103,7 @@ typedef struct kvfi_sight {
     size_t         head_len;    /* the whole value when the walk reads whole ones, else at least its header where there is one; where sessions are
                                    values, up to KVFI_SIGHT_BYTES, so that they can be named */
     uint64_t       stored_bytes;
+    bool           incomplete;  /* it is kept in several parts, and one of them is not there */
     int64_t        ttl_ms;      /* -1 = none */
     int64_t        stored_s;    /* for what has no header; 0 = unknown */
     const kvfi_addr *addr;      /* as the name says; NULL where the name is not an address. space: only its first 8 bytes are known. */

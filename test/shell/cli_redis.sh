@@ -48,6 +48,16 @@ json 'd["tiers"][0]["spaces"][0]["num_blocks"] == 1 and d["tiers"][1]["spaces"][
 # What is not ours stays. Sessions have their own verb.
 if command -v redis-cli >/dev/null; then
     cli=(redis-cli -s "$dir/main.sock" --no-auth-warning -a "s3cret word")
+    # A record of several parts of which one has been evicted is a miss, and no damage.
+    parts=(--store "$url?part=64K")
+    run 0 put "${fields[@]}" --key "$(printf '%064d' 8)" "$dir/payload" "${parts[@]}"
+    "${cli[@]}" unlink "$("${cli[@]}" --scan --pattern 'kvf1:*:2' | head -n 1)" >/dev/null
+    run 0 verify --json "${parts[@]}"
+    json 'd["damaged"] == [] and d["num_incomplete"] == 1'
+    run 0 verify --remove "${parts[@]}"
+    says "incomplete: "
+    run 0 verify --json "${parts[@]}"
+    json 'd["num_incomplete"] == 0'
     "${cli[@]}" set mine 1 >/dev/null
     run 0 clear "${space:0:10}" "${store[@]}"
     run 0 ls --json "${store[@]}"
