@@ -446,7 +446,7 @@ static void note_fault(int which) {
 }
 
 static void live(kvft_world *world) {
-    uint64_t random = seed * 0x9e3779b97f4a7c15u + 1;
+    uint64_t state = seed, random = kvft_random(&state);
     worker workers[WORKERS];
     kvf_error err = {0};
     kvf_options options = {.struct_size = sizeof options, .drain_ms = DRAIN_MS};
@@ -465,7 +465,8 @@ static void live(kvft_world *world) {
     nap_us(100000);
     int num_faults = 1 + (int)(kvft_random(&random) % 3);
     for (int i = 0; i < num_faults; i++) {
-        note_fault(kvft_world_torment(world, &random));
+        int wish = i == 0 ? (int)(seed / KVFT_NUM_WORLDS) : -1; /* each kind has its turn */
+        note_fault(kvft_world_torment(world, wish, &random));
         kvft_world_heal(world);
         nap_us(20000);
     }

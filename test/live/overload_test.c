@@ -251,7 +251,7 @@ static void test_saves_are_patient(void **state) {
     kvft_prompt_free(p);
 }
 
-/* A batch with a deadline does not wait for a writer that has none to speak of (found by check-chaos, seed 38). */
+/* A batch with a deadline does not wait for a writer that has none to speak of (found by check-chaos). */
 static void test_batch_beside_stuck_writer(void **state) {
     bench *b = of(state);
     kvf_queue *queue = NULL;

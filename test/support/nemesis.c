@@ -389,9 +389,10 @@ static int pick_master(kvft_world *w, uint64_t *random) {
     return first;
 }
 
-int kvft_world_torment(kvft_world *w, uint64_t *random) {
+int kvft_world_torment(kvft_world *w, int wish, uint64_t *random) {
     for (int tries = 0; tries < 1000; tries++) {
-        int which = (int)(kvft_random(random) % NUM_NEMESES);
+        int any = (int)(kvft_random(random) % NUM_NEMESES);
+        int which = tries == 0 && wish >= 0 ? wish % NUM_NEMESES : any;
         long ms = 20 + (long)(kvft_random(random) % 480);
         victim v = {.world = w, .ms = ms, .random = random};
         if ((NEMESES[which].where >> w->kind & 1) == 0) {

@@ -27,7 +27,7 @@ void kvft_world_stop(kvft_world *);
 void kvft_world_heal(kvft_world *);
 
 #define KVFT_MAX_NEMESES 48
-/* One fault, from beginning to end; returns its number. */
-int kvft_world_torment(kvft_world *, uint64_t *random);
+/* One fault, from beginning to end; returns its number. The one of number `wish` (modulo their number), where that can be done; -1: any. */
+int kvft_world_torment(kvft_world *, int wish, uint64_t *random);
 const char *kvft_nemesis_name(int); /* NULL behind the last */
 #endif
