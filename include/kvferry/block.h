@@ -105,7 +105,9 @@ KVF_API void kvf_abandon(kvf_space *, kvf_reserved *);
 KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
 
 /* ---- the same without waiting ------------------------------------------------------------------------------------------
- * For schedulers that must not block: submit, watch kvf_queue_fd with poll or epoll, reap. The queue is bounded. */
+ * For schedulers that must not block: submit, watch kvf_queue_fd with poll or epoll, reap. The queue is bounded. Loads, saves and lookups have
+ * threads apart; of each kind of the first two, four batches at least are under way at once, beside the write-behind, and what is
+ * submitted beyond waits for one of them. */
 typedef struct kvf_queue kvf_queue;
 KVF_API KVF_MUST_CHECK kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *, uint32_t depth); /* 1 to 4096 batches */
 KVF_API void kvf_queue_close(kvf_queue *); /* waits for what is in flight (each batch has its deadline), then frees */
