@@ -45,6 +45,7 @@ struct kvft_proxy {
     kvft_proxy_stats stats;
     double           free_at;  /* when the cable has carried what was sent */
     link_t           links[MAX_LINKS];
+    uint8_t          request[BUFFER]; /* on its way to a server */
 };
 
 static double now(void) {
@@ -253,8 +254,8 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
 }
 
 static void from_client(kvft_proxy *proxy, link_t *link) {
-    static uint8_t buffer[BUFFER];
-    ssize_t n = recv(link->client, buffer, sizeof buffer, MSG_PEEK);
+    uint8_t *buffer = proxy->request;
+    ssize_t n = recv(link->client, buffer, BUFFER, MSG_PEEK);
     if (n <= 0) {
         if (n == 0 || errno != EAGAIN) {
             drop(proxy, link, false);
