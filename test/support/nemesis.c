@@ -235,7 +235,19 @@ static bool cluster_failover(victim *v) {
     return is_master(replica);
 }
 
-/* Slots that hold keys go to another shard and back. Where the servers do not agree just then who has a slot, it stays where it is. */
+/* Both ends think that the other has the slot (a claim of an older epoch came late): the first is given it, as `redis-cli --cluster fix` does. */
+static void settle_slot(victim *v, int slot, int other) {
+    kvft_world *w = v->world;
+    (void)say(w->data[other], "FLUSHALL"); /* who holds keys of a slot does not give it away */
+    (void)say(v->server, "CLUSTER BUMPEPOCH");
+    for (int i = 0; i < w->num_data; i++) {
+        kvft_server *server = w->data[(v->number + i) % w->num_data];
+        (void)say(server, "CLUSTER SETSLOT %d STABLE", slot);
+        (void)say(server, "CLUSTER SETSLOT %d NODE %s", slot, w->cluster->ids[v->number]);
+    }
+}
+
+/* Slots that hold keys go to another shard and back. */
 static bool slots_move(victim *v) {
     kvft_world *w = v->world;
     if (w->kind != KVFT_CLUSTER) {
@@ -253,8 +265,7 @@ static bool slots_move(victim *v) {
         bool back = there && kvft_cluster_try_move(w->cluster, slot, other, v->number, &said);
         if (slot >= 0 && !back) {
             printf("  slot %d: %s: %s\n", slot, there ? "not moved back" : "not moved", said);
-            (void)say(v->server, "CLUSTER SETSLOT %d STABLE", slot);
-            (void)say(w->data[other], "CLUSTER SETSLOT %d STABLE", slot);
+            settle_slot(v, slot, other);
         }
         moved += there;
     }
@@ -487,9 +498,17 @@ static bool follows(kvft_server *replica) {
     return info_has(replica, "replication", "role:slave") && info_has(replica, "replication", "master_link_status:up");
 }
 
+static long long epoch_of(kvft_server *server) {
+    char *said = kvft_server_ask(server, "CLUSTER INFO");
+    const char *at = said != NULL ? strstr(said, "cluster_current_epoch:") : NULL;
+    long long epoch = at != NULL ? atoll(at + 22) : -1;
+    free(said);
+    return epoch;
+}
+
 static bool is_whole_cluster(kvft_world *w) {
     for (int i = 0; i < w->num_data; i++) {
-        if (!kvft_cluster_is_ok(w->cluster, i)) {
+        if (!kvft_cluster_is_ok(w->cluster, i) || epoch_of(w->data[i]) != epoch_of(w->data[0])) {
             return false;
         }
     }
