@@ -16,6 +16,7 @@
 #define FIRST_FD 100000
 #define MAX_LINKS 64
 #define MAX_ARGS 8
+#define NO_COMMAND SIZE_MAX
 #define NODES 3
 #define FIRST_PORT 7000
 
@@ -129,16 +130,18 @@ typedef struct command {
     size_t lens[MAX_ARGS];
 } command;
 
-/* A whole command at the beginning of what came, or 0. Its arguments are ended by a NUL, where their \r was. */
+/* A whole command at the beginning of what came, or 0, or NO_COMMAND for what is none (somebody tries TLS). Its arguments are ended by a NUL, where their \r was. */
 static size_t parse(command *out, text *in) {
     char *at = in->data, *end = in->data + in->len, *line;
+    if (in->len > 0 && *at != '*') {
+        return NO_COMMAND;
+    }
     if (in->len == 0 || (line = memchr(at, '\n', in->len)) == NULL) {
         return 0;
     }
     out->num = strtoul(at + 1, NULL, 10);
-    if (*at != '*' || out->num > MAX_ARGS) {
-        fprintf(stderr, "sim: this is no command\n");
-        abort();
+    if (out->num > MAX_ARGS) {
+        return NO_COMMAND;
     }
     at = line + 1;
     for (size_t i = 0; i < out->num; i++) {
@@ -282,6 +285,10 @@ static void obey(link_t *l, const command *c) {
 static void serve(link_t *l) {
     command c;
     for (size_t len = parse(&c, &l->in); len > 0; len = parse(&c, &l->in)) {
+        if (len == NO_COMMAND) {
+            l->cut_at = l->position; /* it closes the connection */
+            return;
+        }
         obey(l, &c);
         drop(&l->in, len);
         bool slow = chance(w.plan.slow);
