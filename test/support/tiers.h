@@ -26,6 +26,8 @@ void kvft_addr(kvfi_addr *out, uint64_t seed); /* one space for 1000 seeds */
 
 /* One value through the tier. */
 kvf_reason kvft_put(kvfi_tier *, uint64_t seed, size_t payload_bytes);
+/* The same, once the tier asks a server again that has refused saves: it does not for up to two seconds. */
+kvf_reason kvft_put_again(kvfi_tier *, uint64_t seed, size_t payload_bytes);
 /* Reads it with all checks. Aborts when a hit has other bytes than the seed decides. */
 kvf_reason kvft_get(kvfi_tier *, uint64_t seed, size_t payload_bytes);
 kvf_reason kvft_peek(kvfi_tier *, uint64_t seed);
