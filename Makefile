@@ -56,7 +56,7 @@ check-wire: build ## Redis GET and SET beside the bare ceiling, hiredis and redi
 	@$(paths); $(programs); $(release)/bench/wire_bench --check
 
 check-cold: build ## what write-behind costs a cold run: at most 2 %
-	@$(paths); $(programs); bench/cold.sh --check
+	@$(paths); $(programs); $(release)/bench/cold_bench --check
 
 check-article: build ## ten lines of redis-py and numpy read our sessions, and we theirs
 	@$(paths); $(programs); test/shell/article.sh

@@ -10,8 +10,8 @@
 static const char help[] =
     "usage: kvferry ls [SPACE] [options]\n"
     "\n"
-    "Lists the spaces of a store (which model, how many blocks, how large, how old) and its sessions. With SPACE (the\n"
-    "first digits of one are enough) lists the blocks of that space.\n"
+    "Lists the spaces of a store (which model, how many blocks, how large, how old) and its sessions.\n"
+    "With SPACE (the first digits of one are enough) lists the blocks of that space.\n"
     "\n"
     "Options:\n" KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0; 1 when no space begins with SPACE.\n";

@@ -39,12 +39,12 @@ static const verb verbs[] = {
 #define NUM_VERBS (sizeof verbs / sizeof *verbs)
 
 static const char introduction[] =
-    "kvferry: prefill once, anywhere. Keeps the KV cache of prompts in a store, so that a prefix is computed once.\n"
+    "kvferry: prefill once, anywhere. Keeps the KV cache of prompts in a store, so that a prefix is\n"
+    "computed once.\n"
     "\n"
     "Quick start:\n"
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and stores it\n"
-    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the first token comes at "
-    "once\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the answer begins at once\n"
     "  kvferry exec -- llama-server -m model.gguf                           # the same for an unmodified llama-server\n"
     "  kvferry ls                                                           # what is stored\n"
     "  export KVFERRY_STORE=redis://localhost                               # the same for all machines\n"
@@ -54,8 +54,9 @@ static const char introduction[] =
 
 static const char conclusion[] =
     "\n"
-    "kvferry VERB --help explains each. A store is named by a URL: file:/folder, redis://host:port/db,\n"
-    "redis+unix:///path/of.sock, mem: ; without --store URL or $KVFERRY_STORE it is file:~/.cache/kvferry/store.\n"
+    "kvferry VERB --help explains each. A store is named by a URL: file:/folder,\n"
+    "redis://host:port/db, redis+unix:///path/of.sock, mem: ; without --store URL or $KVFERRY_STORE\n"
+    "it is file:~/.cache/kvferry/store.\n"
     "Exit codes: 0 fine, 1 damaged or not found, 2 usage, 3 store, 4 model or input, 5 I/O, 130 interrupted.\n";
 
 static void print_help(FILE *out) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: what its files share. run.c reads the arguments and says in which order things happen; input: the text of the prompt;
- * model: weights and context; text: tokens, chat template, UTF-8; session: a conversation in a store; answer: prefill and
- * generation; bar: progress; report: what is said at the end.
+ * kvferry run: what its files share. run.c reads the arguments and says in which order things happen; memory: what
+ * grows; input: the text of the prompt; model: weights and context; text: tokens, chat template, UTF-8; session: a
+ * conversation in a store; answer: prefill and generation; bar: progress; report: what is said at the end.
  */
 #ifndef KVFCLI_RUN_H
 #define KVFCLI_RUN_H
@@ -11,7 +11,7 @@
 
 #include "cli.h"
 
-/* ---- memory that grows; all zeros is empty. The calls return false without memory. */
+/* ---- memory that grows (run_memory.c); all zeros is empty. The calls return false without memory. */
 typedef struct kvfcli_string {
     char  *text; /* ends in NUL, which `len` does not count; NULL when empty */
     size_t len, cap;

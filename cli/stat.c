@@ -7,9 +7,9 @@
 static const char help[] =
     "usage: kvferry stat [options]\n"
     "\n"
-    "Says of every tier of a store whether it answers, how many records and bytes it holds and what its bound is, as "
-    "far as\n"
-    "it can tell without a walk (kvferry ls counts exactly). A server's numbers are about all that is in it.\n"
+    "Says of every tier of a store whether it answers, how many records and bytes it holds and what\n"
+    "its bound is, as far as it can tell without a walk (kvferry ls counts exactly). A server's\n"
+    "numbers are about all that is in it.\n"
     "\n"
     "Options:\n" KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0; 1 when a tier does not answer.\n";

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check-cold: what does write-behind cost a cold run? One process, one context of the real model; pairs of runs of the
+ * same prompt, a new one for each pair: one that stores into a folder as it goes, one without a store; which comes first,
+ * chance says. A run is a prefill of two batches of a block each (the first is written while the second is computed) and the
+ * last token; with the store also the wait until the last block is written, which a longer prompt would not notice.
+ *
+ * The median of the pairs' ratios counts, and its interval decides: all of it at most 1.02 is ok, all of it above is
+ * FAILED, and the limit inside of it is "not resolved", which fails too: the machine was too noisy to tell. The interval is
+ * made of order statistics, which assume nothing about the noise but that it does not know the order. The number of pairs is
+ * fixed before the first one runs.
+ *
+ * The runs are short because what matters is that a pair is over soon: on a virtual machine whose neighbours come and go
+ * the same prefill takes 3 to 5 s, and 21 pairs of processes of 4 s can't tell 1.016 from 1.02. Beside the ratio stands a
+ * cost that noise hardly touches: the time the exports took and the CPU time of the writers, as a share of the run.
+ *
+ * --control runs both sides without a store, which shows the noise and must give 1; --check exits 1 where it isn't ok.
+ */
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvferry/llama.h"
+#include "support/kit.h"
+
+#define LIMIT 1.02
+#define MAX_PAIRS 999u
+#define MAX_THREADS 64u
+#define BLOCK_TOKENS 64u
+#define BATCH 64u /* tokens of one llama_decode: a block is written while the next one is computed */
+
+enum { PLAIN, STORING, NUM_SIDES };
+
+static void die(const char *what) {
+    fprintf(stderr, "check-cold: %s\n", what);
+    exit(1);
+}
+
+static double now(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- threads: those that came after the model's are the writers ---- */
+
+typedef struct threads {
+    int    known[MAX_THREADS]; /* of the model */
+    size_t num_known;
+} threads;
+
+static bool is_known(const threads *t, int id) {
+    for (size_t i = 0; i < t->num_known; i++) {
+        if (t->known[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static double cpu_of(int id) {
+    char path[80];
+    unsigned long long ns = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/schedstat", id);
+    FILE *file = fopen(path, "r");
+    if (file == NULL || fscanf(file, "%llu", &ns) != 1) {
+        ns = 0; /* this kernel does not count it */
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return (double)ns * 1e-9;
+}
+
+/* The CPU time of all threads that are not known; with `learn`, all there are become known. */
+static double cpu_of_others(threads *t, bool learn) {
+    double seconds = 0;
+    DIR *dir = opendir("/proc/self/task");
+    for (struct dirent *entry = dir != NULL ? readdir(dir) : NULL; entry != NULL; entry = readdir(dir)) {
+        int id = atoi(entry->d_name);
+        if (id > 0 && learn && t->num_known < MAX_THREADS) {
+            t->known[t->num_known++] = id;
+        } else if (id > 0 && !is_known(t, id)) {
+            seconds += cpu_of(id);
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return seconds;
+}
+
+/* ---- one run ---- */
+
+typedef struct bench {
+    struct llama_model   *model;
+    struct llama_context *ctx;
+    kvf_store            *store;
+    kvf_llama            *side[NUM_SIDES];
+    size_t                num_tokens;
+    llama_token          *tokens;
+} bench;
+
+typedef struct sample {
+    double seconds, cpu, export_s;
+} sample;
+
+static sample run(bench *b, int side) {
+    kvf_llama_report report = {0};
+    kvf_error err = {0};
+    bool stores = b->side[side] != b->side[PLAIN];
+    llama_memory_clear(llama_get_memory(b->ctx), true);
+    double began = now(CLOCK_MONOTONIC), used = now(CLOCK_PROCESS_CPUTIME_ID);
+    if (kvf_llama_prefill(b->side[side], &report, &err, 0, b->tokens, b->num_tokens) != KVF_OK) {
+        die(err.what);
+    }
+    if (report.saved_blocks > 0 && kvf_store_flush(b->store, 60000) != KVF_OK) {
+        die("the blocks were not written");
+    }
+    sample s = {.seconds = now(CLOCK_MONOTONIC) - began,
+                .cpu = now(CLOCK_PROCESS_CPUTIME_ID) - used,
+                .export_s = (double)report.export_us * 1e-6};
+    size_t in_blocks = b->num_tokens - 1, expected = (in_blocks + BLOCK_TOKENS - 1) / BLOCK_TOKENS; /* with the tail */
+    if (report.computed_tokens != b->num_tokens || report.saved_blocks != (stores ? expected : 0)) {
+        die("a run was not cold, or did not store all of its blocks");
+    }
+    return s;
+}
+
+static void new_prompt(bench *b, uint64_t seed) {
+    for (size_t i = 0; i < b->num_tokens; i++) {
+        b->tokens[i] = (llama_token)(100 + kvft_random(&seed) % 40000);
+    }
+}
+
+/* ---- the figures ---- */
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct median {
+    double value, low, high; /* low to high holds the true median in at least 95 of 100 series */
+    double least, most;
+} median;
+
+/* Of `num` sorted values the k-th from either end: the chance that fewer than k of num throws of a coin are heads is at most 2.5 %. */
+static size_t rank_of(size_t num) {
+    double chance = pow(0.5, (double)num), tail = 0;
+    size_t k = 0;
+    while (tail + chance <= 0.025) {
+        tail += chance;
+        chance *= (double)(num - k) / (double)(k + 1);
+        k++;
+    }
+    return k;
+}
+
+static median median_of(const double *values, size_t num) {
+    double sorted[MAX_PAIRS];
+    memcpy(sorted, values, num * sizeof *sorted);
+    qsort(sorted, num, sizeof *sorted, compare);
+    size_t k = rank_of(num);
+    return (median){.value = (sorted[(num - 1) / 2] + sorted[num / 2]) / 2,
+                    .low = k > 0 ? sorted[k - 1] : 0,
+                    .high = k > 0 ? sorted[num - k] : INFINITY,
+                    .least = sorted[0],
+                    .most = sorted[num - 1]};
+}
+
+typedef struct series {
+    double time[MAX_PAIRS], cpu[MAX_PAIRS]; /* ratios */
+    double seconds, export_s, writers_s;    /* sums over the runs that store */
+    size_t num;
+} series;
+
+static void add_pair(series *all, const sample *plain, const sample *storing) {
+    all->time[all->num] = storing->seconds / plain->seconds;
+    all->cpu[all->num] = storing->cpu / plain->cpu;
+    all->seconds += storing->seconds;
+    all->export_s += storing->export_s;
+    all->num++;
+    printf("pair %zu: %.0f ms without, %.0f ms with all blocks stored: %.4f, CPU %.4f, export %.1f ms\n", all->num,
+           plain->seconds * 1e3, storing->seconds * 1e3, storing->seconds / plain->seconds, storing->cpu / plain->cpu,
+           storing->export_s * 1e3);
+    fflush(stdout);
+}
+
+static void measure(bench *b, series *all, size_t num_pairs) {
+    threads of_model = {.num_known = 0};
+    new_prompt(b, 0);
+    run(b, PLAIN);
+    cpu_of_others(&of_model, true);
+    run(b, STORING); /* of no pair: the first one starts the writers and maps their memory */
+    double written = cpu_of_others(&of_model, false);
+    uint64_t order = 1; /* by chance, but the same in every series: what comes and goes in a rhythm favours no side */
+    for (size_t i = 1; i <= num_pairs; i++) {
+        sample pair[NUM_SIDES];
+        int first = kvft_random(&order) % 2 == 0 ? PLAIN : STORING;
+        new_prompt(b, i);
+        pair[first] = run(b, first);
+        pair[1 - first] = run(b, 1 - first);
+        add_pair(all, &pair[PLAIN], &pair[STORING]);
+    }
+    all->writers_s = cpu_of_others(&of_model, false) - written;
+}
+
+static bool conclude(const series *all) {
+    median time = median_of(all->time, all->num), cpu = median_of(all->cpu, all->num);
+    const char *verdict = time.high <= LIMIT ? "ok" : time.low > LIMIT ? "FAILED" : "FAILED: not resolved, too much noise for so few pairs";
+    double runs = (double)all->num;
+    printf("\nCPU time: median ratio %.4f, 95 %% interval %.4f to %.4f\n", cpu.value, cpu.low, cpu.high);
+    printf("of a run that stores, %.0f ms: exports %.1f ms, CPU time of the writers %.1f ms, together %.2f %%\n",
+           all->seconds / runs * 1e3, all->export_s / runs * 1e3, all->writers_s / runs * 1e3,
+           100 * (all->export_s + all->writers_s) / all->seconds);
+    printf("check-cold: %s: a cold run that stores takes %.4f of one that does not (<= %.2f); median of %zu pairs, 95 %% interval "
+           "%.4f to %.4f, all %.2f to %.2f\n",
+           verdict, time.value, LIMIT, all->num, time.low, time.high, time.least, time.most);
+    return time.high <= LIMIT;
+}
+
+/* ---- all of it ---- */
+
+static void quiet(enum ggml_log_level level, const char *text, void *ctx) {
+    (void)ctx;
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        fputs(text, stderr);
+    }
+}
+
+static kvf_llama *attach(bench *b, const struct llama_context_params *params, kvf_store *store, int side) {
+    kvf_error err = {0};
+    kvf_llama *kv = NULL;
+    const kvf_llama_options options = {.struct_size = sizeof options,
+                                       .scratch_seq = 1 + side,
+                                       .model_path = getenv("KVF_MODEL"),
+                                       .context_params = params,
+                                       .block_tokens = BLOCK_TOKENS};
+    if (kvf_llama_attach(&kv, &err, store, b->ctx, &options) != KVF_OK) {
+        die(err.what);
+    }
+    return kv;
+}
+
+static void open_bench(bench *b, const char *folder) {
+    char url[300];
+    struct llama_context_params params = llama_context_default_params();
+    llama_log_set(quiet, NULL);
+    b->model = getenv("KVF_MODEL") != NULL
+                   ? llama_model_load_from_file(getenv("KVF_MODEL"), llama_model_default_params())
+                   : NULL;
+    if (b->model == NULL) {
+        die("no model: run this by `make check-cold`");
+    }
+    params.n_ctx = (uint32_t)b->num_tokens + 256;
+    params.n_ubatch = BATCH;
+    params.n_seq_max = 1 + NUM_SIDES;
+    params.kv_unified = true;
+    params.n_threads = params.n_threads_batch = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    b->ctx = llama_init_from_model(b->model, params);
+    if (b->ctx == NULL) {
+        die("no context");
+    }
+    /* So much that nothing is removed while a run is timed would fill a disk; what is older is removed as it always is. */
+    snprintf(url, sizeof url, "file:%s?max=256M", folder);
+    b->store = kvft_store(url);
+    b->side[PLAIN] = attach(b, &params, NULL, PLAIN);
+    b->side[STORING] = attach(b, &params, b->store, STORING);
+}
+
+static void close_bench(bench *b) {
+    for (int side = 0; side < NUM_SIDES; side++) {
+        kvf_llama_detach(b->side[side]);
+    }
+    kvf_store_close(b->store);
+    llama_free(b->ctx);
+    llama_model_free(b->model);
+    free(b->tokens);
+}
+
+static unsigned number(const char *text, unsigned max) {
+    unsigned long value = text != NULL ? strtoul(text, NULL, 10) : 0;
+    if (value < 1 || value > max) {
+        die("usage: cold_bench [--pairs N] [--tokens N] [--control] [--check]");
+    }
+    return (unsigned)value;
+}
+
+int main(int argc, char **argv) {
+    bench b = {.num_tokens = 2 * BATCH + 1};
+    size_t num_pairs = 200;
+    bool check = false, control = false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--check") == 0) {
+            check = true;
+        } else if (strcmp(argv[i], "--control") == 0) {
+            control = true;
+        } else if (strcmp(argv[i], "--tokens") == 0) {
+            b.num_tokens = number(argv[++i], 1u << 16);
+        } else {
+            num_pairs = number(strcmp(argv[i], "--pairs") == 0 ? argv[++i] : NULL, MAX_PAIRS);
+        }
+    }
+    static series all;
+    char *folder = kvft_temp_dir();
+    b.tokens = calloc(b.num_tokens, sizeof *b.tokens);
+    if (b.tokens == NULL) {
+        die("no memory");
+    }
+    open_bench(&b, folder);
+    if (control) {
+        kvf_llama_detach(b.side[STORING]);
+        b.side[STORING] = b.side[PLAIN];
+    }
+    printf("%zu pairs of runs with %zu tokens; OMP_WAIT_POLICY %s\n", num_pairs, b.num_tokens,
+           getenv("OMP_WAIT_POLICY") != NULL ? getenv("OMP_WAIT_POLICY") : "not set");
+    measure(&b, &all, num_pairs);
+    if (control) {
+        b.side[STORING] = NULL;
+    }
+    close_bench(&b);
+    kvft_remove_dir(folder);
+    bool good = conclude(&all);
+    return good || !check ? 0 : 1;
+}
