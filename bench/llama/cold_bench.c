@@ -14,6 +14,7 @@
  * the same prefill takes 3 to 5 s, and 21 pairs of processes of 4 s can't tell 1.016 from 1.02. Beside the ratio stands a
  * cost that noise hardly touches: the time the exports took and the CPU time of the writers, as a share of the run.
  *
+ * --series FILE keeps the pairs in FILE, and goes on with those that are in it: a series may be measured in portions.
  * --control runs both sides without a store, which shows the noise and must give 1; --check exits 1 where it isn't ok.
  */
 #include <dirent.h>
@@ -177,37 +178,78 @@ typedef struct series {
     double time[MAX_PAIRS], cpu[MAX_PAIRS]; /* ratios */
     double seconds, export_s, writers_s;    /* sums over the runs that store */
     size_t num;
+    FILE  *kept;
 } series;
 
-static void add_pair(series *all, const sample *plain, const sample *storing) {
+typedef struct pair {
+    sample side[NUM_SIDES];
+    double writers_s;
+} pair;
+
+static void add_pair(series *all, const pair *p) {
+    const sample *plain = &p->side[PLAIN], *storing = &p->side[STORING];
     all->time[all->num] = storing->seconds / plain->seconds;
     all->cpu[all->num] = storing->cpu / plain->cpu;
     all->seconds += storing->seconds;
     all->export_s += storing->export_s;
+    all->writers_s += p->writers_s;
     all->num++;
+}
+
+static void show_pair(const series *all, const pair *p) {
+    const sample *plain = &p->side[PLAIN], *storing = &p->side[STORING];
     printf("pair %zu: %.0f ms without, %.0f ms with all blocks stored: %.4f, CPU %.4f, export %.1f ms\n", all->num,
            plain->seconds * 1e3, storing->seconds * 1e3, storing->seconds / plain->seconds, storing->cpu / plain->cpu,
            storing->export_s * 1e3);
     fflush(stdout);
 }
 
+/* A series may be measured in portions: the file has the pairs of those before. */
+static void go_on(series *all, const char *path) {
+    pair p;
+    all->kept = fopen(path, "a+");
+    if (all->kept == NULL) {
+        die("can't open the file of --series");
+    }
+    sample *a = &p.side[PLAIN], *b = &p.side[STORING];
+    while (all->num < MAX_PAIRS && fscanf(all->kept, "%lf %lf %lf %lf %lf %lf", &a->seconds, &b->seconds, &a->cpu, &b->cpu,
+                                          &b->export_s, &p.writers_s) == 6) {
+        add_pair(all, &p);
+    }
+}
+
+static void keep(const series *all, const pair *p) {
+    const sample *a = &p->side[PLAIN], *b = &p->side[STORING];
+    if (all->kept != NULL) {
+        fprintf(all->kept, "%.6f %.6f %.6f %.6f %.6f %.6f\n", a->seconds, b->seconds, a->cpu, b->cpu, b->export_s, p->writers_s);
+        fflush(all->kept);
+    }
+}
+
+static pair run_pair(bench *b, threads *of_model, uint64_t seed) {
+    pair p;
+    double written = cpu_of_others(of_model, false);
+    new_prompt(b, seed);
+    /* By chance, but the same in every series: what comes and goes in a rhythm favours no side. */
+    int first = kvft_random(&seed) % 2 == 0 ? PLAIN : STORING;
+    p.side[first] = run(b, first);
+    p.side[1 - first] = run(b, 1 - first);
+    p.writers_s = cpu_of_others(of_model, false) - written;
+    return p;
+}
+
 static void measure(bench *b, series *all, size_t num_pairs) {
     threads of_model = {.num_known = 0};
-    new_prompt(b, 0);
+    new_prompt(b, UINT64_MAX);
     run(b, PLAIN);
     cpu_of_others(&of_model, true);
     run(b, STORING); /* of no pair: the first one starts the writers and maps their memory */
-    double written = cpu_of_others(&of_model, false);
-    uint64_t order = 1; /* by chance, but the same in every series: what comes and goes in a rhythm favours no side */
-    for (size_t i = 1; i <= num_pairs; i++) {
-        sample pair[NUM_SIDES];
-        int first = kvft_random(&order) % 2 == 0 ? PLAIN : STORING;
-        new_prompt(b, i);
-        pair[first] = run(b, first);
-        pair[1 - first] = run(b, 1 - first);
-        add_pair(all, &pair[PLAIN], &pair[STORING]);
+    while (all->num < num_pairs) {
+        pair p = run_pair(b, &of_model, all->num);
+        keep(all, &p);
+        add_pair(all, &p);
+        show_pair(all, &p);
     }
-    all->writers_s = cpu_of_others(&of_model, false) - written;
 }
 
 static bool conclude(const series *all) {
@@ -286,14 +328,15 @@ static void close_bench(bench *b) {
 static unsigned number(const char *text, unsigned max) {
     unsigned long value = text != NULL ? strtoul(text, NULL, 10) : 0;
     if (value < 1 || value > max) {
-        die("usage: cold_bench [--pairs N] [--tokens N] [--control] [--check]");
+        die("usage: cold_bench [--pairs N] [--tokens N] [--series FILE] [--control] [--check]");
     }
     return (unsigned)value;
 }
 
 int main(int argc, char **argv) {
+    static series all;
     bench b = {.num_tokens = 2 * BATCH + 1};
-    size_t num_pairs = 200;
+    size_t num_pairs = 600;
     bool check = false, control = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--check") == 0) {
@@ -302,11 +345,12 @@ int main(int argc, char **argv) {
             control = true;
         } else if (strcmp(argv[i], "--tokens") == 0) {
             b.num_tokens = number(argv[++i], 1u << 16);
+        } else if (strcmp(argv[i], "--series") == 0 && argv[i + 1] != NULL) {
+            go_on(&all, argv[++i]);
         } else {
             num_pairs = number(strcmp(argv[i], "--pairs") == 0 ? argv[++i] : NULL, MAX_PAIRS);
         }
     }
-    static series all;
     char *folder = kvft_temp_dir();
     b.tokens = calloc(b.num_tokens, sizeof *b.tokens);
     if (b.tokens == NULL) {
@@ -325,6 +369,9 @@ int main(int argc, char **argv) {
     }
     close_bench(&b);
     kvft_remove_dir(folder);
+    if (all.kept != NULL) {
+        fclose(all.kept);
+    }
     bool good = conclude(&all);
     return good || !check ? 0 : 1;
 }
