@@ -473,7 +473,9 @@ static int run_or_explain(int argc, char **argv, bool explain) {
                                             {0}};
     kvfcli_common common = {.help = explain ? explain_help : help};
     kvfcli_run_state run = {
-        .options = {.explain = explain, .num_answer = explain ? 1 : 256, .kv_type = GGML_TYPE_F16, .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
+        .options = {.explain = explain, .num_answer = explain ? 1 : 256, .kv_type = GGML_TYPE_F16,
+                    .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
+    kvfcli_calm_threads(argc, argv);
     kvfcli_catch_interrupt();
     int code = kvfcli_parse(&common, argc, argv, options, "m:f:p:n:", take, &run.options);
     if (code < 0) {

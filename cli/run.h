@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kvferry run: what its files share. run.c reads the arguments and says in which order things happen; memory: what
- * grows; input: the text of the prompt; model: weights and context; text: tokens, chat template, UTF-8; session: a
- * conversation in a store; answer: prefill and generation; bar: progress; report: what is said at the end.
+ * grows; threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens, chat template,
+ * UTF-8; session: a conversation in a store; answer: prefill and generation; bar: progress; report: what is said at the
+ * end.
  */
 #ifndef KVFCLI_RUN_H
 #define KVFCLI_RUN_H
@@ -56,6 +57,11 @@ typedef struct kvfcli_bar {
 void kvfcli_bar_start(kvfcli_bar *bar, const char *what, const char *unit, bool quiet);
 void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
 void kvfcli_bar_end(kvfcli_bar *bar);
+
+/* ---- threads (run_threads.c) */
+/* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment says how they
+ * wait. libgomp reads its settings before main, so the program starts itself once more: call this first. */
+void kvfcli_calm_threads(int argc, char **argv);
 
 /* ---- model and context (run_model.c) */
 typedef struct kvfcli_engine {

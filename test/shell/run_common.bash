@@ -12,8 +12,6 @@ if ! "$KVFERRY" run --help >/dev/null 2>&1; then
     echo "this kvferry was built without llama.cpp"
     exit 77
 fi
-# Threads that wait for each other in a loop are many times slower when the machine has other things to do, too.
-export OMP_WAIT_POLICY=passive
 
 # answer ARGUMENT...: kvferry must end well, whatever time a model needs on a busy machine.
 answer() {
