@@ -19,8 +19,8 @@ static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t dead
 
 static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, int64_t deadline_us) {
     atomic_fetch_add(&store->stats.misses[why], 1);
-    if (why == KVF_WHY_ABSENT) {
-        kvfi_known_forget(&store->known, &addr->key);
+    if (why == KVF_WHY_ABSENT || why == KVF_WHY_TRUNCATED) {
+        kvfi_known_add_missed(&store->known, &addr->key);
     } else if (why == KVF_WHY_CHECKSUM) {
         kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
         remove_damaged(store, addr, deadline_us);

@@ -8,6 +8,7 @@
 #define GROUP_BYTES ((size_t)16 << 20)
 #define KEEP_FREE_BYTES ((size_t)32 << 20) /* buffers beyond this are given back to the system when they get free */
 #define PUT_BUDGET_US (30 * 1000000LL)     /* of one group; a connection that makes no progress is given up much sooner */
+#define LOOK_BUDGET_US 1000000
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
     *backlog = (kvfi_backlog){.store = store, .bound = bound};
@@ -144,18 +145,63 @@ static void prepare(kvfi_item *item) {
     staged->sealed = true;
 }
 
-static void fill_items(group *g) {
+static void fill_item(group *g, size_t at, size_t number) {
+    kvfi_staged *staged = g->staged[number];
+    size_t bytes = KVFI_HEAD_BYTES(staged->num_tokens) + staged->payload_bytes;
+    g->iov[at] = (struct iovec){kvfi_staged_head(staged), bytes};
+    g->items[at] = (kvfi_item){.addr = staged->addr,
+                               .iov = &g->iov[at],
+                               .num_iov = 1,
+                               .bytes = bytes,
+                               .status = KVF_AGAIN,
+                               .number = number,
+                               .user = staged};
+}
+
+/* Another process may have computed the same prefix at the same time, and stored it meanwhile: one look spares sending it again. Not for cards, which
+ * are written to live longer; nor for what a load of this process has missed: there may be a header, and no body behind it. */
+static bool may_be_there(kvf_store *store, const kvfi_staged *staged) {
+    return (staged->flags & KVFI_FLAG_CARD) == 0 && !kvfi_known_missed(&store->known, &staged->addr.key);
+}
+
+static bool is_the_record(const kvfi_peek *peek, const kvfi_staged *staged) {
+    kvfi_header header;
+    return peek->why == KVF_WHY_NONE && kvfi_header_decode(&header, peek->header) == KVF_WHY_NONE &&
+           memcmp(&header.addr, &staged->addr, sizeof staged->addr) == 0 && header.num_tokens == staged->num_tokens &&
+           header.payload_bytes == staged->payload_bytes;
+}
+
+/* Which of the group the tier has already, as bits. A store that does not answer has none; then writing them says what is wrong. */
+static uint32_t look_for(kvf_store *store, kvfi_tier *tier, const group *g) {
+    kvfi_addr addrs[GROUP_ITEMS];
+    kvfi_peek peeks[GROUP_ITEMS];
+    size_t numbers[GROUP_ITEMS], num = 0;
+    uint64_t round_trips = 0;
+    uint32_t there = 0;
     for (size_t i = 0; i < g->num; i++) {
-        kvfi_staged *staged = g->staged[i];
-        size_t bytes = KVFI_HEAD_BYTES(staged->num_tokens) + staged->payload_bytes;
-        g->iov[i] = (struct iovec){kvfi_staged_head(staged), bytes};
-        g->items[i] = (kvfi_item){.addr = staged->addr,
-                                  .iov = &g->iov[i],
-                                  .num_iov = 1,
-                                  .bytes = bytes,
-                                  .status = KVF_AGAIN,
-                                  .user = staged};
+        if (may_be_there(store, g->staged[i])) {
+            numbers[num] = i;
+            addrs[num++] = g->staged[i]->addr;
+        }
     }
+    if (num > 0 && !tier->volatile_) {
+        tier->ops->peek(tier, addrs, num, peeks, &round_trips, kvfi_deadline(LOOK_BUDGET_US));
+        for (size_t i = 0; i < num; i++) {
+            there |= is_the_record(&peeks[i], g->staged[numbers[i]]) ? 1u << numbers[i] : 0;
+        }
+    }
+    return there;
+}
+
+/* The items that the tier has not got; returns their number. */
+static size_t fill_items(group *g, uint32_t there) {
+    size_t num = 0;
+    for (size_t i = 0; i < g->num; i++) {
+        if ((there >> i & 1) == 0) {
+            fill_item(g, num++, i);
+        }
+    }
+    return num;
 }
 
 static void set_active(kvfi_writer *writer, kvfi_feed *feed) {
@@ -171,25 +217,34 @@ static void set_active(kvfi_writer *writer, kvfi_feed *feed) {
 static void write_group(kvfi_writer *writer, group *g) {
     kvf_store *store = writer->backlog->store;
     kvfi_put_outcome outcomes[GROUP_ITEMS] = {{0}};
+    uint32_t sent = 0;
     for (size_t tier = 0; tier < store->num_tiers; tier++) {
         if ((g->tiers >> tier & 1) == 0) {
             continue;
         }
-        fill_items(g);
+        uint32_t there = look_for(store, store->tiers[tier], g);
+        size_t num = fill_items(g, there);
         kvfi_feed feed = {.items = g->items,
-                          .num = g->num,
-                          .limit = g->num,
+                          .num = num,
+                          .limit = num,
                           .deadline_us = kvfi_deadline(PUT_BUDGET_US),
                           .prepare = prepare};
-        set_active(writer, &feed);
-        store->tiers[tier]->ops->put(store->tiers[tier], &feed);
-        set_active(writer, NULL);
+        if (num > 0) {
+            set_active(writer, &feed);
+            store->tiers[tier]->ops->put(store->tiers[tier], &feed);
+            set_active(writer, NULL);
+        }
+        for (size_t i = 0; i < num; i++) {
+            kvfi_put_note(&outcomes[g->items[i].number], &g->items[i], tier);
+            sent |= 1u << g->items[i].number;
+        }
         for (size_t i = 0; i < g->num; i++) {
-            kvfi_put_note(&outcomes[i], &g->items[i], tier);
+            outcomes[i].tiers |= (uint8_t)((there >> i & 1) << tier);
         }
     }
     for (size_t i = 0; i < g->num; i++) {
-        kvfi_store_count_put(store, &g->items[i], &outcomes[i], g->staged[i]->tiers);
+        fill_item(g, i, i);
+        kvfi_store_count_put(store, &g->items[i], &outcomes[i], g->staged[i]->tiers, (sent >> i & 1) != 0);
     }
 }
 

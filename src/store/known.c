@@ -73,6 +73,22 @@ void kvfi_known_forget(kvfi_known *known, const kvf_key *key) {
     pthread_mutex_unlock(&known->lock);
 }
 
+void kvfi_known_add_missed(kvfi_known *known, const kvf_key *key) {
+    pthread_mutex_lock(&known->lock);
+    kvfi_known_entry *entry = find(known, key);
+    entry = entry != NULL ? entry : oldest(set_of(known, key));
+    *entry = (kvfi_known_entry){.tag = kvfi_get64(key->bytes), .at_s = now_s(), .tiers = 0};
+    pthread_mutex_unlock(&known->lock);
+}
+
+bool kvfi_known_missed(kvfi_known *known, const kvf_key *key) {
+    pthread_mutex_lock(&known->lock);
+    const kvfi_known_entry *entry = find(known, key);
+    bool missed = entry != NULL && is_fresh(entry) && entry->tiers == 0;
+    pthread_mutex_unlock(&known->lock);
+    return missed;
+}
+
 void kvfi_known_clear(kvfi_known *known) {
     pthread_mutex_lock(&known->lock);
     memset(known->entries, 0, (size_t)KVFI_KNOWN_SETS * KVFI_KNOWN_WAYS * sizeof *known->entries);

@@ -17,7 +17,7 @@
 typedef struct kvfi_known_entry {
     uint64_t tag; /* of a SHA-256, so two keys that share one are not to be met */
     uint32_t at_s;
-    uint8_t  tiers; /* bit t: tier t has it */
+    uint8_t  tiers; /* bit t: tier t has it; 0: a load missed it */
 } kvfi_known_entry;
 
 typedef struct kvfi_known {
@@ -29,6 +29,9 @@ bool kvfi_known_init(kvfi_known *);
 void kvfi_known_cleanup(kvfi_known *);
 void kvfi_known_add(kvfi_known *, const kvf_key *, uint8_t tiers);
 void kvfi_known_forget(kvfi_known *, const kvf_key *);
+/* A load did not find it, whatever a header may say: until it is written again, that is remembered. */
+void kvfi_known_add_missed(kvfi_known *, const kvf_key *);
+bool kvfi_known_missed(kvfi_known *, const kvf_key *);
 void kvfi_known_clear(kvfi_known *);
 /* The tiers that were seen to have it, as bits; 0 = not known. */
 uint8_t kvfi_known_tiers(kvfi_known *, const kvf_key *);

@@ -286,7 +286,8 @@ void kvfi_put_note(kvfi_put_outcome *outcome, const kvfi_item *item, size_t tier
     }
 }
 
-void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_put_outcome *outcome, uint8_t wanted) {
+void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_put_outcome *outcome, uint8_t wanted,
+                          bool sent) {
     kvfi_counters *stats = &store->stats;
     bool promotion = wanted != kvfi_store_all_tiers(store);
     if (outcome->tiers != 0) {
@@ -296,7 +297,9 @@ void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_pu
         atomic_fetch_add(&stats->promoted, outcome->status == KVF_OK);
         return;
     }
-    if (outcome->status == KVF_OK) {
+    if (!sent) {
+        atomic_fetch_add(&stats->known, 1);
+    } else if (outcome->status == KVF_OK) {
         atomic_fetch_add(&stats->saved, 1);
         atomic_fetch_add(&stats->saved_bytes, item->bytes);
     } else {
@@ -317,7 +320,7 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
     for (size_t i = 0; i < feed->num; i++) {
         feed->items[i].status = outcomes[i].status;
         feed->items[i].why = outcomes[i].why;
-        kvfi_store_count_put(store, &feed->items[i], &outcomes[i], kvfi_store_all_tiers(store));
+        kvfi_store_count_put(store, &feed->items[i], &outcomes[i], kvfi_store_all_tiers(store), true);
     }
 }
 

@@ -65,8 +65,8 @@ typedef struct kvfi_put_outcome {
     kvf_reason why;   /* of the first that failed */
 } kvfi_put_outcome;
 void kvfi_put_note(kvfi_put_outcome *, const kvfi_item *, size_t tier);
-/* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. */
-void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, uint8_t wanted);
+/* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. `sent`: false when all had it. */
+void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, uint8_t wanted, bool sent);
 
 /* kvfi_store_put writes the items of the feed to all tiers (the caller sets items, num, deadline_us, prepare, cancelled). `outcomes` has room for
  * all of them and is zero. An item is KVF_OK when every tier has it. */

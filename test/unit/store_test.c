@@ -397,6 +397,62 @@ static void test_queue_saves_matches_and_loads(void **state) {
     close_bench(&b);
 }
 
+/* With arrivals each block is by itself, and is seen as soon as it is there. */
+static void test_a_watched_load_goes_over_gaps(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 8);
+    uint8_t digest[32], each[8] = {0};
+    kvf_error err;
+    kvf_queue *queue = NULL;
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_space_digest(b.space, digest);
+    assert_int_equal(kvf_remove(b.store, &err, digest, &b.prompt->keys[3]), KVF_OK);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    kvf_arrivals arrivals = {.each = each};
+    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b.space, .blocks = b.prompt->blocks, .num = 8, .arrivals = &arrivals};
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    for (size_t i = 0; i < 8; i++) {
+        while (kvf_arrival_of(&arrivals, i) == KVF_AWAITED) {
+            struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+            assert_int_equal(poll(&fd, 1, 10000), 1);
+        }
+        assert_int_equal(kvf_arrival_of(&arrivals, i), i == 3 ? KVF_MISSED : KVF_HERE);
+    }
+    assert_int_equal(kvf_arrival_why(&arrivals, 3), KVF_WHY_ABSENT);
+    while (kvf_reap(queue, &done, 1) == 0) { /* woken by the last block, a moment before the batch is over */
+        struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, 10000), 1);
+    }
+    assert_int_equal(done.num_ok, 7);
+    assert_true(kvf_arrived_bytes(&arrivals) >= 7u * PAYLOAD && kvf_arrived_at_us(&arrivals) > 0);
+    assert_int_equal(b.prompt->blocks[3].why, KVF_WHY_ABSENT);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 8), 1);
+    kvf_trim(queue, ticket, 0); /* over already: nothing happens */
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* Two processes that computed the same prefix: the second finds that the first has stored it meanwhile. */
+static void test_two_stores_write_a_block_once(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench first = open_bench(url, 10), second = open_bench(url, 12);
+    kvft_save_all(first.space, first.store, first.prompt);
+    kvft_save_all(second.space, second.store, second.prompt);
+    kvf_stats stats = stats_of(second.store);
+    assert_int_equal(stats.saves, 12);
+    assert_int_equal(stats.known, 10);
+    assert_int_equal(stats.saved, 2 + 1); /* and the card of the space */
+    assert_true(kvf_knows(second.space, &second.prompt->keys[0]));
+    close_bench(&second);
+    close_bench(&first);
+    kvft_remove_dir(dir);
+}
+
 static void test_queue_is_bounded(void **state) {
     (void)state;
     bench b = open_bench("mem:", 1);
@@ -491,6 +547,8 @@ int main(void) {
         cmocka_unit_test(test_bad_views_are_refused),
         cmocka_unit_test(test_tiers_fall_through_and_promote),
         cmocka_unit_test(test_queue_saves_matches_and_loads),
+        cmocka_unit_test(test_a_watched_load_goes_over_gaps),
+        cmocka_unit_test(test_two_stores_write_a_block_once),
         cmocka_unit_test(test_queue_is_bounded),
         cmocka_unit_test(test_a_forked_child_gets_misses),
         cmocka_unit_test(test_bad_urls_are_configuration_errors),
