@@ -4,6 +4,7 @@
 #include <math.h>
 
 #define NEW_PACE 0.4     /* the weight of a batch just computed */
+#define SMALLEST_TO_GO_BY 6u /* batches of 64 */
 #define SO_SLOW 1e-9     /* nothing comes, which is also known */
 #define NEARLY_BEST 1.04 /* a size of batch that is no slower by the token than this, times the best, is large enough */
 
@@ -33,7 +34,8 @@ static double token_us(const kvfl_pace *pace, size_t num_tokens) {
             return pace->token_us[i];
         }
     }
-    for (size_t i = size; i > 0; i--) {
+    /* A token alone says nothing of one in a batch: that may be a hundred times sooner. */
+    for (size_t i = size; i > SMALLEST_TO_GO_BY; i--) {
         if (pace->token_us[i - 1] > 0) {
             return pace->token_us[i - 1];
         }

@@ -31,6 +31,8 @@ static void test_pace_goes_by_size(void **state) {
     (void)state;
     kvfl_pace pace = {.guess_us = 100};
     assert_true(kvfl_pace_us(&pace, 64, 512) == 6400);
+    kvfl_pace_note(&pace, 1, 5000);
+    assert_true(kvfl_pace_us(&pace, 64, 512) == 6400); /* a token alone says nothing of a batch */
     kvfl_pace_note(&pace, 512, 512 * 10);
     assert_true(kvfl_pace_us(&pace, 64, 512) == 640); /* the next larger one */
     kvfl_pace_note(&pace, 64, 64 * 30);
