@@ -169,7 +169,7 @@ static void open_bench(bench *b, size_t blocks) {
 
 static void open_point(bench *b, double mb_per_s, bool crossover) {
     point *p = &b->points[b->num_points++];
-    *p = (point){.mb_per_s = mb_per_s, .crossover = crossover, .store = kvft_store(kvft_proxy_unix_url(b->proxy))};
+    *p = (point){.mb_per_s = mb_per_s, .crossover = crossover, .store = kvft_store(kvft_proxy_tcp_url(b->proxy))};
     p->kv = attach(b, p->store);
 }
 

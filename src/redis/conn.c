@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#define CANCEL_STEP_US 10000 /* how often a wait for what may be cancelled looks whether it is */
+#define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
 #define LARGE_BODY ((size_t)2 << 20)
 #define LARGE_BUFFER (1 << 20)
 #define SMALL_BUFFER (256 << 10)

@@ -216,7 +216,7 @@ static size_t piece_of(kvft_proxy *proxy, link_t *link) {
         size = size < slice ? size : slice;
     }
     if (plan->bytes_per_s > 0) {
-        size_t share = plan->bytes_per_s / 200 + 1; /* what passes in 5 ms */
+        size_t share = plan->bytes_per_s / 50 + 1; /* what passes in 20 ms: fewer, larger pieces cost the machine less */
         size = size < share ? size : share;
     }
     if (plan->cut_after > 0 && link->position < plan->cut_after) {
