@@ -83,7 +83,8 @@ static void borrow_all(load *l) {
         } else if (!borrow_next(l, &l->stop)) {
             return;
         }
-        slow = l->front != NULL && (double)(kvfl_now_us() - begin) > compute_us(l, 1) / 2;
+        double took_us = (double)(kvfl_now_us() - begin);
+        slow = l->front != NULL && took_us > KVFL_TRIFLE_US && took_us > compute_us(l, 1) / 2;
     }
 }
 
@@ -247,7 +248,7 @@ static void step(load *l) {
     if (gap.num_blocks == 0) {
         note_missed(l, kvfl_flight_why(kv, l->next));
         do_without(l, &gap, l->report->missed_why);
-    } else if (l->front == NULL) {
+    } else if (l->front == NULL || (compute_us(l, gap.num_blocks) < KVFL_TRIFLE_US && may_wait(l))) {
         go_on_loading(l, &gap);
     } else if (rate == 0) {
         try_store(l, &gap);

@@ -56,13 +56,15 @@ size_t kvfl_plan_meeting(const kvfl_gap *, const kvfl_pace *, double rate);
 size_t kvfl_plan_batch(const kvfl_gap *, const kvfl_pace *, size_t meeting);
 
 /* ---- waiting. All the time that computing nothing costs is paid by blocks that need not be computed, but for this part of what the whole would take to
- * compute: so a store that promised and does not deliver costs no more than that. */
+ * compute, or a trifle: so a store that promised and does not deliver costs no more than that. */
 #define KVFL_PATIENCE 0.03
+#define KVFL_TRIFLE_US 10000.0 /* of so little nothing is planned: it is loaded, and waited for so long */
 typedef struct kvfl_patience {
     double credit_us;
 } kvfl_patience;
 static inline kvfl_patience kvfl_patience_of(double compute_us) {
-    return (kvfl_patience){.credit_us = compute_us * KVFL_PATIENCE};
+    double credit_us = compute_us * KVFL_PATIENCE;
+    return (kvfl_patience){.credit_us = credit_us > KVFL_TRIFLE_US ? credit_us : KVFL_TRIFLE_US};
 }
 
 #endif

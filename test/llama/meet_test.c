@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loading and computing at once, on the real model and a real Redis behind a proxy that spoils things: whatever the store does, the logits are those
+ * of a run without one, to the bit. No time is asserted here; make check-never-slower does that.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include "lab.h"
+#include "support/proxy.h"
+#include "support/server.h"
+
+#include <cmocka.h>
+
+#define BLOCKS 5u
+#define NUM (BLOCKS * 64u + 20u) /* and a tail */
+
+static struct llama_model *model;
+static kvft_server *server;
+static kvft_proxy *proxy;
+static llama_token *tokens;
+static float *oracle;
+static double block_us, block_bytes; /* as measured: how long one takes to compute, and how long it is */
+static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
+
+static double crossover(void) {
+    return block_bytes / block_us * 1e6;
+}
+
+/* A process that knows nothing of the store; `before` prefills let it learn. */
+static kvf_llama_report prefill_through(const kvft_plan *plan, size_t before) {
+    kvf_llama_report report = {0};
+    lab l = lab_open(model, &config, kvft_proxy_unix_url(proxy), getenv("KVF_MODEL"));
+    assert_int_equal(l.status, KVF_OK);
+    for (size_t i = 0; i <= before; i++) {
+        kvft_proxy_set(proxy, plan);
+        llama_memory_clear(llama_get_memory(l.ctx), true);
+        float *logits = lab_prefill(&l, &report, 0, tokens, NUM);
+        assert_true(lab_compare(oracle, logits, lab_vocab(&l)).identical);
+        assert_int_equal(report.loaded_tokens + report.computed_tokens, NUM);
+        free(logits);
+    }
+    lab_close(&l);
+    return report;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    kvf_llama_report report;
+    tokens = lab_prompt(NUM, 3);
+    lab l = lab_open(model, &config, server->unix_url, getenv("KVF_MODEL"));
+    assert_int_equal(l.status, KVF_OK);
+    oracle = lab_prefill(&l, &report, 0, tokens, NUM);
+    assert_int_equal(report.saved_blocks, BLOCKS + 1);
+    assert_int_equal(kvf_store_flush(l.store, 20000), KVF_OK);
+    block_us = (double)report.compute_us / BLOCKS;
+    llama_memory_clear(llama_get_memory(l.ctx), true);
+    free(lab_prefill(&l, &report, 0, tokens, NUM));
+    assert_int_equal(report.loaded_tokens, NUM - 1);
+    block_bytes = (double)report.loaded_bytes / BLOCKS;
+    lab_close(&l);
+    return 0;
+}
+
+static void a_fast_store_is_loaded(void **state) {
+    (void)state;
+    kvf_llama_report report = prefill_through(&(kvft_plan){0}, 1);
+    assert_int_equal(report.plan, KVF_LLAMA_PLAN_LOAD);
+    assert_int_equal(report.computed_tokens, 1);
+    assert_int_equal(report.why, KVF_WHY_NONE);
+}
+
+static void around_the_crossover_both(void **state) {
+    (void)state;
+    kvf_llama_report report = {0};
+    for (int tries = 0; tries < 4 && report.plan != KVF_LLAMA_PLAN_BOTH; tries++) { /* where it lies moves with what else the machine does */
+        report = prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)crossover()}, 1);
+    }
+    assert_int_equal(report.plan, KVF_LLAMA_PLAN_BOTH);
+    assert_true(report.store_bytes_per_s > 0 && report.compute_tokens_per_s > 0 && report.stored_tokens == NUM - 1);
+}
+
+/* The first prefill tries it, the second knows better; neither has to be told. */
+static void a_slow_store_is_left_alone(void **state) {
+    (void)state;
+    kvf_llama_report report = prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)(crossover() / 60)}, 1);
+    assert_int_equal(report.plan, KVF_LLAMA_PLAN_COMPUTE);
+    assert_true(report.why == KVF_WHY_SLOW || report.why == KVF_WHY_BUDGET);
+    assert_int_equal(report.computed_tokens, NUM);
+}
+
+static void a_stall_in_the_middle(void **state) {
+    (void)state;
+    prefill_through(&(kvft_plan){.stall_after = (int64_t)(block_bytes * 2.5)}, 1);
+}
+
+static void a_cut_in_the_middle(void **state) {
+    (void)state;
+    prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)crossover(), .cut_after = (int64_t)(block_bytes * 1.5)}, 1);
+}
+
+static void a_flipped_bit(void **state) {
+    (void)state;
+    kvft_plan plan = {.bytes_per_s = (uint64_t)crossover(), .flip_at = (int64_t)(block_bytes * 0.5)};
+    prefill_through(&plan, 0);
+}
+
+static void garbage_in_the_stream(void **state) {
+    (void)state;
+    prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .garbage_at = (int64_t)(block_bytes * 1.2)}, 0);
+}
+
+static void small_pieces(void **state) {
+    (void)state;
+    kvf_llama_report report = prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .slice_bytes = 9000, .latency_ms = 3}, 0);
+    assert_true(report.loaded_tokens > 0);
+}
+
+/* The tail flight's memory, handles and connections of all these are given back: tested by the sanitizers, and by another prefill. */
+static void and_all_is_well_again(void **state) {
+    (void)state;
+    kvf_llama_report report = prefill_through(&(kvft_plan){0}, 1);
+    assert_int_equal(report.plan, KVF_LLAMA_PLAN_LOAD);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_fast_store_is_loaded), cmocka_unit_test(around_the_crossover_both), cmocka_unit_test(a_slow_store_is_left_alone),
+        cmocka_unit_test(a_stall_in_the_middle),  cmocka_unit_test(a_cut_in_the_middle),       cmocka_unit_test(garbage_in_the_stream),
+        cmocka_unit_test(small_pieces),           cmocka_unit_test(and_all_is_well_again),     cmocka_unit_test(a_flipped_bit), /* last: its block is removed */
+    };
+    model = lab_model();
+    server = model != NULL ? kvft_server_start(NULL) : NULL;
+    if (server == NULL) {
+        fprintf(stderr, "no model (KVF_MODEL), or no redis-server: not run\n");
+        return 77;
+    }
+    proxy = kvft_proxy_start(server->socket);
+    int failed = cmocka_run_group_tests(tests, set_up, NULL);
+    kvft_proxy_stop(proxy);
+    kvft_server_stop(server);
+    llama_model_free(model);
+    free(tokens);
+    free(oracle);
+    return failed;
+}
