@@ -44,11 +44,6 @@ static double now(void) {
 
 /* ---- ours */
 
-static kvf_reason check(kvfi_item *item) {
-    const kvft_value *v = item->user;
-    return kvfi_record_check(v->bytes, &item->addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 1);
-}
-
 typedef struct call {
     kvfi_tier *tier;
     kvfi_feed *feed;
@@ -126,13 +121,13 @@ static double get(bench *b) {
     return run_feed(b, b->tier->ops->get, NULL, 1);
 }
 static double get_checked(bench *b) {
-    return run_feed(b, b->tier->ops->get, check, 1);
+    return run_feed(b, b->tier->ops->get, kvft_value_check, 1);
 }
 static double get_checked2(bench *b) {
-    return run_feed(b, b->tier->ops->get, check, 2);
+    return run_feed(b, b->tier->ops->get, kvft_value_check, 2);
 }
 static double get_checked4(bench *b) {
-    return run_feed(b, b->tier->ops->get, check, 4);
+    return run_feed(b, b->tier->ops->get, kvft_value_check, 4);
 }
 
 /* From the disk: the pages are dropped from the cache first. Of no effect in memory. */
@@ -148,7 +143,7 @@ static double get_cold_with(bench *b, int threads) {
         }
         close(fd);
     }
-    return run_feed(b, b->tier->ops->get, check, threads);
+    return run_feed(b, b->tier->ops->get, kvft_value_check, threads);
 }
 static double get_cold(bench *b) {
     return get_cold_with(b, 1);
@@ -327,7 +322,7 @@ static void run_all(bench *b, variant *variants, size_t num, const char *where) 
 }
 
 static void fill(bench *b, size_t bytes) {
-    size_t payload = bytes - KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS);
+    size_t payload = bytes - KVFT_VALUE_EXTRA;
     b->bytes = bytes;
     b->num = ((size_t)64 << 20) / bytes;
     b->values = calloc(b->num, sizeof *b->values);

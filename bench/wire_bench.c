@@ -43,7 +43,7 @@
 
 #define NUM_BUFFERS 16u
 #define BLOCK_TOKENS 256u
-#define HEAD_BYTES (128u + 4u * BLOCK_TOKENS)
+#define RECORD_EXTRA (128u + 4u * BLOCK_TOKENS + 16u) /* header, tokens, checksum */
 #define MAX_ROUNDS 99u
 #define TTL_S "3600"
 
@@ -330,7 +330,7 @@ static void ours_pass(const job *j, bool set) {
     kvf_key keys[NUM_BUFFERS];
     ours_keys(j, keys);
     for (unsigned i = 0; i < NUM_BUFFERS; i++) {
-        iov[i] = (struct iovec){buffer(i), j->bytes - HEAD_BYTES};
+        iov[i] = (struct iovec){buffer(i), j->bytes - RECORD_EXTRA};
         blocks[i] = (kvf_block){.key = keys[i],
                                 .tokens = tokens + i * BLOCK_TOKENS,
                                 .num_tokens = BLOCK_TOKENS,
@@ -396,7 +396,7 @@ static const contender contenders[] = {
 static void run_job(const contender *c, const job *j) {
     bool set = strcmp(j->op, "set") == 0;
     uint8_t before[16], after[16];
-    size_t payload = j->bytes - HEAD_BYTES; /* what all contenders move, at least */
+    size_t payload = j->bytes - RECORD_EXTRA; /* what all contenders move, at least */
     if (memory == NULL || stride < j->bytes || stride >= j->bytes + 4096) {
         make_buffers(j->bytes);
     }

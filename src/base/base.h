@@ -64,8 +64,13 @@ void kvfi_sha_add(kvfi_sha *, const void *, size_t len);
 void kvfi_sha_end(kvfi_sha *, uint8_t out[32]);
 
 void kvfi_xxh3_iov(uint8_t out[16], const struct iovec *, size_t num); /* XXH3-128, canonical (big-endian) bytes */
-/* The same over `head` followed by the iovecs. */
-void kvfi_xxh3_body(uint8_t out[16], const void *head, size_t head_len, const struct iovec *, size_t num);
+/* The same, piece by piece. */
+typedef struct kvfi_xxh3 {
+    _Alignas(64) uint8_t state[576];
+} kvfi_xxh3;
+void kvfi_xxh3_init(kvfi_xxh3 *);
+void kvfi_xxh3_add(kvfi_xxh3 *, const void *, size_t len);
+void kvfi_xxh3_end(const kvfi_xxh3 *, uint8_t out[16]);
 uint32_t kvfi_xxh32(const void *, size_t len);
 
 /* ---- iovecs */

@@ -117,25 +117,33 @@ static void canonical(uint8_t out[16], XXH128_hash_t hash) {
     memcpy(out, bytes.digest, 16);
 }
 
-void kvfi_xxh3_body(uint8_t out[16], const void *head, size_t head_len, const struct iovec *iov, size_t num) {
-    XXH3_state_t state; /* 64-byte aligned by its type */
-    XXH3_128bits_reset(&state);
-    if (head_len > 0) {
-        xxh128_update(&state, head, head_len);
+_Static_assert(sizeof(XXH3_state_t) == sizeof(kvfi_xxh3), "kvfi_xxh3 holds an XXH3_state_t");
+_Static_assert(alignof(kvfi_xxh3) >= alignof(XXH3_state_t), "aligned for it");
+
+void kvfi_xxh3_init(kvfi_xxh3 *hash) {
+    XXH3_128bits_reset((XXH3_state_t *)(void *)hash->state);
+}
+
+void kvfi_xxh3_add(kvfi_xxh3 *hash, const void *bytes, size_t len) {
+    if (len > 0) {
+        xxh128_update((XXH3_state_t *)(void *)hash->state, bytes, len);
     }
-    for (size_t i = 0; i < num; i++) {
-        if (iov[i].iov_len > 0) {
-            xxh128_update(&state, iov[i].iov_base, iov[i].iov_len);
-        }
-    }
-    canonical(out, XXH3_128bits_digest(&state));
+}
+
+void kvfi_xxh3_end(const kvfi_xxh3 *hash, uint8_t out[16]) {
+    canonical(out, XXH3_128bits_digest((const XXH3_state_t *)(const void *)hash->state));
 }
 
 void kvfi_xxh3_iov(uint8_t out[16], const struct iovec *iov, size_t num) {
     if (num == 1) {
         canonical(out, xxh128_once(iov[0].iov_base, iov[0].iov_len));
     } else {
-        kvfi_xxh3_body(out, NULL, 0, iov, num);
+        kvfi_xxh3 hash;
+        kvfi_xxh3_init(&hash);
+        for (size_t i = 0; i < num; i++) {
+            kvfi_xxh3_add(&hash, iov[i].iov_base, iov[i].iov_len);
+        }
+        kvfi_xxh3_end(&hash, out);
     }
 }
 

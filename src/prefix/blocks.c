@@ -21,19 +21,19 @@ typedef struct layout {
     kvfi_item        *items;
     struct iovec     *iov;
     kvfi_put_outcome *outcomes;
-    uint8_t          *heads;
+    uint8_t          *ends; /* head and checksum of each */
 } layout;
 
 static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, const kvf_view *view) {
-    size_t num_iov = 0, heads = 0;
+    size_t num_iov = 0, ends = 0;
     for (size_t i = 0; i < num; i++) {
         if (!is_sound(&blocks[i], view)) {
             return KVF_LIMIT;
         }
-        num_iov += 1 + num_runs_of(&blocks[i], view);
-        heads += KVFI_HEAD_BYTES(blocks[i].num_tokens);
+        num_iov += 2 + num_runs_of(&blocks[i], view);
+        ends += KVFI_HEAD_BYTES(blocks[i].num_tokens) + KVFI_SUM_BYTES;
     }
-    size_t bytes = num * (sizeof *out->items + sizeof *out->outcomes) + num_iov * sizeof *out->iov + heads;
+    size_t bytes = num * (sizeof *out->items + sizeof *out->outcomes) + num_iov * sizeof *out->iov + ends;
     uint8_t *memory = kvfi_alloc_zero(1, bytes > 0 ? bytes : 1);
     if (memory == NULL) {
         return KVF_NOMEM;
@@ -41,7 +41,7 @@ static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, co
     out->items = (kvfi_item *)(void *)memory;
     out->iov = (struct iovec *)(void *)(out->items + num);
     out->outcomes = (kvfi_put_outcome *)(void *)(out->iov + num_iov);
-    out->heads = (uint8_t *)(out->outcomes + num);
+    out->ends = (uint8_t *)(out->outcomes + num);
     return KVF_OK;
 }
 
@@ -50,7 +50,8 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
     struct iovec *iov = at->iov;
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
     size_t runs = num_runs_of(block, view);
-    iov[0] = (struct iovec){at->heads, head};
+    iov[0] = (struct iovec){at->ends, head};
+    iov[runs + 1] = (struct iovec){at->ends + head, KVFI_SUM_BYTES};
     if (block->iov != NULL) {
         memcpy(iov + 1, block->iov, runs * sizeof *iov);
     } else {
@@ -58,14 +59,14 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
     }
     *item = (kvfi_item){.addr = {.key = block->key},
                         .iov = iov,
-                        .num_iov = (uint32_t)runs + 1,
-                        .bytes = kvfi_iov_bytes(iov, runs + 1),
+                        .num_iov = (uint32_t)runs + 2,
+                        .bytes = kvfi_iov_bytes(iov, runs + 2),
                         .status = KVF_AGAIN,
                         .number = (size_t)(block - first),
                         .user = block};
     memcpy(item->addr.space, space->identity.digest, sizeof item->addr.space);
-    at->iov += runs + 1;
-    at->heads += head;
+    at->iov += runs + 2;
+    at->ends += head + KVFI_SUM_BYTES;
 }
 
 kvf_status kvfi_blocks_init(kvfi_blocks *batch, kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,

@@ -4,7 +4,8 @@
 #define REMOVE_BUDGET_US 200000
 
 static kvf_reason check(kvfi_item *item) {
-    return kvfi_record_check(item->iov[0].iov_base, &item->addr, item->user, item->iov + 1, item->num_iov - 1);
+    uint32_t last = item->num_iov - 1;
+    return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1, last - 1);
 }
 
 /* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it for ever. */
@@ -131,11 +132,11 @@ typedef struct loan {
  * payload begins, and a record with another count fails the check. */
 static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block) {
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    if (lent->len < head) {
+    if (lent->len < head + KVFI_SUM_BYTES) {
         return KVF_WHY_TRUNCATED;
     }
-    struct iovec payload = {(void *)(uintptr_t)(lent->data + head), lent->len - head};
-    return kvfi_record_check(lent->data, addr, block, &payload, 1);
+    struct iovec payload = {(void *)(uintptr_t)(lent->data + head), lent->len - head - KVFI_SUM_BYTES};
+    return kvfi_record_check(lent->data, lent->data + lent->len - KVFI_SUM_BYTES, addr, block, &payload, 1);
 }
 
 static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kvfi_addr *addr, const kvf_block *block) {
@@ -208,7 +209,7 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
         return borrow_miss(space, &addr, block, why);
     }
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    *out = (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head, .opaque = lent};
+    *out = (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head - KVFI_SUM_BYTES, .opaque = lent};
     atomic_fetch_add(&store->stats.loads, 1);
     atomic_fetch_add(&store->stats.load_hits, 1);
     atomic_fetch_add(&store->stats.loaded_bytes, lent->loan.len);

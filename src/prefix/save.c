@@ -2,8 +2,8 @@
 #include "prefix/prefix.h"
 
 static void prepare(kvfi_item *item) {
-    kvfi_record_seal(item->iov[0].iov_base, &item->addr, item->user, item->iov + 1, item->num_iov - 1, 0,
-                     kvfi_sys->wall_us() / 1000000);
+    size_t payload_bytes = item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
+    kvfi_record_begin(item->iov[0].iov_base, &item->addr, item->user, payload_bytes, 0, kvfi_sys->wall_us() / 1000000);
 }
 
 int kvf_knows(kvf_space *space, const kvf_key *key) {
@@ -143,6 +143,9 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
         return 0;
     }
     batch.feed.prepare = prepare;
+    for (size_t i = 0; i < num; i++) {
+        batch.feed.items[i].unsealed = true;
+    }
     kvfi_store_put(space->store, &batch.feed, batch.outcomes);
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = batch.feed.items[i].status;

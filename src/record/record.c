@@ -17,13 +17,14 @@ enum {
     AT_NUM_TOKENS = 80,
     AT_PAYLOAD_BYTES = 84,
     AT_RAW_BYTES = 92,
-    AT_CHECKSUM = 100,
-    AT_STORED = 116,
+    AT_STORED = 100,
+    AT_ZEROS = 108, /* for versions to come */
     AT_CHECK = 124
 };
 _Static_assert(AT_CHECK + 4 == KVFI_HEADER_BYTES, "the header's own check ends it");
 
-static const uint8_t magic[4] = {'K', 'V', 'F', '1'};
+static const uint8_t magic[4] = {'K', 'V', 'F', '2'}; /* version 1, never released, had its checksum in the header */
+static const uint8_t zeros[AT_CHECK - AT_ZEROS];
 
 static void put16(uint8_t *p, uint16_t v) {
     p[0] = (uint8_t)v;
@@ -45,12 +46,12 @@ void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *heade
     kvfi_put32(out + AT_NUM_TOKENS, header->num_tokens);
     kvfi_put64(out + AT_PAYLOAD_BYTES, header->payload_bytes);
     kvfi_put64(out + AT_RAW_BYTES, header->raw_bytes);
-    memcpy(out + AT_CHECKSUM, header->checksum, 16);
     kvfi_put64(out + AT_STORED, (uint64_t)header->stored_s);
+    memcpy(out + AT_ZEROS, zeros, sizeof zeros);
     kvfi_put32(out + AT_CHECK, kvfi_xxh32(out, AT_CHECK));
 }
 
-/* The limits of version 1. A header with a valid check that breaks one was written by something that is not version 1.
+/* The limits of version 2. A header with a valid check that breaks one was written by something that is not version 2.
  */
 static bool within_limits(const kvfi_header *header) {
     return header->num_tokens <= KVFI_MAX_TOKENS && header->first_token <= UINT32_MAX - header->num_tokens &&
@@ -75,8 +76,8 @@ kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYT
     };
     memcpy(header.addr.space, in + AT_SPACE, 32);
     memcpy(header.addr.key.bytes, in + AT_KEY, 32);
-    memcpy(header.checksum, in + AT_CHECKSUM, 16);
-    if ((header.flags & ~KVFI_FLAG_CARD) != 0 || header.codec != 0 || !within_limits(&header)) {
+    if ((header.flags & ~KVFI_FLAG_CARD) != 0 || header.codec != 0 || memcmp(in + AT_ZEROS, zeros, sizeof zeros) != 0 ||
+        !within_limits(&header)) {
         return KVF_WHY_VERSION;
     }
     *out = header;
@@ -110,21 +111,26 @@ static bool same_tokens(const uint8_t *stored, const uint32_t *tokens, uint32_t 
 #endif
 }
 
-/* XXH3-128 of everything behind the header: the tokens, then the payload. */
-static void body_checksum(uint8_t out[16], const uint8_t *tokens, uint32_t num_tokens, const struct iovec *payload,
-                          size_t num_iov) {
-    if (num_tokens == 0) {
-        kvfi_xxh3_iov(out, payload, num_iov);
-    } else {
-        kvfi_xxh3_body(out, tokens, 4 * (size_t)num_tokens, payload, num_iov);
-    }
+/* The time of storing is left out, so that the same block stored twice has the same checksum. */
+void kvfi_record_sum_init(kvfi_xxh3 *sum, const uint8_t header[KVFI_HEADER_BYTES]) {
+    kvfi_xxh3_init(sum);
+    kvfi_xxh3_add(sum, header, AT_STORED);
 }
 
-void kvfi_record_seal(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, const struct iovec *payload,
-                      size_t num_iov, uint16_t flags, int64_t stored_s) {
+static void checksum_of(uint8_t out[KVFI_SUM_BYTES], const uint8_t *head, uint32_t num_tokens, const struct iovec *payload, size_t num_iov) {
+    kvfi_xxh3 sum;
+    kvfi_record_sum_init(&sum, head);
+    kvfi_xxh3_add(&sum, head + KVFI_HEADER_BYTES, 4 * (size_t)num_tokens);
+    for (size_t i = 0; i < num_iov; i++) {
+        kvfi_xxh3_add(&sum, payload[i].iov_base, payload[i].iov_len);
+    }
+    kvfi_xxh3_end(&sum, out);
+}
+
+void kvfi_record_begin(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, size_t payload_bytes, uint16_t flags,
+                       int64_t stored_s) {
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     put_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens);
-    size_t payload_bytes = kvfi_iov_bytes(payload, num_iov);
     kvfi_header header = {
         .flags = flags,
         .addr = *addr,
@@ -134,8 +140,13 @@ void kvfi_record_seal(uint8_t *head, const kvfi_addr *addr, const kvf_block *blo
         .raw_bytes = payload_bytes,
         .stored_s = stored_s,
     };
-    body_checksum(header.checksum, head + KVFI_HEADER_BYTES, num_tokens, payload, num_iov);
     kvfi_header_encode(head, &header);
+}
+
+void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block, const struct iovec *payload,
+                      size_t num_iov, uint16_t flags, int64_t stored_s) {
+    kvfi_record_begin(head, addr, block, kvfi_iov_bytes(payload, num_iov), flags, stored_s);
+    checksum_of(sum, head, block->tokens == NULL ? 0 : block->num_tokens, payload, num_iov);
 }
 
 /* Does the header name the block that was asked for? The tokens behind it come next. */
@@ -150,7 +161,7 @@ static kvf_reason header_matches(const kvfi_header *header, const kvfi_addr *add
     return KVF_WHY_NONE;
 }
 
-kvf_reason kvfi_record_check(const uint8_t *head, const kvfi_addr *addr, const kvf_block *block,
+kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block,
                              const struct iovec *payload, size_t num_iov) {
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     kvfi_header header;
@@ -164,9 +175,9 @@ kvf_reason kvfi_record_check(const uint8_t *head, const kvfi_addr *addr, const k
     if (kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
         return KVF_WHY_TRUNCATED;
     }
-    uint8_t checksum[16];
-    body_checksum(checksum, head + KVFI_HEADER_BYTES, num_tokens, payload, num_iov);
-    if (memcmp(checksum, header.checksum, 16) != 0) {
+    uint8_t computed[KVFI_SUM_BYTES];
+    checksum_of(computed, head, num_tokens, payload, num_iov);
+    if (memcmp(computed, sum, sizeof computed) != 0) {
         return KVF_WHY_CHECKSUM;
     }
     /* After the checksum, so that damage to a token is called damage, and mended. */
@@ -186,15 +197,13 @@ kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    /* No overflow: both are bounded by the header's limits. */
-    uint64_t body_bytes = 4 * (uint64_t)header.num_tokens + header.payload_bytes;
-    if (len - KVFI_HEADER_BYTES != body_bytes) {
+    if (len != kvfi_record_bytes(&header)) { /* no overflow: its parts are bounded by the header's limits */
         return KVF_WHY_TRUNCATED;
     }
-    struct iovec body = {(void *)(uintptr_t)(bytes + KVFI_HEADER_BYTES), (size_t)body_bytes};
-    uint8_t checksum[16];
-    kvfi_xxh3_iov(checksum, &body, 1);
-    if (memcmp(checksum, header.checksum, 16) != 0) {
+    struct iovec payload = {(void *)(uintptr_t)(bytes + KVFI_HEAD_BYTES(header.num_tokens)), (size_t)header.payload_bytes};
+    uint8_t computed[KVFI_SUM_BYTES];
+    checksum_of(computed, bytes, header.num_tokens, &payload, 1);
+    if (memcmp(computed, bytes + len - KVFI_SUM_BYTES, sizeof computed) != 0) {
         return KVF_WHY_CHECKSUM;
     }
     *out = header;

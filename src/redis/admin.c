@@ -88,7 +88,7 @@ static kvf_status sum_parts(kvfi_talk *talk, kvfi_sight *sight, const outline *l
     uint64_t bytes = (uint64_t)line->len;
     uint64_t total = 0;
     if (line->head_len == KVFI_HEADER_BYTES && kvfi_header_decode(&header, line->head) == KVF_WHY_NONE) {
-        total = KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes;
+        total = kvfi_record_bytes(&header);
     }
     for (uint64_t part = 1; bytes < total; part++) {
         kvfi_name name;

@@ -129,13 +129,13 @@ static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
 
 /* What was measured best on one host with a server of one thread (docs/stores.md): on a unix socket one connection keeps it busy. Over
  * TCP two are better for loads of values near 1 MiB, and worse for large ones, which then fight for the server's cache. A save has one
- * connection, and a second thread that seals. Who says how many connections, gets them. */
+ * connection. Who says how many connections, gets them. */
 static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     uint32_t asked = 0;
     KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));
     bool one_will_do = conf->server.path != NULL || conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
     conf->conns = asked > 0 ? asked : one_will_do ? 1 : 2;
-    conf->seals = asked == 0 && conf->kind == KVFI_REDIS_ONE;
+    conf->save_conns = asked > 0 ? asked : 1;
     conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;
     return KVF_OK;
 }

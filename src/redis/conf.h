@@ -26,8 +26,8 @@ typedef struct kvfi_redis_conf {
     const char   *prefix;          /* of every key */
     const char   *text;            /* the URL without its password, for messages */
     uint32_t      db;
-    uint32_t      conns;           /* that one load or save uses at once */
-    bool          seals;           /* of the threads that save, one writes and one seals */
+    uint32_t      conns;           /* that one load uses at once */
+    uint32_t      save_conns;      /* that one save uses */
     uint64_t      share_below;     /* values from this length on use one of them only */
     uint32_t      ttl_s;           /* 0 = keys do not expire */
     uint32_t      connect_ms, stall_ms;

@@ -107,7 +107,15 @@ static void set_send_buffer(kvfi_conn *conn, size_t body_bytes) {
 void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
     set_send_buffer(conn, body.bytes);
     conn->body = body;
+    conn->held = 0;
     conn->mark = conn->out.len;
+}
+
+void kvfi_conn_body_filled(kvfi_conn *conn, kvfi_place body, size_t (*fill)(void *), void *fill_arg) {
+    kvfi_conn_body(conn, body);
+    conn->held = body.bytes;
+    conn->fill = fill;
+    conn->fill_arg = fill_arg;
 }
 
 /* What is to be sent, in order: commands, the body, commands behind it. */
@@ -118,7 +126,7 @@ static size_t gather(kvfi_conn *conn) {
     if (stop > conn->sent) {
         iov[num++] = (struct iovec){conn->out.data + conn->sent, stop - conn->sent};
     }
-    size_t left = conn->body.bytes, skip = conn->body.skip;
+    size_t left = conn->body.bytes - conn->held, skip = conn->body.skip;
     for (const struct iovec *from = conn->body.iov; left > 0 && num < cap; from++) {
         size_t len = from->iov_len - skip < left ? from->iov_len - skip : left;
         if (len > 0) {
@@ -127,7 +135,7 @@ static size_t gather(kvfi_conn *conn) {
         left -= len;
         skip = 0;
     }
-    if (left == 0 && stop < conn->out.len && num < cap) {
+    if (left == 0 && conn->held == 0 && stop < conn->out.len && num < cap) {
         iov[num++] = (struct iovec){conn->out.data + stop, conn->out.len - stop};
     }
     return num;
@@ -162,6 +170,9 @@ static void sent(kvfi_conn *conn, size_t num) {
 
 kvf_reason kvfi_conn_send(kvfi_conn *conn) {
     while (!kvfi_conn_all_sent(conn)) {
+        if (conn->held > 0 && conn->held == conn->body.bytes) {
+            conn->held -= conn->fill(conn->fill_arg);
+        }
         size_t num = gather(conn);
         ssize_t n = transmit(conn, num);
         if (n < 0 && errno == EINTR) {

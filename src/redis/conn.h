@@ -31,6 +31,9 @@ typedef struct kvfi_conn {
     kvfi_cmd    out;       /* commands; out.data[sent, out.len) is still to be sent */
     size_t      sent;
     kvfi_place  body;      /* what is left of the body; it stands in front of out.data[mark] */
+    size_t      held;      /* bytes at the end of the body that may not go yet: `fill` releases the next of them */
+    size_t    (*fill)(void *);
+    void       *fill_arg;
     size_t      mark;
     uint64_t    received;  /* bytes, ever */
     uint64_t    owed;      /* answers that nobody will ask for: they come before those of the next command */
@@ -76,6 +79,9 @@ static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
 kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
 /* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
 void kvfi_conn_body(kvfi_conn *, kvfi_place body);
+/* The same for a body that is finished while it goes. When all that may go has gone, `fill` is called, and returns how many more bytes may; at
+ * least one. */
+void kvfi_conn_body_filled(kvfi_conn *, kvfi_place body, size_t (*fill)(void *), void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
     return conn->body.bytes == 0;
 }

@@ -240,6 +240,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->sent = 0;
     conn->mark = 0;
     conn->body = (kvfi_place){0};
+    conn->held = 0;
     conn->owed = 0;
     conn->tcp = to->path == NULL;
     conn->slow = false;

@@ -305,8 +305,7 @@ static void abandon(loader *l, kvf_reason why) {
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
-bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
-    (void)seal;
+bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     loader l;
     l.tier = tier;
     l.conn = conn;
@@ -347,6 +346,6 @@ static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
     kvfi_redis *tier = kvfi_redis_of(base);
     if (!is_one_too_many(tier, feed)) {
-        (void)kvfi_redis_run(tier, feed, NULL, KVFI_LANE_LOAD, kvfi_redis_load_on);
+        (void)kvfi_redis_run(tier, feed, KVFI_LANE_LOAD, kvfi_redis_load_on);
     }
 }

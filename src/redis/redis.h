@@ -7,7 +7,6 @@
 #define KVFI_REDIS_H
 
 #include "redis/key.h"
-#include "redis/seal.h"
 #include "redis/topology.h"
 
 #define KVFI_COMMAND_BYTES 512u /* any command without its body: the longest key, and all the rest */
@@ -17,7 +16,6 @@ typedef struct kvfi_redis {
     kvfi_redis_conf  conf;
     kvfi_node        node;     /* the server, where there is one */
     kvfi_topology   *topology; /* the servers of a Cluster, or those that sentinels watch; else NULL */
-    kvfi_seals       seals;
     _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
 } kvfi_redis;
 
@@ -47,17 +45,17 @@ void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 
 /* Moves items of a feed over one connection: until the feed is dry (true), or the connection fails (false) and with it the items that were
  * on it. */
-typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *);
+typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *);
 /* Runs the exchange on connections of the node's lane until the feed is dry (KVF_WHY_NONE), or no connection can be had: why. */
-kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_seal *, kvfi_lane_kind, kvfi_exchange *, bool asking);
+kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *, bool asking);
 /* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in it misses, with
  * the reason that is returned. */
-kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_seal *, kvfi_lane_kind, kvfi_exchange *);
+kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
 /* What an error reply to a command about the item means for it. Where there are several servers it may mean: try another, and then the item is
  * not over when it is given back (kvfi_feed.again). */
 kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);
-bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *); /* the exchanges of load.c and save.c */
-bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_seal *);
+bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *); /* the exchanges of load.c and save.c */
+bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);
 /* For a topology: spread.c */
 void kvfi_redis_spread(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
 void kvfi_redis_spread_get(kvfi_tier *, kvfi_feed *); /* on the calling thread: one server after the other */

@@ -2,15 +2,18 @@
  *
  * Saving: SETs pipelined on one connection, each body straight from its memory.
  *
- * The feed seals a value (hashes it) when it hands it out. That is done while the server still takes in the one before: by a second
- * thread (seal.h), or here, as soon as the socket has swallowed the last. How much may be unanswered is bounded in bytes.
+ * A value is hashed piece by piece, each just before it goes (seal.h), and its checksum ends it. As soon as the socket has swallowed one value
+ * the next one follows, though the first has not been answered: while we hash, the server still has something to read. How much may be
+ * unanswered is bounded in bytes, or two values where they are large.
  *
  * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once the server has
- * said OK to all others.
+ * said OK to all others. Such a value is hashed as a whole before.
  */
 #include "redis/redis.h"
+#include "store/seal.h"
 
 #define RING 256u
+#define PIECE_BYTES ((size_t)512 << 10) /* fits into the cache of one core; each piece that a quick server has to wait for wakes it once more */
 
 /* One SET that has been sent, or is being sent. */
 typedef struct request {
@@ -23,7 +26,7 @@ typedef struct saver {
     kvfi_redis *tier;
     kvfi_conn  *conn;
     kvfi_feed  *feed;
-    kvfi_seal  *seal;
+    kvfi_seal   seal;       /* of the item being sent */
     request     ring[RING];
     unsigned    head, num;
     uint64_t    unanswered; /* bytes of the bodies in the ring */
@@ -53,6 +56,10 @@ static uint64_t num_parts(const saver *s) {
     return kvfi_num_parts(s->item->bytes, s->tier->conf.part);
 }
 
+static size_t hash_piece(void *seal) {
+    return kvfi_seal_next(seal, PIECE_BYTES);
+}
+
 /* SET key body PX ms */
 static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body) {
     kvfi_name name;
@@ -67,7 +74,11 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_text(out, "SET");
     kvfi_cmd_bulk(out, name.text, name.len);
     kvfi_cmd_bulk_header(out, body.bytes);
-    kvfi_conn_body(s->conn, body);
+    if (s->item->unsealed) {
+        kvfi_conn_body_filled(s->conn, body, hash_piece, &s->seal);
+    } else {
+        kvfi_conn_body(s->conn, body);
+    }
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");
@@ -97,9 +108,8 @@ static void send_part(saver *s, kvfi_cmd *out) {
     }
 }
 
-/* The next item. Sealing it takes a while, in which the server works on the last one. */
 static void draw(saver *s) {
-    s->item = kvfi_seal_next(s->seal, s->feed);
+    s->item = kvfi_feed_draw(s->feed);
     if (s->item == NULL) {
         s->dry = true;
         return;
@@ -108,6 +118,11 @@ static void draw(saver *s) {
     s->rest = (kvfi_place){.iov = s->item->iov, .bytes = s->item->bytes};
     if (num_parts(s) > 1) {
         skip(&s->rest, (size_t)s->tier->conf.part);
+    }
+    if (s->item->unsealed && num_parts(s) > 1) {
+        kvfi_item_seal(s->item);
+    } else if (s->item->unsealed) {
+        kvfi_seal_begin(&s->seal, s->item);
     }
 }
 
@@ -129,7 +144,7 @@ static bool offer(saver *s) {
     if (s->item == NULL) {
         return false;
     }
-    if (s->num > 0 && s->unanswered >= s->tier->conf.window) {
+    if (s->num > 1 && s->unanswered >= s->tier->conf.window) {
         return false;
     }
     bool commits = num_parts(s) > 1 && s->sent_parts + 1 == num_parts(s);
@@ -248,12 +263,11 @@ static void abandon(saver *s, kvf_reason why) {
     }
 }
 
-bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_seal *seal) {
+bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     saver s;
     s.tier = tier;
     s.conn = conn;
     s.feed = feed;
-    s.seal = seal;
     s.head = s.num = 0;
     s.unanswered = 0;
     s.item = NULL;
@@ -276,14 +290,5 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
 }
 
 void kvfi_redis_put(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis *tier = kvfi_redis_of(base);
-    kvfi_seal *seal = NULL;
-    if (tier->conf.seals && !kvfi_seal_begin(&tier->seals, &seal, feed)) {
-        return; /* this thread was the second, and has sealed */
-    }
-    kvf_reason why = kvfi_redis_run(tier, feed, seal, KVFI_LANE_STORE, kvfi_redis_save_on);
-    kvfi_item *left = kvfi_seal_end(seal);
-    if (left != NULL) {
-        kvfi_feed_done(feed, left, KVF_MISS, why);
-    }
+    (void)kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_STORE, kvfi_redis_save_on);
 }

@@ -110,7 +110,7 @@ static void give_up(group *g, kvf_reason why) {
     if (why != KVF_WHY_BUDGET && why != KVF_WHY_NOMEM) {
         kvfi_topology_refresh(t, g->feed.deadline_us);
     }
-    for (kvfi_item *item = kvfi_feed_next(&g->feed); item != NULL; item = kvfi_feed_next(&g->feed)) {
+    for (kvfi_item *item = kvfi_feed_draw(&g->feed); item != NULL; item = kvfi_feed_draw(&g->feed)) {
         kvfi_node *node = kvfi_topology_node(t, kvfi_redis_slot(&item->addr));
         if (node != NULL && node != g->node) {
             *plan_of(g, item) = (plan){.fate = KVFI_FATE_MOVED, .why = (uint8_t)why};
@@ -123,7 +123,7 @@ static void run_group(group *g) {
     flight *f = g->flight;
     kvf_reason why = KVF_WHY_UNREACHABLE;
     if (g->node != NULL) {
-        why = kvfi_redis_run_on(f->tier, g->node, &g->feed, NULL, f->lane, f->exchange, g->asking);
+        why = kvfi_redis_run_on(f->tier, g->node, &g->feed, f->lane, f->exchange, g->asking);
     }
     if (why != KVF_WHY_NONE) {
         give_up(g, why);
@@ -258,7 +258,7 @@ static void fly(flight *f, kvfi_pool *pool) {
 }
 
 static void fail_all(kvfi_feed *feed, kvf_reason why) {
-    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
+    for (kvfi_item *item = kvfi_feed_draw(feed); item != NULL; item = kvfi_feed_draw(feed)) {
         kvfi_feed_done(feed, item, KVF_MISS, why);
     }
 }

@@ -18,12 +18,12 @@ static void renew(kvfi_node *node, kvfi_conn *conn) {
 }
 
 static void give_up(kvfi_feed *feed, kvf_reason why) {
-    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
+    for (kvfi_item *item = kvfi_feed_draw(feed); item != NULL; item = kvfi_feed_draw(feed)) {
         kvfi_feed_done(feed, item, KVF_MISS, why);
     }
 }
 
-kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane,
+kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_lane_kind lane,
                              kvfi_exchange *exchange, bool asking) {
     bool done = false;
     while (!done && !kvfi_feed_is_dry(feed)) {
@@ -36,7 +36,7 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
         if (may) {
             conn->asking = asking;
             conn->refuses = false;
-            done = exchange(tier, conn, feed, seal);
+            done = exchange(tier, conn, feed);
             conn->asking = false;
             if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
                 renew(node, conn);
@@ -54,8 +54,8 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
     return KVF_WHY_NONE;
 }
 
-kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_seal *seal, kvfi_lane_kind lane, kvfi_exchange *exchange) {
-    kvf_reason why = kvfi_redis_run_on(tier, &tier->node, feed, seal, lane, exchange, false);
+kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+    kvf_reason why = kvfi_redis_run_on(tier, &tier->node, feed, lane, exchange, false);
     if (why != KVF_WHY_NONE) {
         give_up(feed, why);
         return why;
@@ -244,7 +244,6 @@ static void close_tier(kvfi_tier *base) {
     kvfi_topology_free(tier->topology);
     kvfi_node_cleanup(&tier->node);
     kvfi_tls_close(tier->conf.tls);
-    kvfi_seals_cleanup(&tier->seals);
     kvfi_url_free(base->url);
     kvfi_free(tier);
 }
@@ -329,8 +328,7 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
     tier->base.get_threads = tier->conf.conns;
-    tier->base.put_threads = tier->conf.seals ? 2 : tier->conf.conns;
-    kvfi_seals_init(&tier->seals);
+    tier->base.put_threads = tier->conf.save_conns;
     if (status == KVF_OK && tier->conf.tls_conf.on) {
         status = kvfi_tls_open(&tier->conf.tls, err, &tier->conf.tls_conf);
     }

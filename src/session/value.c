@@ -88,18 +88,20 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     KVFI_TRY(kvfi_session_meta_encode(&head, &meta_len, call->err, meta, FRONT, ALIGN));
     kvfi_put32(head + KVFI_HEADER_BYTES, (uint32_t)meta_len);
 
-    struct iovec iov[4] = {
+    uint8_t sum[KVFI_SUM_BYTES];
+    struct iovec iov[5] = {
         {head + KVFI_HEADER_BYTES, 4 + meta_len},
         {(void *)(uintptr_t)keys, (size_t)meta->keys.bytes},
         {(void *)(uintptr_t)zeros, gap_behind(meta->keys.bytes)},
         {(void *)(uintptr_t)values, (size_t)meta->values.bytes},
+        {sum, sizeof sum},
     };
-    kvfi_item item = {.iov = iov, .num_iov = 4};
+    kvfi_item item = {.iov = iov, .num_iov = 5};
     kvf_block block = {0};
     kvfi_session_addr(&item.addr, call->id);
-    kvfi_record_seal(head, &item.addr, &block, iov, 4, 0, meta->stored_s);
+    kvfi_record_seal(head, sum, &item.addr, &block, iov, 4, 0, meta->stored_s);
     iov[0] = (struct iovec){head, FRONT + meta_len};
-    item.bytes = kvfi_iov_bytes(iov, 4);
+    item.bytes = kvfi_iov_bytes(iov, 5);
     kvf_reason why;
     kvf_status status = transfer(call, call->tier->ops->put, &item, &why);
     kvfi_free(head);
@@ -148,12 +150,12 @@ static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uin
 
 static kvf_status read_value(const kvfi_session_call *call, kvfi_loaded *loaded, const kvfi_addr *addr,
                              uint64_t payload_bytes, kvf_reason *why) {
-    struct iovec whole = {loaded->mem, KVFI_HEADER_BYTES + (size_t)payload_bytes};
+    struct iovec whole = {loaded->mem, KVFI_HEADER_BYTES + (size_t)payload_bytes + KVFI_SUM_BYTES};
     kvfi_item item = {.addr = *addr, .iov = &whole, .num_iov = 1, .bytes = whole.iov_len};
     KVFI_TRY(transfer(call, call->tier->ops->get, &item, why));
     struct iovec payload = {loaded->mem + KVFI_HEADER_BYTES, (size_t)payload_bytes};
     kvf_block block = {0};
-    *why = kvfi_record_check(loaded->mem, addr, &block, &payload, 1);
+    *why = kvfi_record_check(loaded->mem, loaded->mem + whole.iov_len - KVFI_SUM_BYTES, addr, &block, &payload, 1);
     return *why == KVF_WHY_NONE ? KVF_OK : outcome(call->err, KVF_MISS, *why);
 }
 
@@ -171,7 +173,7 @@ static kvf_status describe(const kvfi_session_call *call, kvfi_loaded *loaded, u
 static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, const kvfi_addr *addr, kvf_reason *why) {
     uint64_t payload_bytes = 0;
     KVFI_TRY(look(call, addr, &payload_bytes));
-    kvfi_loaded *loaded = kvfi_loaded_new(KVFI_HEADER_BYTES + (size_t)payload_bytes);
+    kvfi_loaded *loaded = kvfi_loaded_new(KVFI_HEADER_BYTES + (size_t)payload_bytes + KVFI_SUM_BYTES);
     if (loaded == NULL) {
         return kvfi_fail(call->err, KVF_NOMEM, "no memory for a session of %llu bytes",
                          (unsigned long long)payload_bytes);

@@ -29,7 +29,7 @@ static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
     } else {
         entry->damage = kvfi_header_decode(&header, sight->head);
         if (entry->damage == KVF_WHY_NONE &&
-            sight->stored_bytes != KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes) {
+            sight->stored_bytes != kvfi_record_bytes(&header)) {
             entry->damage = KVF_WHY_TRUNCATED;
         }
     }
@@ -149,7 +149,7 @@ static kvf_status see_one(walk *w, kvfi_tier *tier, kvf_error *err, const kvfi_a
     sight.head_len = sizeof peek.header;
     bool sound = kvfi_header_decode(&header, peek.header) == KVF_WHY_NONE;
     if (sound) {
-        sight.stored_bytes = KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes;
+        sight.stored_bytes = kvfi_record_bytes(&header);
     }
     if (sound && w->whole) {
         return see_whole(w, tier, err, &sight, deadline_us);

@@ -2,6 +2,7 @@
 #include "kvferry/admin.h"
 
 #include "store/store.h"
+#include "store/value.h"
 
 #define DEFAULT_STEP_MS 5000u
 
@@ -50,13 +51,13 @@ kvf_status kvf_remove(kvf_store *store, kvf_error *err, const uint8_t space[32],
 
 static kvf_reason check_card(kvfi_item *item) {
     kvf_block block = {0};
-    return kvfi_record_check(item->iov[0].iov_base, &item->addr, &block, item->iov + 1, item->num_iov - 1);
+    return kvfi_record_check(item->iov[0].iov_base, item->iov[2].iov_base, &item->addr, &block, item->iov + 1, 1);
 }
 
 static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, char *text, size_t len) {
-    uint8_t head[KVFI_HEADER_BYTES];
-    struct iovec iov[2] = {{head, sizeof head}, {text, len}};
-    kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 2, .bytes = sizeof head + len, .status = KVF_AGAIN};
+    kvfi_ends ends;
+    struct iovec iov[3] = {{ends.header, sizeof ends.header}, {text, len}, {ends.sum, sizeof ends.sum}};
+    kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 3, .bytes = sizeof ends + len, .status = KVF_AGAIN};
     kvfi_feed feed = {.items = &item,
                       .num = 1,
                       .limit = 1,

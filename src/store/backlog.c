@@ -76,7 +76,7 @@ static kvf_status make(kvfi_backlog *backlog, kvfi_staged **out, size_t capacity
 
 kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens) {
     size_t head_room = (KVFI_HEAD_BYTES(max_tokens) + PAGE - 1) / PAGE * PAGE;
-    size_t capacity = head_room + (payload_bytes + PAGE - 1) / PAGE * PAGE;
+    size_t capacity = head_room + (payload_bytes + KVFI_SUM_BYTES + PAGE - 1) / PAGE * PAGE;
     kvf_status status = KVF_OK;
     pthread_mutex_lock(&backlog->lock);
     kvfi_staged *staged = NULL;
@@ -129,30 +129,25 @@ static void take_group(kvfi_backlog *backlog, group *g) {
     }
 }
 
-/* Seals a value just before it is sent, on the thread that sends it: the bytes are then warm in its cache. */
 static void prepare(kvfi_item *item) {
-    kvfi_staged *staged = item->user;
-    if (staged->sealed) {
-        return;
-    }
+    const kvfi_staged *staged = item->user;
     uint8_t *head = kvfi_staged_head(staged);
     /* kvfi_backlog_commit's caller left the tokens at their place in the head. */
     kvf_block block = {.tokens = staged->num_tokens > 0 ? (const uint32_t *)(const void *)(head + KVFI_HEADER_BYTES) : NULL,
                        .num_tokens = staged->num_tokens,
                        .first_token = staged->first_token};
-    struct iovec payload = {kvfi_staged_payload(staged), staged->payload_bytes};
-    kvfi_record_seal(head, &staged->addr, &block, &payload, 1, staged->flags, kvfi_sys->wall_us() / 1000000);
-    staged->sealed = true;
+    kvfi_record_begin(head, &staged->addr, &block, staged->payload_bytes, staged->flags, kvfi_sys->wall_us() / 1000000);
 }
 
 static void fill_item(group *g, size_t at, size_t number) {
     kvfi_staged *staged = g->staged[number];
-    size_t bytes = KVFI_HEAD_BYTES(staged->num_tokens) + staged->payload_bytes;
+    size_t bytes = kvfi_staged_bytes(staged);
     g->iov[at] = (struct iovec){kvfi_staged_head(staged), bytes};
     g->items[at] = (kvfi_item){.addr = staged->addr,
                                .iov = &g->iov[at],
                                .num_iov = 1,
                                .bytes = bytes,
+                               .unsealed = !staged->sealed,
                                .status = KVF_AGAIN,
                                .number = number,
                                .user = staged};
@@ -236,6 +231,7 @@ static void write_group(kvfi_writer *writer, group *g) {
         }
         for (size_t i = 0; i < num; i++) {
             kvfi_put_note(&outcomes[g->items[i].number], &g->items[i], tier);
+            g->staged[g->items[i].number]->sealed = !g->items[i].unsealed;
             sent |= 1u << g->items[i].number;
         }
         for (size_t i = 0; i < g->num; i++) {

@@ -5,7 +5,7 @@
  *
  * A value is staged in one piece: room for the head, then the payload on a page boundary:
  *
- *   data                      head (its end is fixed)   payload
+ *   data                      head (its end is fixed)   payload, checksum
  *   |........ head_room ........................|.......................|
  */
 #ifndef KVFI_BACKLOG_H
@@ -23,12 +23,12 @@ typedef struct kvfi_staged {
     uint8_t            *data;
     size_t              capacity;
     size_t              head_room;     /* KVFI_HEAD_BYTES of the longest head, rounded up to a page */
-    size_t              payload_bytes; /* capacity - head_room at first; what is used of it once queued */
+    size_t              payload_bytes; /* what was asked for at first; what is used of it once queued */
     kvfi_addr           addr;
     uint32_t            first_token, num_tokens;
     uint16_t            flags;  /* KVFI_FLAG_... */
     uint8_t             tiers;  /* bit t: to be written to tier t */
-    bool                sealed; /* head and payload are a whole record already (a promotion) */
+    bool                sealed; /* it is a whole record already: a promotion, or written to another tier before */
 } kvfi_staged;
 
 typedef struct kvfi_writer {
@@ -66,6 +66,9 @@ bool kvfi_backlog_flush(kvfi_backlog *, int64_t deadline_us);
 
 static inline uint8_t *kvfi_staged_payload(const kvfi_staged *staged) {
     return staged->data + staged->head_room;
+}
+static inline size_t kvfi_staged_bytes(const kvfi_staged *staged) { /* of the whole record */
+    return KVFI_HEAD_BYTES(staged->num_tokens) + staged->payload_bytes + KVFI_SUM_BYTES;
 }
 static inline uint8_t *kvfi_staged_head(const kvfi_staged *staged) {
     return staged->data + staged->head_room - KVFI_HEAD_BYTES(staged->num_tokens);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "store/tier.h"
+#include "store/seal.h"
 
 /* The limit of a part is that of the whole: a miss on one server ends the run on all. */
 static bool is_behind(const kvfi_feed *feed, size_t index) {
@@ -21,7 +21,7 @@ bool kvfi_feed_is_dry(const kvfi_feed *feed) {
     return is_unwanted(feed, feed->order != NULL ? feed->order[next] : next);
 }
 
-kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
+kvfi_item *kvfi_feed_draw(kvfi_feed *feed) {
     if (kvfi_sys->now_us() >= feed->deadline_us || kvfi_feed_is_cancelled(feed)) {
         return NULL;
     }
@@ -37,8 +37,16 @@ kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
         return NULL;
     }
     kvfi_item *item = &feed->items[index];
-    if (feed->prepare != NULL) {
+    if (item->unsealed) {
         feed->prepare(item);
+    }
+    return item;
+}
+
+kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
+    kvfi_item *item = kvfi_feed_draw(feed);
+    if (item != NULL && item->unsealed) {
+        kvfi_item_seal(item);
     }
     return item;
 }

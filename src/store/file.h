@@ -86,6 +86,7 @@ kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *);
 bool kvfi_file_read_front(uint8_t *out, size_t len,
                           const kvfi_opened *); /* the first bytes; false when they can't be read */
 bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *);
+bool kvfi_file_read_ends(kvfi_ends *, const kvfi_opened *); /* of a file that is long enough for both */
 bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat *);
 bool kvfi_file_expired(const kvfi_file *, const struct stat *);
 void kvfi_file_refresh(const kvfi_opened *); /* it was used now */

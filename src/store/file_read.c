@@ -76,13 +76,13 @@ kvf_reason kvfi_file_open_value(kvfi_file *file, kvfi_opened *out, const kvfi_pa
     return why;
 }
 
-/* Reads what the iovecs of the cursor ask for, from the beginning of the file. */
-static kvf_reason read_all(int fd, kvfi_cursor cursor, size_t bytes, int64_t deadline_us) {
+/* Reads what the iovecs of the cursor ask for, from `at` on. */
+static kvf_reason read_all(int fd, off_t at, kvfi_cursor cursor, size_t bytes, int64_t deadline_us) {
     size_t done = 0;
     while (done < bytes) {
         struct iovec chunk[CHUNK_IOVS];
         size_t num = kvfi_cursor_fill(&cursor, chunk, CHUNK_IOVS, CHUNK_BYTES);
-        ssize_t n = kvfi_sys->preadv(fd, chunk, (int)num, (off_t)done);
+        ssize_t n = kvfi_sys->preadv(fd, chunk, (int)num, at + (off_t)done);
         if (n == 0) {
             return KVF_WHY_TRUNCATED;
         }
@@ -100,10 +100,19 @@ static kvf_reason read_all(int fd, kvfi_cursor cursor, size_t bytes, int64_t dea
     return KVF_WHY_NONE;
 }
 
-bool kvfi_file_read_front(uint8_t *out, size_t len, const kvfi_opened *opened) {
+static bool read_at(uint8_t *out, size_t len, const kvfi_opened *opened, off_t at) {
     struct iovec iov = {out, len};
     kvfi_cursor cursor = {.iov = &iov, .num = 1};
-    return read_all(opened->fd, cursor, len, KVFI_NEVER) == KVF_WHY_NONE;
+    return read_all(opened->fd, at, cursor, len, KVFI_NEVER) == KVF_WHY_NONE;
+}
+
+bool kvfi_file_read_front(uint8_t *out, size_t len, const kvfi_opened *opened) {
+    return read_at(out, len, opened, 0);
+}
+
+bool kvfi_file_read_ends(kvfi_ends *out, const kvfi_opened *opened) {
+    off_t sum_at = opened->st.st_size - (off_t)sizeof out->sum;
+    return kvfi_file_read_head(out->header, opened) && read_at(out->sum, sizeof out->sum, opened, sum_at);
 }
 
 bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *opened) {
@@ -116,9 +125,9 @@ bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat 
     kvfi_header header;
     switch (kvfi_header_decode(&header, head)) {
     case KVF_WHY_NONE:
-        return (uint64_t)st->st_size != KVFI_HEAD_BYTES(header.num_tokens) + header.payload_bytes;
+        return (uint64_t)st->st_size != kvfi_record_bytes(&header);
     case KVF_WHY_VERSION:
-        return memcmp(head, "KVF1", 4) != 0;
+        return memcmp(head, "KVF", 3) != 0;
     default:
         return true;
     }
@@ -164,7 +173,7 @@ static void get_one(kvfi_file *file, kvfi_feed *feed, kvfi_item *item) {
     }
     why = KVF_WHY_TRUNCATED;
     if ((uint64_t)opened.st.st_size == item->bytes) {
-        why = read_all(opened.fd, kvfi_cursor_of(item), item->bytes, feed->deadline_us);
+        why = read_all(opened.fd, 0, kvfi_cursor_of(item), item->bytes, feed->deadline_us);
         kvfi_feed_moved(feed, item->bytes);
     }
     kvfi_feed_done(feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);

@@ -216,9 +216,9 @@ static standing look(kvfi_file *file, const kvfi_path *path, const kvfi_item *it
         return (standing){.any = why != KVF_WHY_ABSENT};
     }
     standing found = {.any = true, .charge = kvfi_file_charge((uint64_t)opened.st.st_size)};
-    uint8_t ours[KVFI_HEADER_BYTES], theirs[KVFI_HEADER_BYTES];
-    if ((uint64_t)opened.st.st_size == item->bytes && kvfi_item_peek(ours, item, sizeof ours) &&
-        kvfi_file_read_head(theirs, &opened) && kvfi_same_record(ours, theirs)) {
+    kvfi_ends ours, theirs;
+    if ((uint64_t)opened.st.st_size == item->bytes && kvfi_item_ends(&ours, item) && kvfi_file_read_ends(&theirs, &opened) &&
+        kvfi_same_record(&ours, &theirs)) {
         found.same = true;
         kvfi_file_refresh(&opened);
     }

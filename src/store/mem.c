@@ -258,8 +258,13 @@ static void give_up_room(mem *m, buffer buf) {
 /* ---- put */
 
 static bool has_same(const entry *e, const kvfi_item *item) {
-    uint8_t head[KVFI_HEADER_BYTES];
-    return e->len == item->bytes && kvfi_item_peek(head, item, sizeof head) && kvfi_same_record(head, e->buf.data);
+    kvfi_ends ours, theirs;
+    if (e->len != item->bytes || !kvfi_item_ends(&ours, item)) {
+        return false;
+    }
+    memcpy(theirs.header, e->buf.data, sizeof theirs.header);
+    memcpy(theirs.sum, e->buf.data + e->len - sizeof theirs.sum, sizeof theirs.sum);
+    return kvfi_same_record(&ours, &theirs);
 }
 
 static kvf_reason start_put(mem *m, const kvfi_item *item, buffer *out, bool *out_same) {

@@ -198,7 +198,7 @@ void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
     uint8_t faster = (uint8_t)((1u << from) - 1);
     size_t head = item->iov[0].iov_len;
     kvfi_staged *staged = NULL;
-    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head, KVFI_MAX_TOKENS) != KVF_OK) {
+    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, KVFI_MAX_TOKENS) != KVF_OK) {
         return;
     }
     staged->addr = item->addr;

@@ -20,9 +20,10 @@
 typedef struct kvfi_item kvfi_item;
 struct kvfi_item {
     kvfi_addr     addr;
-    struct iovec *iov;     /* the whole value (header, tokens, payload): where it goes to or comes from. The tier must not change them. */
+    struct iovec *iov;     /* the whole value (header, tokens, payload, checksum): where it goes to or comes from. The tier must not change them. */
     uint32_t      num_iov;
     size_t        bytes;   /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
+    bool          unsealed; /* to be put: its head is to be prepared, and its checksum to be written (seal.h) */
     kvf_status    status;  /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
     kvf_reason    why;
     size_t        number;  /* its place in the batch of the layer above */
@@ -51,7 +52,7 @@ typedef struct kvfi_feed {
     /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread that read it, while
      * it is warm in its cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
-    /* Called by kvfi_feed_next for an item about to be put, on the thread that will send it: seals it. NULL when getting. */
+    /* Called for an unsealed item that is handed out, on the thread that will send it: writes its header. NULL where no item is unsealed. */
     void (*prepare)(kvfi_item *);
     const atomic_bool *cancelled; /* nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
     kvfi_watch *watch;            /* NULL = nobody looks */
@@ -65,6 +66,8 @@ typedef struct kvfi_feed {
 /* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given back by
  * kvfi_feed_done exactly once, after the tier's last access to its memory. */
 kvfi_item *kvfi_feed_next(kvfi_feed *);
+/* The same, but an unsealed item stays so: for who hashes it piece by piece as it is sent (seal.h), or does not send it at all. */
+kvfi_item *kvfi_feed_draw(kvfi_feed *);
 /* Nothing more will be handed out, as far as that can be told without taking an item. */
 bool kvfi_feed_is_dry(const kvfi_feed *);
 void kvfi_feed_done(kvfi_feed *, kvfi_item *, kvf_status, kvf_reason);

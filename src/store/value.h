@@ -59,17 +59,37 @@ static inline bool kvfi_item_peek(uint8_t *out, const kvfi_item *item, size_t le
     return len == 0;
 }
 
-/* kvfi_same_record is true when two headers announce the same bytes: everything but the time of storing. A key names
- * its content, so nearly always they do; a value that is rewritten under its key (a session) and a damaged one differ.
- */
-static inline bool kvfi_same_record(const uint8_t a[KVFI_HEADER_BYTES], const uint8_t b[KVFI_HEADER_BYTES]) {
-    kvfi_header x, y;
-    if (kvfi_header_decode(&x, a) != KVF_WHY_NONE || kvfi_header_decode(&y, b) != KVF_WHY_NONE) {
+/* The checksum at the end of an item, wherever its iovecs cut it. false when the item is shorter. */
+static inline bool kvfi_item_sum(uint8_t out[KVFI_SUM_BYTES], const kvfi_item *item) {
+    struct iovec iov;
+    kvfi_cursor cursor = kvfi_cursor_of(item);
+    if (item->bytes < KVFI_SUM_BYTES) {
         return false;
     }
-    return x.flags == y.flags && x.first_token == y.first_token && x.num_tokens == y.num_tokens &&
-           x.payload_bytes == y.payload_bytes && memcmp(&x.addr, &y.addr, sizeof x.addr) == 0 &&
-           memcmp(x.checksum, y.checksum, sizeof x.checksum) == 0;
+    kvfi_cursor_advance(&cursor, item->bytes - KVFI_SUM_BYTES);
+    for (size_t done = 0; kvfi_cursor_fill(&cursor, &iov, 1, KVFI_SUM_BYTES - done) > 0; done += iov.iov_len) {
+        memcpy(out + done, iov.iov_base, iov.iov_len);
+        kvfi_cursor_advance(&cursor, iov.iov_len);
+    }
+    return true;
+}
+
+/* The beginning and the end of a record. */
+typedef struct kvfi_ends {
+    uint8_t header[KVFI_HEADER_BYTES], sum[KVFI_SUM_BYTES];
+} kvfi_ends;
+
+static inline bool kvfi_item_ends(kvfi_ends *out, const kvfi_item *item) {
+    return kvfi_item_peek(out->header, item, sizeof out->header) && kvfi_item_sum(out->sum, item);
+}
+
+/* kvfi_same_record is true when two records are the same but for the time of storing: their checksums, which cover all the rest, say so. A
+ * key names its content, so nearly always they are; a value that is rewritten under its key (a session) and a damaged one differ. */
+static inline bool kvfi_same_record(const kvfi_ends *a, const kvfi_ends *b) {
+    kvfi_header x, y;
+    return kvfi_header_decode(&x, a->header) == KVF_WHY_NONE && kvfi_header_decode(&y, b->header) == KVF_WHY_NONE &&
+           kvfi_record_bytes(&x) == kvfi_record_bytes(&y) && memcmp(&x.addr, &y.addr, sizeof x.addr) == 0 &&
+           memcmp(a->sum, b->sum, sizeof a->sum) == 0;
 }
 
 #endif

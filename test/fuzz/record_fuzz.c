@@ -25,7 +25,7 @@ static void check_record(uint8_t *bytes, size_t len) {
     kvfi_header_encode(again, &header);
     REQUIRE(memcmp(again, bytes, sizeof again) == 0);
     REQUIRE(tokens == bytes + KVFI_HEADER_BYTES && payload == tokens + 4 * (size_t)header.num_tokens);
-    REQUIRE((size_t)(payload - bytes) + header.payload_bytes == len);
+    REQUIRE((size_t)(payload - bytes) + header.payload_bytes + KVFI_SUM_BYTES == len);
 
     /* What parses as a whole is also a hit for the block that it says it is. */
     uint32_t *ids = malloc(4 * (size_t)header.num_tokens + 1);
@@ -34,18 +34,22 @@ static void check_record(uint8_t *bytes, size_t len) {
     }
     kvf_block block = {.tokens = ids, .num_tokens = header.num_tokens, .first_token = header.first_token};
     struct iovec iov = {(void *)(uintptr_t)payload, (size_t)header.payload_bytes};
-    REQUIRE(kvfi_record_check(bytes, &header.addr, &block, &iov, 1) == KVF_WHY_NONE);
+    REQUIRE(kvfi_record_check(bytes, bytes + len - KVFI_SUM_BYTES, &header.addr, &block, &iov, 1) == KVF_WHY_NONE);
     header.addr.key.bytes[0] ^= 1;
-    REQUIRE(kvfi_record_check(bytes, &header.addr, &block, &iov, 1) == KVF_WHY_OTHER_SPACE);
+    REQUIRE(kvfi_record_check(bytes, bytes + len - KVFI_SUM_BYTES, &header.addr, &block, &iov, 1) == KVF_WHY_OTHER_SPACE);
     free(ids);
 }
 
 /* Makes both checksums right, so that the fuzzer gets past them. */
 static void mend(uint8_t *bytes, size_t len) {
-    struct iovec body = {bytes + KVFI_HEADER_BYTES, len - KVFI_HEADER_BYTES};
-    memcpy(bytes, "KVF1\x80", 6); /* with the NUL: header size 128 */
-    kvfi_xxh3_iov(bytes + 100, &body, 1);
+    kvfi_xxh3 sum;
+    size_t behind = len - KVFI_HEADER_BYTES - KVFI_SUM_BYTES;
+    memcpy(bytes, "KVF2\x80", 6); /* with the NUL: header size 128 */
+    memset(bytes + 108, 0, 16);
     kvfi_put32(bytes + 124, kvfi_xxh32(bytes, 124));
+    kvfi_record_sum_init(&sum, bytes);
+    kvfi_xxh3_add(&sum, bytes + KVFI_HEADER_BYTES, behind);
+    kvfi_xxh3_end(&sum, bytes + len - KVFI_SUM_BYTES);
 }
 
 static void check_meta(const uint8_t *bytes, size_t len) {
@@ -73,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     check_record(copy, len);
     check_meta(copy, len);
     (void)kvfi_session_value_id(id, copy, len);
-    if (len >= KVFI_HEADER_BYTES) {
+    if (len >= KVFI_HEADER_BYTES + KVFI_SUM_BYTES) {
         mend(copy, len);
         check_record(copy, len);
     }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The test vectors of docs/record-format.md, computed from the document alone: hashlib, struct, and nothing of kvferry.
 
-    vectors.py           checks vectors.txt and record-v1.bin beside it; XXH3 too where the package xxhash is installed
+    vectors.py           checks vectors.txt and record-v2.bin beside it; XXH3 too where the package xxhash is installed
     vectors.py --write   writes them anew (needs xxhash); only a new version of the format may change them
 """
 import hashlib
@@ -68,9 +68,9 @@ def xxh32(data):
     return v ^ v >> 16
 
 
-def header(space, key, first, num_tokens, payload_bytes, xxh3):
-    head = b"KVF1" + struct.pack("<HHI", 128, 0, 0) + space + key + le32(first, num_tokens)
-    head += struct.pack("<QQ", payload_bytes, payload_bytes) + xxh3 + struct.pack("<q", STORED)
+def header(space, key, first, num_tokens, payload_bytes):
+    head = b"KVF2" + struct.pack("<HHI", 128, 0, 0) + space + key + le32(first, num_tokens)
+    head += struct.pack("<QQq", payload_bytes, payload_bytes, STORED) + bytes(16)
     return head + le32(xxh32(head))
 
 
@@ -95,17 +95,18 @@ def main():
         xxhash = None
     new = vectors()
     text = "".join("%s = %s\n" % (name, value.hex()) for name, value in new.items())
+    head = header(new["digest plain"], new["chain plain 1"], 16, 16, len(PAYLOAD))
     body = le32(*TOKENS[16:32]) + PAYLOAD
+    xxh3 = xxhash.xxh3_128_digest(head[:100] + body) if xxhash else None
     if "--write" in sys.argv:
-        head = header(new["digest plain"], new["chain plain 1"], 16, 16, len(PAYLOAD), xxhash.xxh3_128_digest(body))
         (HERE / "vectors.txt").write_text(text)
-        (HERE / "record-v1.bin").write_bytes(head + body)
+        (HERE / "record-v2.bin").write_bytes(head + body + xxh3)
         return
-    record = (HERE / "record-v1.bin").read_bytes()
+    record = (HERE / "record-v2.bin").read_bytes()
     assert (HERE / "vectors.txt").read_text() == text, "vectors.txt differs"
-    assert record[128:] == body, "the body of record-v1.bin differs"
-    xxh3 = xxhash.xxh3_128_digest(body) if xxhash else record[100:116]
-    assert record[:128] == header(new["digest plain"], new["chain plain 1"], 16, 16, len(PAYLOAD), xxh3), "header differs"
+    assert record[:128] == head, "the header of record-v2.bin differs"
+    assert record[128:-16] == body, "the body of record-v2.bin differs"
+    assert record[-16:] == (xxh3 or record[-16:]), "the checksum of record-v2.bin differs"
     print("%d vectors and a record of %d bytes agree%s" % (len(new), len(record), "" if xxhash else " (XXH3 not checked)"))
 
 

@@ -317,7 +317,7 @@ static void walking(void **state) {
         assert_int_equal(s.others, 0);
         assert_int_equal(s.sessions, 2);
         assert_int_equal(s.session_bytes, 100 + 50 + 7 + 3 + 3 + 3);
-        assert_int_equal(s.bytes, 610 * KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + 599 * 600 / 2 * 10 + 10 * 300000);
+        assert_int_equal(s.bytes, 610 * KVFT_VALUE_EXTRA + 599 * 600 / 2 * 10 + 10 * 300000);
         assert_in_range(s.min_ttl_ms, 1, 3600000);
     }
     kvft_addr(&addr, 1000);
@@ -332,8 +332,8 @@ static void walking(void **state) {
     kvft_addr(&addr, 1003);
     kvfi_name_of(&name, "kvf1", &addr, 2);
     say("DEL %s", name.text);
-    assert_int_equal(walk(addr.space, false, 0).bytes, 10 * (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + 300000) -
-                                                           (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + 300000 - 2 * 65536));
+    assert_int_equal(walk(addr.space, false, 0).bytes, 10 * (KVFT_VALUE_EXTRA + 300000) -
+                                                           (KVFT_VALUE_EXTRA + 300000 - 2 * 65536));
     assert_int_equal(walk(addr.space, true, 0).damaged, 1);
 }
 

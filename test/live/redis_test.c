@@ -64,7 +64,7 @@ static int64_t ms_since(int64_t from_us) {
 
 /* Every size that may be special: with and without a head's worth of tokens, around a part, around several. */
 static void round_trip(kvfi_tier *tier, size_t part) {
-    const size_t head = KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS);
+    const size_t head = KVFT_VALUE_EXTRA;
     const size_t sizes[] = {0,
                             1,
                             2,
@@ -138,16 +138,16 @@ static void many_parts(void **state) {
     tier->ops->close(tier);
 }
 
-/* A record without tokens and without payload is a header only. */
+/* A record without tokens and without payload is a header and its checksum. */
 static void header_only(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "");
-    uint8_t head[KVFI_HEADER_BYTES], got[KVFI_HEADER_BYTES] = {0};
+    uint8_t head[KVFI_HEADER_BYTES + KVFI_SUM_BYTES], got[sizeof head] = {0};
     kvf_block block = {0};
     struct iovec iov = {head, sizeof head};
     kvfi_item item = {.iov = &iov, .num_iov = 1, .bytes = sizeof head, .status = KVF_AGAIN};
     kvft_addr(&item.addr, 7);
-    kvfi_record_seal(head, &item.addr, &block, NULL, 0, 0, 1700000000);
+    kvfi_record_seal(head, head + KVFI_HEADER_BYTES, &item.addr, &block, NULL, 0, 0, 1700000000);
     kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000)};
     tier->ops->put(tier, &feed);
     assert_int_equal(item.status, KVF_OK);
@@ -170,11 +170,6 @@ typedef struct crowd {
     bool       put;
 } crowd;
 
-static kvf_reason check(kvfi_item *item) {
-    const kvft_value *v = item->user;
-    return kvfi_record_check(v->bytes, &item->addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 1);
-}
-
 static void *crowd_run(void *arg) {
     crowd *c = arg;
     (c->put ? c->tier->ops->put : c->tier->ops->get)(c->tier, &c->feed);
@@ -190,7 +185,7 @@ static void crowd_go(crowd *c, bool put, bool prefix) {
                           .limit = MANY,
                           .deadline_us = kvfi_deadline(60000000),
                           .prefix = prefix,
-                          .check = put ? NULL : check};
+                          .check = put ? NULL : kvft_value_check};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, crowd_run, c), 0);
     }
@@ -522,7 +517,7 @@ static void ttl_of_fresh_records_stays(void **state) {
     kvfi_tier *tier = open_tier(server->unix_url, "ttl=1000");
     kvft_value v;
     kvft_value_init(&v, 1, 1000);
-    kvfi_record_seal(v.bytes, &v.item.addr, &v.block, v.iov + 1, KVFT_VALUE_IOVS - 1, 0, kvfi_sys->wall_us() / 1000000 - 100);
+    kvft_value_seal(&v, kvfi_sys->wall_us() / 1000000 - 100);
     kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000)};
     tier->ops->put(tier, &feed);
     say("PEXPIRE %s 50000", key_of(1, 0));
@@ -540,7 +535,7 @@ static void ttl_of_fresh_records_stays(void **state) {
 static kvf_reason get_within(kvfi_tier *tier, uint64_t seed, size_t payload_bytes, int64_t budget_us) {
     kvft_value v;
     kvft_value_init(&v, seed, payload_bytes);
-    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(budget_us), .check = check};
+    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(budget_us), .check = kvft_value_check};
     tier->ops->get(tier, &feed);
     kvf_reason why = v.item.status == KVF_OK ? KVF_WHY_NONE : v.item.why;
     kvft_value_cleanup(&v);
@@ -606,7 +601,7 @@ static void stopped_mid_load(void **state) {
             items[i] = values[i].item;
             memset(values[i].bytes, 0, items[i].bytes);
         }
-        kvfi_feed feed = {.items = items, .num = BLOCKS, .limit = BLOCKS, .deadline_us = kvfi_deadline(400000), .prefix = true, .check = check};
+        kvfi_feed feed = {.items = items, .num = BLOCKS, .limit = BLOCKS, .deadline_us = kvfi_deadline(400000), .prefix = true, .check = kvft_value_check};
         assert_int_equal(pthread_create(&thread, NULL, meddle, &m), 0);
         int64_t from = kvfi_sys->now_us();
         tier->ops->get(tier, &feed);
@@ -616,7 +611,7 @@ static void stopped_mid_load(void **state) {
         for (size_t i = 0; i < BLOCKS; i++) {
             gap = gap || items[i].status != KVF_OK;
             if (items[i].status == KVF_OK) {
-                assert_int_equal(check(&items[i]), KVF_WHY_NONE);
+                assert_int_equal(kvft_value_check(&items[i]), KVF_WHY_NONE);
             } else if (items[i].status == KVF_MISS) {
                 assert_true(items[i].why == KVF_WHY_UNREACHABLE || items[i].why == KVF_WHY_BUDGET || items[i].why == KVF_WHY_BREAKER);
             }
@@ -705,7 +700,7 @@ static void nothing_to_do(void **state) {
     atomic_bool cancelled = true;
     kvft_value v;
     kvft_value_init(&v, 1, 1000);
-    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = 0, .check = check};
+    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = 0, .check = kvft_value_check};
     tier->ops->get(tier, &feed);
     tier->ops->put(tier, &feed);
     assert_int_equal(v.item.status, KVF_AGAIN);

@@ -41,7 +41,7 @@ void kvft_addr(kvfi_addr *out, uint64_t seed) {
 
 void kvft_value_init(kvft_value *v, uint64_t seed, size_t payload_bytes) {
     size_t head = KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS);
-    *v = (kvft_value){.base = must(aligned_alloc(64, (head + payload_bytes + 127) / 64 * 64))};
+    *v = (kvft_value){.base = must(aligned_alloc(64, (KVFT_VALUE_EXTRA + payload_bytes + 127) / 64 * 64))};
     v->bytes = (uint8_t *)v->base + (64 - head % 64) % 64;
     uint8_t *payload = v->bytes + head;
     kvft_bytes(payload, payload_bytes, seed);
@@ -55,10 +55,11 @@ void kvft_value_init(kvft_value *v, uint64_t seed, size_t payload_bytes) {
     v->iov[2] = (struct iovec){payload, 0};
     v->iov[3] = (struct iovec){payload + third, third};
     v->iov[4] = (struct iovec){payload + 2 * third, payload_bytes - 2 * third};
-    kvfi_record_seal(v->bytes, &v->item.addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 1, 0, 1700000000);
+    v->iov[5] = (struct iovec){payload + payload_bytes, KVFI_SUM_BYTES};
+    kvft_value_seal(v, 1700000000);
     v->item.iov = v->iov;
     v->item.num_iov = KVFT_VALUE_IOVS;
-    v->item.bytes = head + payload_bytes;
+    v->item.bytes = KVFT_VALUE_EXTRA + payload_bytes;
     v->item.status = KVF_AGAIN;
     v->item.why = KVF_WHY_BUDGET;
     v->item.user = v;
@@ -68,9 +69,13 @@ void kvft_value_cleanup(kvft_value *v) {
     free(v->base);
 }
 
-static kvf_reason check(kvfi_item *item) {
+void kvft_value_seal(kvft_value *v, int64_t stored_s) {
+    kvfi_record_seal(v->bytes, v->iov[5].iov_base, &v->item.addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 2, 0, stored_s);
+}
+
+kvf_reason kvft_value_check(kvfi_item *item) {
     const kvft_value *v = item->user;
-    return kvfi_record_check(v->bytes, &item->addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 1);
+    return kvfi_record_check(v->bytes, v->iov[5].iov_base, &item->addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 2);
 }
 
 static kvf_reason run(kvfi_tier *tier, kvft_value *v, void (*op)(kvfi_tier *, kvfi_feed *),
@@ -115,7 +120,7 @@ kvf_reason kvft_get(kvfi_tier *tier, uint64_t seed, size_t payload_bytes) {
     kvft_value_init(&expected, seed, payload_bytes);
     kvft_value_init(&v, seed, payload_bytes);
     memset(v.bytes, 0xa5, v.item.bytes);
-    kvf_reason why = run(tier, &v, tier->ops->get, check);
+    kvf_reason why = run(tier, &v, tier->ops->get, kvft_value_check);
     if (why == KVF_WHY_NONE) {
         must_equal(v.bytes, expected.bytes, v.item.bytes, seed);
     }

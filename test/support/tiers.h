@@ -11,7 +11,8 @@ kvfi_tier *kvft_tier(const char *url); /* opens or aborts with the message */
 
 /* A whole record in one piece, cut by iovecs; its bytes, address and tokens follow from the seed. The payload begins at
  * a multiple of 64, as an engine's would. */
-enum { KVFT_VALUE_TOKENS = 4, KVFT_VALUE_IOVS = 5 };
+enum { KVFT_VALUE_TOKENS = 4, KVFT_VALUE_IOVS = 6 };
+#define KVFT_VALUE_EXTRA (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + KVFI_SUM_BYTES) /* a value is so much longer than its payload */
 typedef struct kvft_value {
     kvfi_item item;
     struct iovec iov[KVFT_VALUE_IOVS];
@@ -21,6 +22,9 @@ typedef struct kvft_value {
     void *base;
 } kvft_value;
 void kvft_value_init(kvft_value *, uint64_t seed, size_t payload_bytes); /* with its bytes */
+/* Seals it anew, after a change of its address, block or payload. */
+void kvft_value_seal(kvft_value *, int64_t stored_s);
+kvf_reason kvft_value_check(kvfi_item *); /* for a feed of items of values */
 void kvft_value_cleanup(kvft_value *);
 void kvft_addr(kvfi_addr *out, uint64_t seed); /* one space for 1000 seeds */
 

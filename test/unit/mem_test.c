@@ -151,7 +151,7 @@ static void test_another_value_replaces(void **state) {
     kvft_value_init(&old, 1, SIZE);
     kvft_value_init(&new, 2, SIZE + 1000);
     new.item.addr = old.item.addr;
-    kvfi_record_seal(new.bytes, &new.item.addr, &new.block, new.iov + 1, KVFT_VALUE_IOVS - 1, 0, 0);
+    kvft_value_seal(&new, 0);
     assert_int_equal(kvft_put(tier, 1, SIZE), KVF_WHY_NONE);
     kvfi_loan before, after;
     assert_int_equal(tier->ops->borrow(tier, &before, &old.item.addr), KVF_WHY_NONE);

@@ -14,7 +14,8 @@
 #include "support/golden.h"
 
 #define NUM_TOKENS   16u
-#define RECORD_BYTES (KVFI_HEAD_BYTES(NUM_TOKENS) + KVFT_GOLDEN_PAYLOAD)
+#define RECORD_BYTES (KVFI_HEAD_BYTES(NUM_TOKENS) + KVFT_GOLDEN_PAYLOAD + KVFI_SUM_BYTES)
+#define SUM_AT       (RECORD_BYTES - KVFI_SUM_BYTES)
 
 /* The block of the golden record, and the record as we write it. */
 typedef struct sample {
@@ -36,14 +37,14 @@ static void sample_init(sample *s) {
     kvft_golden_vector("digest plain", s->addr.space);
     kvft_golden_vector("chain plain 1", s->addr.key.bytes);
     s->block = (kvf_block){.key = s->addr.key, .tokens = s->tokens + 16, .num_tokens = NUM_TOKENS, .first_token = 16};
-    kvfi_record_seal(s->record, &s->addr, &s->block, s->iov, 3, 0, KVFT_GOLDEN_STORED);
+    kvfi_record_seal(s->record, s->record + SUM_AT, &s->addr, &s->block, s->iov, 3, 0, KVFT_GOLDEN_STORED);
     memcpy(s->record + KVFI_HEAD_BYTES(NUM_TOKENS), s->payload, sizeof s->payload);
 }
 
 /* Checks the sample's record in place, payload as one piece. */
 static kvf_reason check(sample *s) {
     struct iovec iov = {s->record + KVFI_HEAD_BYTES(NUM_TOKENS), KVFT_GOLDEN_PAYLOAD};
-    return kvfi_record_check(s->record, &s->addr, &s->block, &iov, 1);
+    return kvfi_record_check(s->record, s->record + SUM_AT, &s->addr, &s->block, &iov, 1);
 }
 
 static kvf_reason parse(const uint8_t *bytes, size_t len) {
@@ -57,7 +58,7 @@ static void golden_file(void **state) {
     sample s;
     uint8_t golden[2 * RECORD_BYTES];
     sample_init(&s);
-    assert_int_equal(kvft_golden_file("record-v1.bin", golden, sizeof golden), RECORD_BYTES);
+    assert_int_equal(kvft_golden_file("record-v2.bin", golden, sizeof golden), RECORD_BYTES);
     assert_memory_equal(s.record, golden, RECORD_BYTES);
     memcpy(s.record, golden, RECORD_BYTES);
     assert_int_equal(check(&s), KVF_WHY_NONE);
@@ -119,7 +120,7 @@ static void every_length_cut(void **state) {
     assert_int_equal(parse(more, RECORD_BYTES + 1), KVF_WHY_TRUNCATED);
     free(more);
     struct iovec iov = {s.payload, KVFT_GOLDEN_PAYLOAD - 1};
-    assert_int_equal(kvfi_record_check(s.record, &s.addr, &s.block, &iov, 1), KVF_WHY_TRUNCATED);
+    assert_int_equal(kvfi_record_check(s.record, s.record + SUM_AT, &s.addr, &s.block, &iov, 1), KVF_WHY_TRUNCATED);
 }
 
 static void not_the_one_that_was_asked_for(void **state) {
@@ -148,14 +149,14 @@ static void not_the_one_that_was_asked_for(void **state) {
 static void without_tokens(void **state) {
     (void)state;
     sample s;
-    uint8_t head[KVFI_HEADER_BYTES];
+    uint8_t head[KVFI_HEADER_BYTES + KVFI_SUM_BYTES], *sum = head + KVFI_HEADER_BYTES;
     sample_init(&s);
     kvf_block block = {.num_tokens = 16, .first_token = 5}; /* num_tokens without tokens counts as 0 */
-    kvfi_record_seal(head, &s.addr, &block, s.iov, 3, KVFI_FLAG_CARD, 1);
-    assert_int_equal(kvfi_record_check(head, &s.addr, &block, s.iov, 3), KVF_WHY_NONE);
+    kvfi_record_seal(head, sum, &s.addr, &block, s.iov, 3, KVFI_FLAG_CARD, 1);
+    assert_int_equal(kvfi_record_check(head, sum, &s.addr, &block, s.iov, 3), KVF_WHY_NONE);
     /* An empty payload is a payload. */
-    kvfi_record_seal(head, &s.addr, &block, NULL, 0, 0, -1);
-    assert_int_equal(kvfi_record_check(head, &s.addr, &block, NULL, 0), KVF_WHY_NONE);
+    kvfi_record_seal(head, sum, &s.addr, &block, NULL, 0, 0, -1);
+    assert_int_equal(kvfi_record_check(head, sum, &s.addr, &block, NULL, 0), KVF_WHY_NONE);
     assert_int_equal(parse(head, sizeof head), KVF_WHY_NONE);
 }
 
@@ -221,8 +222,51 @@ static void not_a_record(void **state) {
     assert_int_equal(parse(text, sizeof text), KVF_WHY_VERSION);
     assert_int_equal(parse(text, 10), KVF_WHY_VERSION);
     assert_int_equal(kvfi_header_decode(&header, text), KVF_WHY_VERSION);
-    memcpy(text, "KVF2", 4);
+    memcpy(text, "KVF3", 4);
     assert_int_equal(parse(text, sizeof text), KVF_WHY_VERSION);
+}
+
+/* Version 1 had its checksum in the header, and no end. Its records are misses, and so is whatever fills the room that is left for later. */
+static void another_version(void **state) {
+    (void)state;
+    sample s;
+    sample_init(&s);
+    memcpy(s.record, "KVF1", 4);
+    kvfi_put32(s.record + 124, kvfi_xxh32(s.record, 124));
+    assert_int_equal(check(&s), KVF_WHY_VERSION);
+    uint8_t old[2 * RECORD_BYTES];
+    size_t len = kvft_golden_file("record-v1.bin", old, sizeof old);
+    assert_int_equal(len, SUM_AT);
+    assert_int_equal(parse(old, len), KVF_WHY_VERSION);
+    for (size_t i = 108; i < 124; i++) {
+        sample_init(&s);
+        s.record[i] = 1;
+        kvfi_put32(s.record + 124, kvfi_xxh32(s.record, 124));
+        assert_int_equal(check(&s), KVF_WHY_VERSION);
+        assert_int_equal(parse(s.record, RECORD_BYTES), KVF_WHY_VERSION);
+    }
+}
+
+/* [T:exact-or-miss] Body and end of one record behind the header of another are never a hit, whatever they have in common. */
+static void ends_do_not_mix(void **state) {
+    (void)state;
+    sample a, b;
+    sample_init(&a);
+    for (int i = 0; i < 3; i++) {
+        sample_init(&b);
+        b.addr.key.bytes[5] ^= (uint8_t)(i == 0);
+        b.addr.space[9] ^= (uint8_t)(i == 1);
+        b.block.first_token += i == 2;
+        kvfi_record_seal(b.record, b.record + SUM_AT, &b.addr, &b.block, b.iov, 3, 0, KVFT_GOLDEN_STORED);
+        assert_int_equal(check(&b), KVF_WHY_NONE);
+        memcpy(b.record + KVFI_HEADER_BYTES, a.record + KVFI_HEADER_BYTES, RECORD_BYTES - KVFI_HEADER_BYTES);
+        assert_int_equal(check(&b), KVF_WHY_CHECKSUM);
+        assert_int_equal(parse(b.record, RECORD_BYTES), KVF_WHY_CHECKSUM);
+    }
+    /* The time of storing is the one thing that may differ. */
+    sample_init(&b);
+    kvfi_record_seal(b.record, b.record + SUM_AT, &b.addr, &b.block, b.iov, 3, 0, 1);
+    assert_memory_equal(a.record + SUM_AT, b.record + SUM_AT, KVFI_SUM_BYTES);
 }
 
 static void other_names(void **state) {
@@ -245,6 +289,8 @@ int main(void) {
         cmocka_unit_test(not_the_one_that_was_asked_for),
         cmocka_unit_test(bounds),
         cmocka_unit_test(not_a_record),
+        cmocka_unit_test(another_version),
+        cmocka_unit_test(ends_do_not_mix),
         cmocka_unit_test(other_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -655,12 +655,12 @@ static void a_value_expires(void **state) {
 /* Any byte of the value changed: the record's own checks see it. Cut lengths inside a valid record are seen by the
  * session's. */
 static kvf_status put_value(kvf_store *store, const void *payload, size_t len) {
-    uint8_t head[KVFI_HEADER_BYTES];
-    struct iovec iov[2] = {{head, sizeof head}, {(void *)(uintptr_t)payload, len}};
-    kvfi_item item = {.iov = iov, .num_iov = 2, .bytes = sizeof head + len, .status = KVF_AGAIN};
+    uint8_t head[KVFI_HEADER_BYTES], sum[KVFI_SUM_BYTES];
+    struct iovec iov[3] = {{head, sizeof head}, {(void *)(uintptr_t)payload, len}, {sum, sizeof sum}};
+    kvfi_item item = {.iov = iov, .num_iov = 3, .bytes = sizeof head + len + sizeof sum, .status = KVF_AGAIN};
     kvf_block block = {0};
     kvfi_session_addr(&item.addr, "id");
-    kvfi_record_seal(head, &item.addr, &block, iov + 1, 1, 0, 0);
+    kvfi_record_seal(head, sum, &item.addr, &block, iov + 1, 1, 0, 0);
     kvfi_feed feed = {.items = &item, .num = 1, .deadline_us = kvfi_deadline(1000000)};
     atomic_init(&feed.next, 0);
     atomic_init(&feed.limit, 1);
