@@ -155,7 +155,7 @@ static void test_scattered_memory(void **state) {
     iov[0] = v.iov[0];
     for (size_t i = 0, at = 0; i < PIECES; i++) {
         size_t len = i % 3 == 0 ? 0 : i % 3 == 1 ? EACH : 2 * EACH;
-        iov[i + 1] = (struct iovec){payload + at, i + 1 == PIECES ? PIECES * EACH - at : len};
+        iov[i + 1] = (struct iovec){payload + at, i + 1 == PIECES ? PIECES * EACH + KVFI_SUM_BYTES - at : len};
         at += len;
     }
     v.item.iov = iov;
