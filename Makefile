@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 release := build/release
 
 # Where llama.cpp, the model and the Python of the tests are.
-paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_PYTHON KVF_VALKEY
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
 .PHONY: help setup build demo test install format tidy clean \

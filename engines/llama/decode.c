@@ -122,7 +122,7 @@ static bool has_output(const kvfl_piece *p) {
 static void drop(kvf_llama *kv, llama_seq_id seq, size_t from) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
-    size_t bytes = kvfl_blob_bytes(&kv->shape, h->num - from);
+    size_t bytes = kvfl_export_bytes(kv, h->num - from);
     uint8_t *blob = malloc(bytes);
     llama_memory_seq_cp(kv->mem, seq, kv->scratch, (llama_pos)from, (llama_pos)h->num);
     bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
@@ -165,8 +165,8 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
 static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     const kvfl_history *h = &kv->histories[seq];
     size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens;
-    if (begin == h->num) {
-        return;
+    if (begin == h->num || kvfl_has_states(kv)) {
+        return; /* a state can't go back */
     }
     if (h->ragged == begin && begin > 0) {
         drop(kv, seq, begin);
@@ -209,7 +209,7 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t
             donor = (llama_seq_id)i;
         }
     }
-    if (best <= h->num || unshared_cells(kv) + batch_tokens > kv->n_ctx) {
+    if (best <= h->num || kvfl_has_states(kv) || unshared_cells(kv) + batch_tokens > kv->n_ctx) {
         return;
     }
     llama_memory_seq_cp(kv->mem, donor, seq, (llama_pos)h->num, (llama_pos)best);
@@ -326,7 +326,7 @@ static int32_t decode_rest(kvf_llama *kv, const struct llama_batch *batch, kvfl_
 static void save_blocks(kvf_llama *kv, llama_seq_id seq, size_t from) {
     kvfl_history *h = &kv->histories[seq];
     size_t first = from / kv->block_tokens, end = h->num / kv->block_tokens;
-    if (kv->space != NULL && end > first) {
+    if (kv->space != NULL && end > first && !kvfl_has_states(kv)) { /* else of no use without a state at their end */
         kvfl_chain(kv, h->tokens, end * kv->block_tokens, 0);
         kvfl_save(kv, &h->report, seq, first, end);
     }

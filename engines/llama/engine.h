@@ -2,8 +2,10 @@
  *
  * What the files of the llama.cpp engine share.
  *
- *   attach.c   is this context safe to take apart and put together? and the handle
+ *   attach.c   the handle
+ *   kind.c     what kind of memory this context has, and whether it can be taken apart and put together
  *   blob.c     what llama_state_seq_get_data writes, read and measured
+ *   state.c    what can't be cut into blocks: windows and recurrent states, stored at boundaries
  *   identity.c the fields of the space: everything that changes the bytes of a block
  *   weights.c  the hash of the model's file, remembered
  *   load.c     blocks from the store into a sequence
@@ -28,8 +30,27 @@
 /* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows), so whole blocks are
  * never computed in a smaller batch: only then is a computed block the same as a loaded one. */
 #define KVFL_MIN_BATCH 64u
+#define KVFL_MAX_BLOCK_TOKENS 4096u
 #define KVFL_RECORD_AIM ((size_t)1 << 20)
 #define KVFL_GROUP_BYTES ((size_t)8 << 20) /* of a small flight, so that it stays in the processor's cache */
+
+/* How a context's memory is stored. */
+typedef enum kvfl_mode {
+    KVFL_RANGE,   /* plain attention: everything lies in blocks */
+    KVFL_SPLIT,   /* sliding windows, hybrid: blocks for the attention to the whole text; window or recurrent state at boundaries */
+    KVFL_SNAPSHOT /* recurrent: states at boundaries, no blocks */
+} kvfl_mode;
+
+typedef struct kvfl_kind {
+    kvfl_mode  mode;
+    kvfl_shape shape;       /* of the blob of the probe token */
+    uint32_t   num_caches;  /* of its caches, those that lie in blocks: the first ones */
+    size_t     cell_bytes, fixed_bytes; /* of a block */
+    uint8_t   *empty;       /* PARTIAL_ONLY of an empty sequence: behind its head, what a block's blob ends with in place of a state */
+    size_t     rest_bytes;  /* of that */
+    uint32_t   apart;       /* tokens from one state to the next */
+    bool       reseat;      /* see state.c */
+} kvfl_kind;
 
 #define KVFL_WITNESS_BYTES 16u
 
@@ -71,7 +92,9 @@ struct kvf_llama {
     uint32_t                  block_tokens, budget_ms;
     kvf_llama_progress_fn     progress;
     void                     *progress_ctx;
-    kvfl_shape                shape;
+    kvfl_kind                 kind;
+    uint8_t                  *state;      /* room for the last state that was exported or loaded */
+    size_t                    state_room;
     size_t                    stride; /* of blocks in the load buffers: whole pages, since copies to unaligned memory are slow */
     size_t                    num_seqs;
     kvfl_resident            *residents; /* by sequence */
@@ -107,8 +130,18 @@ struct kvf_llama {
 int64_t kvfl_now_us(void);
 kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* kind.c: refuses what is not known, before any call that could end the process; computes one token in the scratch sequence, takes its blob
+ * apart, puts it together, and fills kv->kind. `probe` is that blob, for the caller to free. `wanted` is the caller's block_tokens. */
+typedef struct kvfl_bytes {
+    uint8_t *data;
+    size_t   len;
+} kvfl_bytes;
+kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *, kvfl_bytes *probe);
+/* Decides block_tokens, and what follows from it. */
+kvf_status kvfl_set_block_tokens(kvf_llama *, kvf_error *, uint32_t wanted);
+
 /* identity.c: opens the space. `probe` is the blob of the probe token. */
-kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, const uint8_t *probe, size_t probe_len);
+kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, const uint8_t *probe);
 /* weights.c: 64 hex digits. */
 kvf_status kvfl_hash_weights(char out[65], kvf_error *, const char *path);
 
@@ -119,8 +152,11 @@ static inline size_t kvfl_position(const kvf_llama *kv, size_t index) {
 static inline uint32_t kvfl_tokens_of(const kvf_llama *kv, size_t index) {
     return index < kv->num_whole ? kv->block_tokens : kv->tail_tokens;
 }
+static inline size_t kvfl_export_bytes(const kvf_llama *kv, size_t num_tokens) {
+    return kv->kind.fixed_bytes + num_tokens * kv->kind.cell_bytes;
+}
 static inline size_t kvfl_bytes_of(const kvf_llama *kv, size_t index) {
-    return kvfl_blob_bytes(&kv->shape, kvfl_tokens_of(kv, index));
+    return kvfl_export_bytes(kv, kvfl_tokens_of(kv, index));
 }
 static inline size_t kvfl_num_blocks(const kvf_llama *kv) {
     return kv->num_whole + (kv->tail_tokens > 0);
@@ -141,6 +177,25 @@ typedef struct kvfl_front {
 size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, kvfl_front *front);
 /* save.c: blocks [first, end) to the writers. */
 size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
+/* state.c. A boundary is where a state is stored: every kind.apart tokens, behind the last whole block, behind the tail. */
+static inline bool kvfl_has_states(const kvf_llama *kv) {
+    return kv->kind.mode != KVFL_RANGE;
+}
+/* Where a batch that begins at position `have` must end at the latest, for the state there. */
+static inline size_t kvfl_next_stop(const kvf_llama *kv, size_t have) {
+    return kvfl_has_states(kv) ? (have / kv->kind.apart + 1) * kv->kind.apart : SIZE_MAX;
+}
+/* The sequence has been computed exactly up to the end of block index - 1. Does what is due there if that is a boundary: the state is saved,
+ * where `save` says so and there is a store, and the sequence continues as one continues that has loaded it. False: llama.cpp lost the state. */
+bool kvfl_pass_boundary(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t index, bool save);
+/* kv->state has room for that many bytes. */
+bool kvfl_has_room(kvf_llama *, size_t bytes);
+/* The last boundary behind block `first` and not behind `end` whose state is stored, or `first`. */
+size_t kvfl_match_state(kvf_llama *, kvf_llama_report *, size_t first, size_t end, int64_t deadline_us);
+/* The sequence holds the blocks up to `end`: puts the last stored state there, drops the blocks behind it, and returns where it is. 0: there
+ * was none, and the sequence is empty. */
+size_t kvfl_load_state(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t end, int64_t deadline_us);
+
 /* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of tokens kept; and
  * takes note of what it holds now. */
 size_t kvfl_keep_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
@@ -176,7 +231,7 @@ kvfl_history *kvfl_history_of(kvf_llama *, llama_seq_id);
 static inline bool kvfl_is_text(const kvf_llama *kv, llama_seq_id seq) {
     return seq >= 0 && (size_t)seq < kv->num_seqs && seq != kv->scratch;
 }
-/* The sequence holds positions 0 to num - 1. */
+/* The sequence holds positions 0 to num - 1, as far as llama.cpp tells: of sliding windows it tells the end only. */
 bool kvfl_holds(const kvf_llama *, llama_seq_id, size_t num);
 
 #endif

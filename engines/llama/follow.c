@@ -138,7 +138,7 @@ void kvfl_kept_only(kvf_llama *kv, llama_seq_id seq) {
 /* ---- positions that are moved: llama.cpp moves them in the cells, whoever else shares these ---- */
 
 static bool own_cells(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
-    size_t bytes = kvfl_blob_bytes(&kv->shape, (size_t)(end - first));
+    size_t bytes = kvfl_export_bytes(kv, (size_t)(end - first));
     uint8_t *blob = malloc(bytes);
     llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
     bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&

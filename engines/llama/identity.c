@@ -44,11 +44,27 @@ static const char *flash_name(enum llama_flash_attn_type type) {
     return type == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : type == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : "auto";
 }
 
+static void describe_cache(char *out, size_t size, const kvfl_cache *c) {
+    snprintf(out, size, "k=%s/%zu v=%s/%zu%s layers=%u", ggml_type_name((enum ggml_type)c->k_type), c->k_row_bytes,
+             ggml_type_name((enum ggml_type)c->v_type), c->v_row_bytes, c->v_trans ? " transposed" : "", c->num_layers);
+}
+
 static void add_shape(fields *f, const kvf_llama *kv, const struct llama_context_params *params) {
-    const kvfl_shape *s = &kv->shape;
-    add(f, "kv", "k=%s/%zu v=%s/%zu%s layers=%u fa=%s", ggml_type_name((enum ggml_type)s->k_type), s->k_row_bytes,
-        ggml_type_name((enum ggml_type)s->v_type), s->v_row_bytes, s->v_trans ? " transposed" : "", s->num_layers,
-        flash_name(params->flash_attn_type));
+    const kvfl_shape *s = &kv->kind.shape;
+    char caches[KVFL_MAX_CACHES][100] = {"none", ""};
+    for (uint32_t i = 0; i < s->num_caches; i++) {
+        describe_cache(caches[i], sizeof caches[i], &s->caches[i]);
+    }
+    add(f, "kv", "%s fa=%s", caches[0], flash_name(params->flash_attn_type));
+    if (s->num_caches > 1) {
+        add(f, "window", "%s tokens=%d %s", caches[1], llama_model_n_swa(kv->model), kvfl_has_states(kv) ? "at boundaries" : "whole");
+    }
+    if (s->has_state) {
+        add(f, "state", "recurrent/%zu", s->state_end - s->state_begin);
+    }
+    if (s->has_ext) {
+        add(f, "cells", "extended");
+    }
 }
 
 /* A model with two sets of rope factors (LongRoPE) takes one or the other by the size of the context: whether that is larger than what the model
@@ -83,7 +99,25 @@ static void add_build(fields *f) {
     add_digest(f, "build", build, strlen(build));
 }
 
-static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const uint8_t *probe, size_t probe_len) {
+/* All of the probe but the cells, which tell sequence ids. */
+static void add_probe(fields *f, const kvfl_shape *s, const uint8_t *probe) {
+    uint8_t digest[32] = {0};
+    EVP_MD_CTX *sha = EVP_MD_CTX_new();
+    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1;
+    for (uint32_t i = 0; i < s->num_caches && ok; i++) {
+        ok = EVP_DigestUpdate(sha, probe + s->caches[i].rows, s->caches[i].end - s->caches[i].rows) == 1;
+    }
+    if (s->has_state && ok) {
+        ok = EVP_DigestUpdate(sha, probe + s->state_rows, s->state_end - s->state_rows) == 1;
+    }
+    if (ok) {
+        EVP_DigestFinal_ex(sha, digest, NULL);
+    }
+    EVP_MD_CTX_free(sha);
+    add_digest(f, "probe", digest, sizeof digest);
+}
+
+static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const uint8_t *probe) {
     const char *rotation = getenv("LLAMA_ATTN_ROT_DISABLE"); /* read by llama.cpp when it makes a quantised cache */
     if (rotation != NULL) {
         add(f, "rotation", "disable=%.64s", rotation);
@@ -98,13 +132,12 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
         add_digest(f, "tenant", o->tenant, strlen(o->tenant));
     }
     if (!o->portable) {
-        add_digest(f, "probe", probe + kv->shape.meta_bytes, probe_len - kv->shape.meta_bytes);
+        add_probe(f, &kv->kind.shape, probe);
         add_build(f);
     }
 }
 
-kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const uint8_t *probe,
-                           size_t probe_len) {
+kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const uint8_t *probe) {
     fields f = {.num = 0};
     char weights[65];
     kvf_status status = kvfl_hash_weights(weights, err, o->model_path);
@@ -115,7 +148,7 @@ kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_option
     add(&f, "model", "sha256:%s", weights);
     add_shape(&f, kv, o->context_params);
     add_rope(&f, kv, o->context_params);
-    add_rest(&f, kv, o, probe, probe_len);
+    add_rest(&f, kv, o, probe);
     kvf_space_options options = {.struct_size = sizeof options,
                                  .block_tokens = kv->block_tokens,
                                  .secret = o->secret,

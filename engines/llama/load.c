@@ -32,15 +32,23 @@ static uint32_t flight_ms(const load *l) {
     return left > 1000 ? (uint32_t)(left / 1000) : 1;
 }
 
+/* What llama.cpp made of a block: of a window it holds nothing, and so tells no positions. */
+static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llama_pos end) {
+    if (kvfl_has_states(kv)) {
+        return llama_state_seq_get_size(kv->ctx, kv->scratch) == len;
+    }
+    return llama_memory_seq_pos_min(kv->mem, kv->scratch) == first && llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
+}
+
 /* The bytes have been verified: what llama.cpp makes of them is checked once more before they join the sequence. */
 static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
     llama_pos first = (llama_pos)kvfl_position(kv, l->next), end = (llama_pos)kvfl_position(kv, l->next + 1);
     int64_t begin = kvfl_now_us();
-    bool known = len == kvfl_bytes_of(kv, l->next) && kvfl_blob_covers(bytes, len, first, end);
+    bool known = len == kvfl_bytes_of(kv, l->next) &&
+                 kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, bytes, len, first, end);
     bool ok = known && llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len &&
-              llama_memory_seq_pos_min(kv->mem, kv->scratch) == first &&
-              llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
+              scratch_holds(kv, len, first, end);
     if (ok) {
         llama_memory_seq_cp(kv->mem, kv->scratch, l->seq, first, end);
         l->next++;
@@ -114,7 +122,7 @@ static kvfl_gap look_ahead(const load *l) {
     return (kvfl_gap){.num_blocks = at - l->next,
                       .block_tokens = kv->block_tokens,
                       .step = kv->step,
-                      .block_bytes = (double)kvfl_blob_bytes(&kv->shape, kv->block_tokens),
+                      .block_bytes = (double)kvfl_export_bytes(kv, kv->block_tokens),
                       .here_bytes = kvfl_flights_partial(kv, l->next, at),
                       .delay_us = kvfl_flights_moving(kv) ? 0 : kv->link.round_trip_us};
 }
@@ -323,13 +331,29 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     if (l.next >= l.end) {
         return first;
     }
-    match(&l);
+    if (kv->kind.num_caches > 0) {
+        match(&l);
+    }
+    if (kvfl_has_states(kv)) {
+        l.front = NULL; /* what has been imported has no state to compute from */
+        l.end = kvfl_match_state(kv, report, first, l.end, l.deadline_us);
+    }
     report->stored_tokens = (uint32_t)(kvfl_position(kv, l.end) - kvfl_position(kv, first));
+    if (kvfl_has_states(kv) && l.end == first) {
+        return first;
+    }
+    if (kv->kind.num_caches == 0) {
+        l.next = l.end; /* there are no blocks, only states */
+    }
     int64_t begin = kvfl_now_us(), computing_us = report->compute_us;
     uint32_t computed = report->computed_tokens;
     borrow_all(&l);
     if (l.next < l.end && !l.stop) {
         load_and_compute(&l);
+    }
+    if (kvfl_has_states(kv)) {
+        l.next = kvfl_load_state(kv, report, seq, l.next, l.deadline_us);
+        report->loaded_tokens = (uint32_t)(l.next > first ? kvfl_position(kv, l.next) - kvfl_position(kv, first) : 0);
     }
     report->load_us += kvfl_now_us() - begin - (report->compute_us - computing_us);
     tell_plan(&l, report->computed_tokens - computed);

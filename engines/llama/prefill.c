@@ -56,25 +56,45 @@ static kvf_status tell_progress(const prefill *p) {
 static void ask_again(const prefill *p, size_t first, size_t end) {
     const kvf_llama *kv = p->kv;
     size_t run = 0;
-    if (kv->space != NULL && end <= kv->num_whole && first < end && !kvf_knows(kv->space, &kv->keys[first])) {
+    if (kv->space != NULL && kv->kind.num_caches > 0 && first < end && end <= kv->num_whole &&
+        !kvf_knows(kv->space, &kv->keys[first])) {
         kvf_status status = kvf_match(kv->space, &run, NULL, &kv->keys[first], end - first, 0);
         (void)status; /* no answer yet, or no room to ask: it is stored twice, under one key */
     }
 }
 
-/* Computes up to `end`, in large batches. */
+/* What is due behind a batch that began at `before`, without a store too: the same cuts and seats, so that the answer is the same. */
+static kvf_status settle(prefill *p, size_t before) {
+    kvf_llama *kv = p->kv;
+    bool in_tail = p->have > p->cut, at_end = p->have == kvfl_position(kv, kvfl_num_blocks(kv));
+    if (p->cut == 0 || p->have == p->num || (in_tail && !at_end)) {
+        return KVF_OK;
+    }
+    size_t first = in_tail ? kv->num_whole : before / kv->block_tokens;
+    size_t end = in_tail ? kvfl_num_blocks(kv) : p->have / kv->block_tokens;
+    if (kv->space != NULL) {
+        kvfl_save(kv, p->report, p->seq, first, end);
+    }
+    if (p->have == kvfl_position(kv, end) && !kvfl_pass_boundary(kv, p->report, p->seq, end, kv->space != NULL)) {
+        return kvfl_fail(p->err, KVF_IO, "llama.cpp did not take back the state of its sequence");
+    }
+    return KVF_OK;
+}
+
+/* Computes up to `end`, in large batches that stop where a state is stored. */
 static kvf_status compute(prefill *p, size_t end) {
     kvf_status status = tell_progress(p);
     while (status == KVF_OK && p->have < end) {
-        size_t block = p->kv->block_tokens, before = p->have / block;
-        size_t num = end - p->have < p->kv->step ? end - p->have : p->kv->step, after = (p->have + num) / block;
-        ask_again(p, before, after);
+        size_t before = p->have, stop = kvfl_next_stop(p->kv, before);
+        stop = stop < end ? stop : end;
+        size_t num = stop - before < p->kv->step ? stop - before : p->kv->step, block = p->kv->block_tokens;
+        ask_again(p, before / block, (before + num) / block);
         status = decode(p, num);
         if (status == KVF_OK) {
-            ask_again(p, before, after);
-            if (p->kv->space != NULL && p->have <= p->cut) {
-                kvfl_save(p->kv, p->report, p->seq, before, p->have / block);
-            }
+            ask_again(p, before / block, (before + num) / block);
+            status = settle(p, before);
+        }
+        if (status == KVF_OK) {
             status = tell_progress(p);
         }
     }
@@ -91,11 +111,11 @@ static kvf_status compute_front(void *ctx, size_t first, size_t num) {
 
 static kvf_status bring_stored(prefill *p) {
     kvf_llama *kv = p->kv;
+    kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
     if (kv->space == NULL || p->cut == 0) {
         return KVF_OK;
     }
     kvfl_front front = {.compute = compute_front, .ctx = p};
-    kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
     if (p->have % kv->block_tokens != 0) {
         return KVF_OK; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored */
     }
@@ -113,16 +133,12 @@ static kvf_status bring_stored(prefill *p) {
 /* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is stored computes the last
  * token just as this one does. */
 static kvf_status fill(prefill *p) {
-    kvf_llama *kv = p->kv;
     kvf_status status = bring_stored(p);
     if (status == KVF_OK) {
         status = compute(p, p->cut);
     }
     if (status == KVF_OK && p->have < p->num - 1) {
         status = compute(p, p->num - 1);
-        if (status == KVF_OK && kv->space != NULL && p->cut > 0) {
-            kvfl_save(kv, p->report, p->seq, kv->num_whole, kvfl_num_blocks(kv));
-        }
     }
     return status;
 }
@@ -154,6 +170,14 @@ static kvf_status check(const prefill *p) {
     return KVF_OK;
 }
 
+/* A recurrent state can't go back: then all goes. */
+static void drop_from(const prefill *p, size_t have) {
+    llama_memory_t mem = p->kv->mem;
+    if (!kvfl_holds(p->kv, p->seq, have) && !llama_memory_seq_rm(mem, p->seq, (llama_pos)have, -1)) {
+        llama_memory_seq_rm(mem, p->seq, -1, -1);
+    }
+}
+
 kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
                              const llama_token *tokens, size_t num) {
     kvf_llama_report own = {0};
@@ -174,7 +198,7 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
         kvfl_note_resident(kv, seq, tokens, p.cut);
         kvfl_follow(kv, seq, tokens, num);
     } else if (status == KVF_CLOSED) {
-        llama_memory_seq_rm(kv->mem, seq, (llama_pos)p.have, -1); /* what a stopped batch left behind */
+        drop_from(&p, p.have); /* what a stopped batch left behind */
     } else {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
     }

@@ -20,10 +20,9 @@ static bool take_witness(const kvf_llama *kv, llama_seq_id seq, size_t num, uint
         llama_memory_seq_cp(kv->mem, seq, kv->scratch, at, at + 1);
         count++;
     }
-    size_t bytes = kvfl_blob_bytes(&kv->shape, count);
-    uint8_t *blob = count > 0 ? malloc(bytes) : NULL;
-    bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
-              llama_state_seq_get_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
+    size_t bytes = count > 0 ? llama_state_seq_get_size(kv->ctx, kv->scratch) : 0;
+    uint8_t *blob = bytes > 0 ? malloc(bytes) : NULL;
+    bool ok = blob != NULL && llama_state_seq_get_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     if (ok) {
         XXH128_canonical_t canonical;
@@ -42,7 +41,7 @@ static bool is_intact(const kvf_llama *kv, llama_seq_id seq, const kvfl_resident
 
 size_t kvfl_keep_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t cut) {
     kvfl_resident *resident = &kv->residents[seq];
-    size_t same = 0;
+    size_t same = 0; /* stays so where there are states: they can't be taken back */
     while (same < resident->num && same < cut && resident->tokens[same] == tokens[same]) {
         same++;
     }
@@ -62,7 +61,7 @@ void kvfl_note_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *toke
     if (resident->tokens == NULL) {
         resident->tokens = calloc(kv->n_ctx, sizeof *resident->tokens);
     }
-    if (resident->tokens != NULL && cut > 0 && take_witness(kv, seq, cut, resident->witness)) {
+    if (resident->tokens != NULL && cut > 0 && !kvfl_has_states(kv) && take_witness(kv, seq, cut, resident->witness)) {
         memcpy(resident->tokens, tokens, cut * sizeof *tokens);
         resident->num = cut;
     }

@@ -1,5 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "llama/engine.h"
+
+/* The scratch sequence's blob, but for windows and states: in their place stands what an empty sequence has. A recurrent state is dropped before
+ * it is exported; a window can't be, and is exported in vain. */
+static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
+    const kvfl_kind *kind = &kv->kind;
+    if (kind->shape.has_state) {
+        (void)llama_state_seq_set_data_ext(kv->ctx, kind->empty, KVFL_BLOB_HEAD + kind->rest_bytes, kv->scratch,
+                                           LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    }
+    size_t len = llama_state_seq_get_size(kv->ctx, kv->scratch);
+    if (len == bytes) {
+        return llama_state_seq_get_data(kv->ctx, out, bytes, kv->scratch) == bytes;
+    }
+    if (!kvfl_has_states(kv) || len < bytes || !kvfl_has_room(kv, len) ||
+        llama_state_seq_get_data(kv->ctx, kv->state, len, kv->scratch) != len) {
+        return false;
+    }
+    memcpy(out, kv->state, bytes - kind->rest_bytes);
+    memcpy(out + bytes - kind->rest_bytes, kind->empty + KVFL_BLOB_HEAD, kind->rest_bytes);
+    return true;
+}
 
 /* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. A block whose cells are not
  * in the order of its positions is not exported: it would put them into another order elsewhere, where sums round differently. */
@@ -7,9 +30,8 @@ static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *ou
     llama_pos first = (llama_pos)kvfl_position(kv, index), end = (llama_pos)kvfl_position(kv, index + 1);
     size_t bytes = kvfl_bytes_of(kv, index);
     llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
-    bool ok = llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
-              llama_state_seq_get_data(kv->ctx, out, bytes, kv->scratch) == bytes &&
-              kvfl_blob_covers(out, bytes, first, end);
+    bool ok = export_scratch(kv, out, bytes) &&
+              kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, out, bytes, first, end);
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     return ok;
 }
@@ -17,7 +39,7 @@ static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *ou
 size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, size_t end) {
     size_t saved = 0;
     int64_t begin = kvfl_now_us();
-    for (size_t i = first; kv->space != NULL && i < end; i++) {
+    for (size_t i = first; kv->space != NULL && kv->kind.num_caches > 0 && i < end; i++) {
         kvf_reserved reserved;
         if (kvf_knows(kv->space, &kv->keys[i])) {
             report->known_blocks++;
@@ -45,10 +67,16 @@ size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
     kvf_llama_report unread = {0};
     size_t blocks = num / kv->block_tokens;
     if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
-        llama_memory_seq_pos_min(kv->mem, seq) != 0 ||
+        (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
         return 0;
     }
     kvfl_chain(kv, tokens, blocks * kv->block_tokens, 0);
-    return kvfl_save(kv, report != NULL ? report : &unread, seq, 0, blocks);
+    report = report != NULL ? report : &unread;
+    uint32_t before = report->saved_blocks;
+    kvfl_save(kv, report, seq, 0, blocks);
+    if (llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)(blocks * kv->block_tokens) - 1) {
+        (void)kvfl_pass_boundary(kv, report, seq, blocks, true);
+    }
+    return report->saved_blocks - before;
 }

@@ -45,7 +45,7 @@ typedef struct kvf_llama_options {
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for byte, and names
  * its space. Computes one token in the scratch sequence: outputs of an earlier llama_decode are gone afterwards.
- * Returns KVF_OK; KVF_REFUSED with the reason (sliding window, recurrent or hybrid memory, not unified, a kind not proven, no free
+ * Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, a kind of memory that is not known or not proven, no free
  * sequence or cell); KVF_CONFIG (model file unreadable); KVF_IO, KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *, struct llama_context *ctx,
                                                    const kvf_llama_options *options);

@@ -42,10 +42,6 @@ static void refused(const char *arch, bool hybrid, lab_config config, const char
 static void test_what_is_not_proven_is_refused(void **state) {
     (void)state;
     lab_config plain = {.kv_type = GGML_TYPE_F16, .flash = true};
-    refused("gemma3", false, plain, "sliding-window");
-    refused("mamba", false, plain, "recurrent");
-    refused("jamba", true, plain, "hybrid");
-    refused("lfm2", true, plain, "hybrid");
     lab_config split = plain;
     split.split = true;
     refused("llama", false, split, "unified");

@@ -21,6 +21,7 @@ typedef struct lab_config {
     bool           flash;
     uint32_t       n_ctx, n_seq;
     bool           split; /* not unified */
+    bool           swa_full;
     uint32_t       n_ubatch;
     int            threads;
 } lab_config;
@@ -52,6 +53,7 @@ static inline struct llama_context_params lab_params(const lab_config *c) {
     p.n_ctx = c->n_ctx != 0 ? c->n_ctx : 1024;
     p.n_seq_max = c->n_seq != 0 ? c->n_seq : 4;
     p.kv_unified = !c->split;
+    p.swa_full = c->swa_full;
     p.n_threads = p.n_threads_batch = c->threads != 0 ? c->threads : 2;
     p.n_ubatch = c->n_ubatch != 0 ? c->n_ubatch : 512;
     p.type_k = c->kv_type;
@@ -172,18 +174,26 @@ static inline void lab_f32(struct gguf_context *g, const char *arch, const char 
     gguf_set_val_f32(g, key, value);
 }
 
-static inline void lab_heads(struct gguf_context *g, const char *arch, bool hybrid) {
+typedef struct lab_size {
+    uint32_t layers, embedding, feed_forward, head;
+} lab_size;
+
+/* Of a hybrid, every second layer has no attention. */
+static inline void lab_heads(struct gguf_context *g, const char *arch, bool hybrid, const lab_size *size) {
     char key[128];
-    uint32_t heads[2] = {2, 0}; /* layer 1 of a hybrid has no attention */
+    uint32_t heads[64], num = size->embedding / size->head;
+    for (uint32_t i = 0; i < size->layers; i++) {
+        heads[i] = i % 2 == 1 ? 0 : num;
+    }
     if (!hybrid) {
-        lab_u32(g, arch, "attention.head_count", 2);
-        lab_u32(g, arch, "attention.head_count_kv", 2);
+        lab_u32(g, arch, "attention.head_count", num);
+        lab_u32(g, arch, "attention.head_count_kv", num);
         return;
     }
     snprintf(key, sizeof key, "%s.attention.head_count", arch);
-    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, heads, 2);
+    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, heads, size->layers);
     snprintf(key, sizeof key, "%s.attention.head_count_kv", arch);
-    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, heads, 2);
+    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, heads, size->layers);
 }
 
 static inline void lab_vocab_of(struct gguf_context *g) {
@@ -205,30 +215,44 @@ typedef struct lab_meta {
     uint32_t    value;
 } lab_meta;
 
-static inline struct llama_model *lab_toy_with(const char *arch, bool hybrid, uint64_t seed, const lab_meta *more) {
-    struct gguf_context *g = gguf_init_empty();
+/* All of a toy's metadata but its vocabulary. */
+static inline void lab_toy_meta(struct gguf_context *g, const char *arch, bool hybrid, const lab_size *size, const lab_meta *more) {
+    char key[128];
+    const uint32_t quarter = size->head / 4, sections[4] = {quarter, quarter, quarter, quarter};
     gguf_set_val_str(g, "general.architecture", arch);
-    lab_vocab_of(g);
-    lab_u32(g, arch, "vocab_size", 128);
     lab_u32(g, arch, "context_length", 1024);
-    lab_u32(g, arch, "embedding_length", 256);
-    lab_u32(g, arch, "block_count", 2);
-    lab_u32(g, arch, "feed_forward_length", 384);
-    lab_heads(g, arch, hybrid);
+    lab_u32(g, arch, "embedding_length", size->embedding);
+    lab_u32(g, arch, "block_count", size->layers);
+    lab_u32(g, arch, "feed_forward_length", size->feed_forward);
+    lab_heads(g, arch, hybrid, size);
     lab_f32(g, arch, "attention.layer_norm_epsilon", 1e-5f);
     lab_f32(g, arch, "attention.layer_norm_rms_epsilon", 1e-5f);
     lab_u32(g, arch, "attention.sliding_window", 32);
     lab_u32(g, arch, "attention.sliding_window_pattern", 2);
-    lab_u32(g, arch, "rope.dimension_count", 128);
+    lab_u32(g, arch, "full_attention_interval", 2);
+    lab_u32(g, arch, "rope.dimension_count", size->head);
+    snprintf(key, sizeof key, "%s.rope.dimension_sections", arch);
+    gguf_set_arr_data(g, key, GGUF_TYPE_UINT32, sections, 4);
     lab_u32(g, arch, "ssm.conv_kernel", 4);
-    lab_u32(g, arch, "ssm.inner_size", 512);
+    lab_u32(g, arch, "ssm.inner_size", 2 * size->embedding);
     lab_u32(g, arch, "ssm.state_size", 16);
     lab_u32(g, arch, "ssm.time_step_rank", 16);
     lab_u32(g, arch, "ssm.group_count", 1);
     lab_u32(g, arch, "shortconv.l_cache", 3);
+    lab_u32(g, arch, "wkv.head_size", size->head);
+    lab_u32(g, arch, "time_mix_extra_dim", 64);
+    lab_u32(g, arch, "time_decay_extra_dim", 128);
     for (; more != NULL && more->name != NULL; more++) {
         lab_u32(g, arch, more->name, more->value);
     }
+}
+
+static inline struct llama_model *lab_toy_with(const char *arch, bool hybrid, uint64_t seed, const lab_meta *more) {
+    struct gguf_context *g = gguf_init_empty();
+    const lab_size size = {.layers = 2, .embedding = 256, .feed_forward = 384, .head = 128};
+    lab_toy_meta(g, arch, hybrid, &size, more);
+    lab_vocab_of(g);
+    lab_u32(g, arch, "vocab_size", 128);
     struct llama_model *model = llama_model_init_from_user(g, lab_random_tensor, &seed, llama_model_default_params());
     gguf_free(g);
     return model;

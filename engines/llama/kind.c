@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What kind of memory a context has. llama.cpp has no getter that tells, so there are three gates: models whose memory is known to be of
+ * another kind are refused by name, before any call that could end the process; the blob of one token must parse, to its last byte, as the
+ * caches and states that the model's getters promise; and it must come out the same after it was taken apart and put together.
+ */
+#include <ggml-backend.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+#define PAGE 4096u
+#define PROBE_POSITION 977 /* not 0, where every rotation is the identity */
+#define MIN_APART 1024u    /* tokens between two states */
+#define MAX_APART 8192u
+#define STATE_AIM ((size_t)8 << 20) /* of states, for each MIN_APART tokens, where blocks are smaller than that */
+
+static kvf_status refuse(kvf_error *err, const char *why) {
+    return kvfl_fail(err, KVF_REFUSED, "not proven safe to reuse: %s", why);
+}
+
+/* ---- by name and getters ---- */
+
+/* Indexed, compressed or borrowed caches beside the KV cache. Of some of them a seq_cp of a range ends the process. */
+static const char *const other_kinds[] = {"deepseek4", "deepseek32", "glm-dsa", "glm5-next", "qwen4exp", "minimax-m3",
+                                          "hy_v4",     "dots3note",  "dflash",  "gemma4-assistant"};
+
+static kvf_status check_name(const struct llama_model *model, kvf_error *err) {
+    char arch[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof arch);
+    for (size_t i = 0; i < sizeof other_kinds / sizeof *other_kinds; i++) {
+        if (strcmp(arch, other_kinds[i]) == 0) {
+            return refuse(err, "the model keeps indexed or compressed caches beside the KV cache");
+        }
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_model(const struct llama_model *model, kvf_error *err) {
+    if (llama_model_is_diffusion(model) || llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
+        return refuse(err, "the model is not a plain decoder");
+    }
+    if (llama_model_rope_type(model) == LLAMA_ROPE_TYPE_VISION) {
+        return refuse(err, "the model has the positions of images");
+    }
+    return check_name(model, err);
+}
+
+static kvf_status check_context(const kvf_llama *kv, kvf_error *err) {
+    uint32_t num = llama_n_seq_max(kv->ctx);
+    if (kv->mem == NULL) {
+        return refuse(err, "the context has no memory");
+    }
+    if (!llama_get_causal_attn(kv->ctx)) {
+        return refuse(err, "attention is not causal: a token's KV depends on those behind it");
+    }
+    if (num < 2) {
+        return refuse(err, "no sequence is left for scratch: create the context with n_seq_max one larger");
+    }
+    if (kv->scratch < 0 || (uint32_t)kv->scratch >= num) {
+        return refuse(err, "the scratch sequence is not below n_seq_max");
+    }
+    if (llama_memory_seq_pos_max(kv->mem, kv->scratch) >= 0) {
+        return refuse(err, "the scratch sequence is in use");
+    }
+    return KVF_OK;
+}
+
+/* ---- the scratch sequence ---- */
+
+static bool export_scratch(const kvf_llama *kv, llama_state_seq_flags flags, kvfl_bytes *out) {
+    size_t len = llama_state_seq_get_size_ext(kv->ctx, kv->scratch, flags);
+    *out = (kvfl_bytes){.data = len > 0 ? malloc(len) : NULL};
+    out->len = out->data != NULL ? llama_state_seq_get_data_ext(kv->ctx, out->data, len, kv->scratch, flags) : 0;
+    return out->len == len && len > KVFL_BLOB_HEAD;
+}
+
+static bool import_scratch(const kvf_llama *kv, llama_state_seq_flags flags, const uint8_t *data, size_t len) {
+    return llama_state_seq_set_data_ext(kv->ctx, data, len, kv->scratch, flags) == len;
+}
+
+static bool scratch_is(const kvf_llama *kv, const kvfl_bytes *expected) {
+    kvfl_bytes now = {0};
+    bool same = export_scratch(kv, 0, &now) && now.len == expected->len && memcmp(now.data, expected->data, now.len) == 0;
+    free(now.data);
+    return same;
+}
+
+/* ---- before the probe: the blobs of an empty sequence ---- */
+
+static kvf_status take_empty(kvf_llama *kv, kvf_error *err) {
+    kvfl_bytes whole = {0}, rest = {0};
+    kvf_status status = KVF_OK;
+    uint32_t streams = 0;
+    if (!export_scratch(kv, 0, &whole) || !export_scratch(kv, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, &rest) ||
+        whole.len < KVFL_BLOB_HEAD + sizeof streams) {
+        status = refuse(err, "llama.cpp can't export a sequence of this context");
+    } else {
+        memcpy(&streams, whole.data + KVFL_BLOB_HEAD, sizeof streams);
+    }
+    if (status == KVF_OK && streams != 1 && !llama_model_is_recurrent(kv->model)) {
+        status = streams > 1 && streams <= llama_n_seq_max(kv->ctx)
+                     ? refuse(err, "the KV cache is not unified: create the context with kv_unified = true")
+                     : refuse(err, "the context's memory is of a kind that is not known here");
+    }
+    if (status == KVF_OK) {
+        kv->kind.rest_bytes = rest.len - KVFL_BLOB_HEAD;
+        kv->kind.empty = rest.data;
+        rest.data = NULL;
+    }
+    free(whole.data);
+    free(rest.data);
+    return status;
+}
+
+/* ---- the probe: one token, computed, exported, taken apart, put together, exported again ---- */
+
+/* How many times sooner a token is computed in a batch than alone: a first guess, until batches have been seen. */
+static double sooner_in_batches(void) {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) != NULL ? 64 : 4;
+}
+
+static kvf_status compute_probe(kvf_llama *kv, kvf_error *err) {
+    const struct llama_vocab *vocab = llama_model_get_vocab(kv->model);
+    llama_token token = llama_vocab_bos(vocab);
+    int32_t trained = llama_model_n_ctx_train(kv->model);
+    int32_t position = PROBE_POSITION;
+    position = trained > 1 && position >= trained ? trained - 1 : position;
+    struct llama_batch *batch = &kv->batch;
+    batch->n_tokens = 1;
+    batch->token[0] = token >= 0 ? token : 0;
+    batch->pos[0] = position;
+    batch->n_seq_id[0] = 1;
+    batch->seq_id[0][0] = kv->scratch;
+    batch->logits[0] = 1;
+    int64_t begin = kvfl_now_us();
+    int rc = llama_decode(kv->ctx, *batch);
+    llama_synchronize(kv->ctx);
+    kv->pace.guess_us = (double)(kvfl_now_us() - begin) / sooner_in_batches();
+    if (rc != 0) {
+        return kvfl_fail(err, KVF_REFUSED, "no token can be computed in the scratch sequence (llama_decode: %d): is the context full?",
+                         rc);
+    }
+    return KVF_OK;
+}
+
+/* The caches and the state that the model's getters promise. A model that tells a window may have one cache (it ignores the window) or two. */
+static bool parse(const kvf_llama *kv, kvfl_shape *out, const kvfl_bytes *probe) {
+    bool recurrent = llama_model_is_recurrent(kv->model), windows = llama_model_n_swa(kv->model) > 0;
+    enum llama_rope_type rope = llama_model_rope_type(kv->model);
+    uint32_t least = recurrent ? 0 : 1, most = recurrent ? 0 : windows ? KVFL_MAX_CACHES : 1;
+    for (uint32_t caches = least; caches <= most; caches++) {
+        *out = (kvfl_shape){.num_caches = caches,
+                            .has_state = recurrent || llama_model_is_hybrid(kv->model),
+                            .has_ext = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE};
+        if (kvfl_blob_parse(out, probe->data, probe->len)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_one_cell_each(const kvfl_shape *shape) {
+    bool ok = !shape->has_state || shape->state_cells == 1;
+    for (uint32_t i = 0; i < shape->num_caches; i++) {
+        ok = ok && shape->caches[i].num_cells == 1;
+    }
+    return ok;
+}
+
+/* The blob's parts behind the blocks are what PARTIAL_ONLY exports; and blocks with the rest of an empty sequence, then that, make the whole again. */
+static bool splits(kvf_llama *kv, const kvfl_bytes *probe) {
+    kvfl_kind *kind = &kv->kind;
+    kvfl_bytes state = {0};
+    size_t blocks = kind->num_caches > 0 ? kind->shape.caches[kind->num_caches - 1].end : KVFL_BLOB_HEAD;
+    uint8_t *cut = malloc(blocks + kind->rest_bytes);
+    bool ok = cut != NULL && export_scratch(kv, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, &state) &&
+              state.len - KVFL_BLOB_HEAD == probe->len - blocks &&
+              memcmp(state.data + KVFL_BLOB_HEAD, probe->data + blocks, probe->len - blocks) == 0;
+    if (ok) {
+        memcpy(cut, probe->data, blocks);
+        memcpy(cut + blocks, kind->empty + KVFL_BLOB_HEAD, kind->rest_bytes);
+        llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+        ok = (kind->num_caches == 0 || import_scratch(kv, 0, cut, blocks + kind->rest_bytes)) &&
+             import_scratch(kv, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, state.data, state.len) && scratch_is(kv, probe);
+    }
+    free(state.data);
+    free(cut);
+    return ok;
+}
+
+static bool survives(kvf_llama *kv, const kvfl_bytes *probe) {
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return import_scratch(kv, 0, probe->data, probe->len) && scratch_is(kv, probe) &&
+           (!kvfl_has_states(kv) || splits(kv, probe));
+}
+
+/* A full-size window cache forgets nothing, so all of it can lie in blocks, as long as none is longer than the window. */
+static void choose_mode(kvfl_kind *kind, const struct llama_context_params *params, int32_t window) {
+    const kvfl_shape *shape = &kind->shape;
+    bool whole = !shape->has_state && (shape->num_caches == 1 || (params->swa_full && window >= (int32_t)KVFL_MIN_BATCH));
+    kind->mode = shape->num_caches == 0 ? KVFL_SNAPSHOT : whole ? KVFL_RANGE : KVFL_SPLIT;
+    kind->num_caches = whole ? shape->num_caches : shape->num_caches > 0 ? 1 : 0;
+    kind->reseat = kind->mode == KVFL_SPLIT && shape->num_caches > 1;
+    kind->fixed_bytes = KVFL_BLOB_HEAD;
+    for (uint32_t i = 0; i < kind->num_caches; i++) {
+        kind->cell_bytes += shape->caches[i].cell_bytes;
+        kind->fixed_bytes += shape->caches[i].fixed_bytes;
+    }
+    if (whole) {
+        kind->rest_bytes = 0;
+    }
+    kind->fixed_bytes += kind->rest_bytes;
+}
+
+static kvf_status take_probe(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params, kvfl_bytes *probe) {
+    kvf_status status = compute_probe(kv, err);
+    if (status == KVF_OK && !export_scratch(kv, 0, probe)) {
+        status = refuse(err, "llama.cpp can't export a sequence of this context");
+    }
+    if (status == KVF_OK && (!parse(kv, &kv->kind.shape, probe) || !has_one_cell_each(&kv->kind.shape))) {
+        status = refuse(err, "the context's memory is of a kind that is not known here");
+    }
+    if (status == KVF_OK) {
+        choose_mode(&kv->kind, params, llama_model_n_swa(kv->model));
+    }
+    if (status == KVF_OK && !survives(kv, probe)) {
+        status = refuse(err, "the context's memory can't be taken apart and put together byte for byte");
+    }
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return status;
+}
+
+kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params, kvfl_bytes *probe) {
+    kvf_status status = check_model(kv->model, err);
+    if (status == KVF_OK) {
+        status = check_context(kv, err);
+    }
+    if (status == KVF_OK) {
+        status = take_empty(kv, err);
+    }
+    return status == KVF_OK ? take_probe(kv, err, params, probe) : status;
+}
+
+/* ---- blocks and boundaries ---- */
+
+static uint32_t most_block_tokens(const kvf_llama *kv) {
+    bool windows = kv->kind.mode == KVFL_RANGE && kv->kind.num_caches > 1;
+    uint32_t window = windows ? (uint32_t)llama_model_n_swa(kv->model) : KVFL_MAX_BLOCK_TOKENS;
+    return window < KVFL_MAX_BLOCK_TOKENS ? window : KVFL_MAX_BLOCK_TOKENS;
+}
+
+static uint32_t choose_block_tokens(const kvf_llama *kv) {
+    uint32_t tokens = KVFL_MIN_BATCH;
+    while (kv->kind.cell_bytes > 0 && 2 * tokens <= most_block_tokens(kv) &&
+           kv->kind.fixed_bytes + 2 * tokens * kv->kind.cell_bytes <= KVFL_RECORD_AIM) {
+        tokens *= 2;
+    }
+    return tokens;
+}
+
+/* What a state takes at most. */
+static size_t most_state_bytes(const kvf_llama *kv) {
+    const kvfl_shape *shape = &kv->kind.shape;
+    size_t bytes = shape->state_end - shape->state_begin;
+    if (shape->num_caches > kv->kind.num_caches) {
+        bytes += kvfl_cache_bytes(&shape->caches[shape->num_caches - 1], (size_t)llama_model_n_swa(kv->model));
+    }
+    return bytes;
+}
+
+/* The larger a state, the fewer of them: twice the bytes of the blocks between them at most, or STATE_AIM for each MIN_APART tokens. */
+static uint32_t choose_apart(const kvf_llama *kv) {
+    uint32_t apart = MIN_APART > kv->block_tokens ? MIN_APART : kv->block_tokens;
+    size_t state = most_state_bytes(kv);
+    while (apart < MAX_APART && state > 2 * apart * kv->kind.cell_bytes && state > STATE_AIM / MIN_APART * apart) {
+        apart *= 2;
+    }
+    return apart;
+}
+
+kvf_status kvfl_set_block_tokens(kvf_llama *kv, kvf_error *err, uint32_t wanted) {
+    uint32_t most = most_block_tokens(kv);
+    kv->block_tokens = wanted != 0 ? wanted : choose_block_tokens(kv);
+    if ((kv->block_tokens & (kv->block_tokens - 1)) != 0 || kv->block_tokens < KVFL_MIN_BATCH || kv->block_tokens > most) {
+        return kvfl_fail(err, KVF_LIMIT, "block_tokens must be a power of two from %u to %u, not %u", KVFL_MIN_BATCH, most,
+                         kv->block_tokens);
+    }
+    size_t bytes = kv->kind.fixed_bytes + kv->block_tokens * kv->kind.cell_bytes;
+    kv->stride = (bytes + PAGE - 1) / PAGE * PAGE;
+    kv->kind.apart = choose_apart(kv);
+    return KVF_OK;
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What can't be cut into blocks: the rows of sliding windows, the states of recurrent layers. They are what they are now, so they are exported
+ * exactly when the sequence ends at a boundary, each as a record of its own, named by the block that ends there. A boundary is loaded when its
+ * state and all blocks in front of it are there.
+ *
+ * llama.cpp imports a window into the first free cells, wherever its rows came from, and sums in the order of cells. So a sequence that was
+ * computed up to a boundary is reseated there: its window is imported just as a later load imports it, and both go on with the same cells.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+#define PARTIAL LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+
+static bool is_boundary(const kvf_llama *kv, size_t index) {
+    return index > 0 && (index == kv->num_whole || index == kvfl_num_blocks(kv) ||
+                         (index < kv->num_whole && kvfl_position(kv, index) % kv->kind.apart == 0));
+}
+
+/* Named by the block that ends there, and by a word that no block is named by. */
+static kvf_block state_block(const kvf_llama *kv, size_t index) {
+    uint8_t name[5 + sizeof(kvf_key)] = "state";
+    kvf_block block = kvfl_block_of(kv, index - 1);
+    memcpy(name + 5, block.key.bytes, sizeof(kvf_key));
+    kvf_key_of(kv->space, &block.key, name, sizeof name);
+    return block;
+}
+
+bool kvfl_has_room(kvf_llama *kv, size_t bytes) {
+    if (kv->state_room < bytes) {
+        free(kv->state);
+        kv->state = malloc(bytes);
+        kv->state_room = kv->state != NULL ? bytes : 0;
+    }
+    return kv->state_room >= bytes;
+}
+
+static bool ends_at(const kvf_llama *kv, llama_seq_id seq, size_t num) {
+    return llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)num - 1;
+}
+
+/* ---- out ---- */
+
+static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, size_t len) {
+    kvf_block block = state_block(kv, index);
+    kvf_reserved reserved;
+    if (kvf_reserve(kv->space, &reserved, len) != KVF_OK) {
+        report->shed_blocks++;
+        return;
+    }
+    memcpy(reserved.data, kv->state, len);
+    kvf_commit(kv->space, &reserved, &block, len);
+    report->saved_blocks++;
+}
+
+bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, bool save) {
+    if (!kvfl_has_states(kv) || !is_boundary(kv, index)) {
+        return true;
+    }
+    kvf_key key = {{0}};
+    if (save) {
+        key = state_block(kv, index).key;
+    }
+    bool known = save && kvf_knows(kv->space, &key);
+    report->known_blocks += known;
+    save = save && !known;
+    if (!save && !kv->kind.reseat) {
+        return true;
+    }
+    int64_t begin = kvfl_now_us();
+    size_t len = llama_state_seq_get_size_ext(kv->ctx, seq, PARTIAL);
+    bool out = ends_at(kv, seq, kvfl_position(kv, index)) && len > 0 && kvfl_has_room(kv, len) &&
+               llama_state_seq_get_data_ext(kv->ctx, kv->state, len, seq, PARTIAL) == len;
+    bool intact = true;
+    if (out && kv->kind.reseat) {
+        intact = llama_state_seq_set_data_ext(kv->ctx, kv->state, len, seq, PARTIAL) == len;
+    }
+    if (out && intact && save) {
+        save_state(kv, report, index, len);
+    }
+    report->export_us += kvfl_now_us() - begin;
+    return intact;
+}
+
+/* ---- in ---- */
+
+static bool import_state(const kvf_llama *kv, llama_seq_id seq, size_t index, const void *data, size_t len) {
+    return llama_state_seq_set_data_ext(kv->ctx, data, len, seq, PARTIAL) == len && ends_at(kv, seq, kvfl_position(kv, index));
+}
+
+static uint32_t left_us(int64_t deadline_us) {
+    int64_t left = deadline_us - kvfl_now_us();
+    return left > 1 ? (uint32_t)left : 1;
+}
+
+/* How long the state at a boundary is; 0: it is not stored. */
+static size_t stored_bytes(kvf_llama *kv, kvf_llama_report *report, size_t index, int64_t deadline_us) {
+    kvf_block block = state_block(kv, index);
+    kvf_found found = {.why = KVF_WHY_NONE};
+    size_t run = 0;
+    if (kvf_match(kv->space, &run, &found, &block.key, 1, left_us(deadline_us)) == KVF_OK && run == 1) {
+        return (size_t)found.payload_bytes;
+    }
+    report->why = found.why;
+    return 0;
+}
+
+size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t first, size_t end, int64_t deadline_us) {
+    int64_t begin = kvfl_now_us();
+    kvf_reason why = report->why;
+    while (end > first && (!is_boundary(kv, end) || stored_bytes(kv, report, end, deadline_us) == 0)) {
+        end--;
+    }
+    if (end == kvfl_num_blocks(kv)) {
+        report->why = why;
+    }
+    report->match_us += kvfl_now_us() - begin;
+    return end;
+}
+
+static bool borrow_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, kvf_reason *why) {
+    kvf_block block = state_block(kv, index);
+    kvf_borrowed borrowed = {0};
+    if (kvf_borrow(kv->space, &borrowed, &block) != KVF_OK) {
+        *why = block.why;
+        return false;
+    }
+    bool ok = import_state(kv, seq, index, borrowed.data, borrowed.len);
+    *why = ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
+    report->loaded_bytes += ok ? borrowed.len : 0;
+    kvf_release(kv->space, &borrowed);
+    return ok;
+}
+
+static bool read_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, int64_t deadline_us) {
+    kvf_block block = state_block(kv, index);
+    size_t len = stored_bytes(kv, report, index, deadline_us);
+    if (len == 0 || !kvfl_has_room(kv, len)) {
+        return false;
+    }
+    struct iovec iov = {kv->state, len};
+    block.iov = &iov;
+    block.num_iov = 1;
+    if (kvf_load(kv->space, &block, 1, NULL, left_us(deadline_us) / 1000 + 1) != 1) {
+        report->why = block.why;
+        return false;
+    }
+    bool ok = import_state(kv, seq, index, kv->state, len);
+    report->why = ok ? report->why : KVF_WHY_VERSION;
+    report->loaded_bytes += ok ? len : 0;
+    return ok;
+}
+
+static bool load_at(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, int64_t deadline_us) {
+    kvf_reason why = KVF_WHY_NONE;
+    if (borrow_state(kv, report, seq, index, &why)) {
+        return true;
+    }
+    if (why != KVF_WHY_ABSENT) {
+        report->why = why;
+        return false;
+    }
+    return read_state(kv, report, seq, index, deadline_us);
+}
+
+size_t kvfl_load_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t end, int64_t deadline_us) {
+    for (size_t index = end; index > 0 && kvfl_now_us() < deadline_us; index--) {
+        if (!is_boundary(kv, index)) {
+            continue;
+        }
+        /* No state is there yet, and so nothing keeps the blocks behind it from being dropped. */
+        if (llama_memory_seq_rm(kv->mem, seq, (llama_pos)kvfl_position(kv, index), -1) &&
+            load_at(kv, report, seq, index, deadline_us)) {
+            return index;
+        }
+    }
+    llama_memory_seq_rm(kv->mem, seq, -1, -1);
+    return 0;
+}
