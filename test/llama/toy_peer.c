@@ -68,6 +68,11 @@ static bool write_model(const struct llama_model *model, const struct gguf_conte
     struct gguf_context *g = gguf_init_from_file(aside, (struct gguf_init_params){.no_alloc = false, .ctx = &tensors});
     bool ok = g != NULL;
     if (ok) {
+        for (struct ggml_tensor *t = ggml_get_first_tensor(tensors); t != NULL; t = ggml_get_next_tensor(tensors, t)) {
+            if (gguf_find_tensor(g, ggml_get_name(t)) >= 0) {
+                gguf_set_tensor_data(g, ggml_get_name(t), t->data);
+            }
+        }
         graft_tokenizer(g, source);
         ok = gguf_write_to_file(g, path, false);
     }
