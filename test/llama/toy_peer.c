@@ -59,25 +59,30 @@ static struct llama_model *make(const toy *t, const struct gguf_context *source,
     return model;
 }
 
-/* llama.cpp's own writer leaves out parts of a tokenizer, so it is grafted in once more. */
+static bool append_from(const char *path, const char *from, size_t offset) {
+    FILE *in = fopen(from, "rb"), *out = fopen(path, "ab");
+    static char chunk[1 << 20];
+    bool ok = in != NULL && out != NULL && fseek(in, (long)offset, SEEK_SET) == 0;
+    for (size_t num; ok && (num = fread(chunk, 1, sizeof chunk, in)) > 0;) {
+        ok = fwrite(chunk, 1, num, out) == num;
+    }
+    ok = in != NULL && fclose(in) == 0 && ok;
+    return out != NULL && fclose(out) == 0 && ok;
+}
+
+/* llama.cpp's own writer leaves out parts of a tokenizer, so it is grafted in once more, in front of the same tensors. */
 static bool write_model(const struct llama_model *model, const struct gguf_context *source, const char *path) {
     char aside[4096];
-    struct ggml_context *tensors = NULL;
     snprintf(aside, sizeof aside, "%s.aside", path);
     llama_model_save_to_file(model, aside);
-    struct gguf_context *g = gguf_init_from_file(aside, (struct gguf_init_params){.no_alloc = false, .ctx = &tensors});
+    struct gguf_context *g = gguf_init_from_file(aside, (struct gguf_init_params){.no_alloc = true});
     bool ok = g != NULL;
     if (ok) {
-        for (struct ggml_tensor *t = ggml_get_first_tensor(tensors); t != NULL; t = ggml_get_next_tensor(tensors, t)) {
-            if (gguf_find_tensor(g, ggml_get_name(t)) >= 0) {
-                gguf_set_tensor_data(g, ggml_get_name(t), t->data);
-            }
-        }
+        size_t data = gguf_get_data_offset(g);
         graft_tokenizer(g, source);
-        ok = gguf_write_to_file(g, path, false);
+        ok = gguf_write_to_file(g, path, true) && append_from(path, aside, data);
     }
     gguf_free(g);
-    ggml_free(tensors);
     (void)unlink(aside);
     return ok;
 }
