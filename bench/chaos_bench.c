@@ -481,14 +481,24 @@ typedef struct footprint {
     uint64_t blocks;
 } footprint;
 
-static footprint take_footprint(kvft_world *world) {
+static unsigned count_links(kvft_world *world) {
     unsigned open = 0;
     for (int i = 0; i < world->num_proxies; i++) {
         open += kvft_proxy_stats_get(world->proxies[i]).open;
     }
-    pthread_mutex_lock(&files_lock);
-    footprint now = {count_entries("/proc/self/fd") - 2 * open, count_entries("/proc/self/task"), kvft_faults_live_allocs()};
-    pthread_mutex_unlock(&files_lock);
+    return open;
+}
+
+static footprint take_footprint(kvft_world *world) {
+    unsigned open = count_links(world), then = open + 1;
+    footprint now = {0};
+    for (int tries = 0; open != then && tries < 1000; tries++) { /* a proxy may be about to open or close some */
+        then = open;
+        pthread_mutex_lock(&files_lock);
+        now = (footprint){count_entries("/proc/self/fd") - 2 * open, count_entries("/proc/self/task"), kvft_faults_live_allocs()};
+        pthread_mutex_unlock(&files_lock);
+        open = count_links(world);
+    }
     return now;
 }
 
