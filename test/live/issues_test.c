@@ -670,8 +670,8 @@ static void a_cancelled_load_2624(void **state) {
         cancelled = true;
         pthread_join(thread, NULL);
         cut += batch_ok(&b) < NUM;
-        for (size_t i = 0; i < NUM; i++) { /* what was handed out came whole */
-            assert_true(b.items[i].status == KVF_OK || b.items[i].status == KVF_AGAIN);
+        for (size_t i = 0; i < NUM; i++) { /* it came whole (batch_ok has compared it), or was not asked for, or was given up with its connection */
+            assert_true(b.items[i].status == KVF_OK || b.items[i].status == KVF_AGAIN || b.items[i].why == KVF_WHY_CLOSED);
         }
         assert_int_equal(batch_go(&other, false), NUM);
     }

@@ -222,7 +222,8 @@ static void test_breaker_shows(void **state) {
     assert_int_equal(info.reachable, 1);
 }
 
-/* The server stands still for longer than loads put up with (stall_ms, 250): a save waits for it. */
+/* The server stands still for longer than loads and lookups put up with (stall_ms, 250): a save waits for it. Its look whether somebody else has
+ * stored the blocks does not: that closes one connection, of the lookups. */
 static void test_saves_are_patient(void **state) {
     bench *b = of(state);
     kvf_stats stats = {.struct_size = sizeof stats};
@@ -236,8 +237,8 @@ static void test_saves_are_patient(void **state) {
     kvft_server_signal(b->server, SIGCONT);
     assert_int_equal(kvf_store_flush(b->store, 10000), KVF_OK);
     kvf_store_stats(b->store, &stats);
-    assert_int_equal(before, 0);
-    assert_int_equal(stats.disconnects, 0);
+    assert_in_range(before, 0, 1);
+    assert_int_equal(stats.disconnects, before);
     assert_int_equal(stats.saved, 3 * BLOCKS + 1); /* and the space's card */
     /* But not without end. */
     kvft_prompt *q = kvft_prompt_new(b->space, 52, BLOCKS, PAYLOAD);
@@ -246,7 +247,7 @@ static void test_saves_are_patient(void **state) {
     assert_int_equal(kvf_store_flush(b->store, 10000), KVF_OK);
     kvf_store_stats(b->store, &stats);
     kvft_server_signal(b->server, SIGCONT);
-    assert_true(stats.disconnects > 0);
+    assert_true(stats.disconnects > before);
     kvft_prompt_free(q);
     kvft_prompt_free(p);
 }
