@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama-server, restarted between two requests with the same 4,000-token prompt: the second time to first token must be at least 100
-times shorter, and the answer the same. RATIO (100) and TOKENS (4000) change that for CI."""
-import os, sys
+times shorter, and the answer the same. For each kind of memory: plain attention, a real sliding window (the server's default, swa_full off), a toy
+hybrid and a toy recurrent model. RATIO (100), TOKENS (4000) and KINDS (a number: only so many of the models) change that for CI."""
+import os, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab
 
@@ -29,9 +30,20 @@ def restart(name, model, args=()):
         return cold / warm, good
 
 
+def toy(folder, kind):
+    path = os.path.join(folder, f"{kind}.gguf")
+    subprocess.run([os.path.join(os.environ["KVF_BUILD"], "test/kvf_toy_peer"), kind, path], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
 lab.need_all()
-kinds = [("SmolLM2-135M", None, ())]
-ratios = [(name, *restart(name, model, args)) for name, model, args in kinds]
+with lab.folder() as toys:
+    kinds = [("SmolLM2-135M", None)]
+    if os.path.exists(os.environ.get("KVF_GEMMA", "")):
+        kinds.append(("Gemma 3 270M, sliding window", os.environ["KVF_GEMMA"]))
+    kinds += [("toy jamba, hybrid", toy(toys, "jamba")), ("toy mamba, recurrent", toy(toys, "mamba"))]
+    kinds = kinds[:int(os.environ.get("KINDS", "4"))]
+    ratios = [(name, *restart(name, model)) for name, model in kinds]
 good = all(r[2] for r in ratios)
 print(f"check-server-restart: {'ok' if good else 'FAILED'}: " + ", ".join(f"{n} {r:.0f}" for n, r, _ in ratios) +
       f" times (>= {RATIO:.0f}), same answers")

@@ -175,6 +175,27 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     }
 }
 
+/* A state can't go back, but it can be replaced: where one further on is stored, the sequence begins anew and is loaded up to there. (llama-server
+ * ends batches in the middle of blocks.) */
+static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal) {
+    kvfl_history *h = &kv->histories[seq];
+    size_t block = kv->block_tokens, first = h->num / block, run = 0;
+    kvf_llama_report unread = {0};
+    if (!kvfl_has_states(kv) || kv->space == NULL || h->num % block == 0) {
+        return;
+    }
+    kvfl_chain(kv, h->tokens, goal / block * block, goal % block);
+    size_t end = kvfl_match_state(kv, &unread, first, kvfl_num_blocks(kv), kvfl_now_us() + (int64_t)kv->budget_ms * 1000);
+    bool there = end > first && kvfl_position(kv, end) > h->num;
+    if (there && kv->kind.num_caches > 0) {
+        there = kvf_match(kv->space, &run, kv->found, kv->keys, end, kv->budget_ms * 1000) == KVF_OK && run == end;
+    }
+    if (there && llama_memory_seq_rm(kv->mem, seq, -1, -1)) {
+        h->num = 0;
+        h->report.resident_tokens = h->report.loaded_tokens = h->report.computed_tokens = 0;
+    }
+}
+
 /* ---- what another sequence holds ---- */
 
 /* The cells that all sequences would take if none shared any. */
@@ -237,7 +258,8 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
     size_t block = kv->block_tokens;
-    size_t goal = has_output(p) ? p->want : p->end / block * block;
+    /* A state is taken where a batch ends, too: llama-server ends batches where it will want to resume. */
+    size_t goal = has_output(p) ? p->want : kvfl_has_states(kv) ? p->end : p->end / block * block;
     if (p->num == 0 || p->why != KVF_ASIDE_NONE || (has_output(p) && p->want == p->first)) {
         return 0;
     }
@@ -247,6 +269,7 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
     }
     step_back(kv, seq, goal);
     count_dropped(h, p->first - h->num);
+    start_over(kv, seq, goal);
     copy_from_other(kv, seq, goal, batch_tokens);
     kv->decode_rc = 0;
     kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num);
