@@ -5,6 +5,7 @@
 
 #define NEW_PACE 0.4     /* the weight of a batch just computed */
 #define SMALLEST_TO_GO_BY 6u /* batches of 64 */
+#define GUESS_DOUBT 8.0
 #define SO_SLOW 1e-9     /* nothing comes, which is also known */
 #define NEARLY_BEST 1.04 /* a size of batch that is no slower by the token than this, times the best, is large enough */
 
@@ -81,14 +82,25 @@ double kvfl_gap_load_us(const kvfl_gap *gap, size_t num_blocks, double rate) {
     return num_blocks == 0 ? 0 : gap->delay_us + (bytes > 0 ? bytes / rate : 0);
 }
 
+/* While no batch has been computed yet, the pace is a guess, and the first batch, once begun, can't be taken back: it must be worth it by far. */
+static double doubt(const kvfl_pace *pace) {
+    for (size_t i = SMALLEST_TO_GO_BY; i < KVFL_PACE_SIZES; i++) {
+        if (pace->token_us[i] > 0) {
+            return 1;
+        }
+    }
+    return GUESS_DOUBT;
+}
+
 size_t kvfl_plan_meeting(const kvfl_gap *gap, const kvfl_pace *pace, double rate) {
     size_t best = gap->num_blocks;
     if (!(rate > 0)) {
         return best;
     }
-    double best_us = kvfl_pace_us(pace, gap->num_blocks * gap->block_tokens, gap->step);
+    double times = doubt(pace);
+    double best_us = times * kvfl_pace_us(pace, gap->num_blocks * gap->block_tokens, gap->step);
     for (size_t x = gap->num_blocks; x > 0; x--) { /* from all computed to all loaded */
-        double compute_us = kvfl_pace_us(pace, (x - 1) * gap->block_tokens, gap->step);
+        double compute_us = times * kvfl_pace_us(pace, (x - 1) * gap->block_tokens, gap->step);
         double load_us = kvfl_gap_load_us(gap, gap->num_blocks - x + 1, rate);
         double us = compute_us > load_us ? compute_us : load_us;
         if (us < best_us) {
