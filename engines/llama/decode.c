@@ -175,13 +175,24 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     }
 }
 
+/* The cells that all sequences would take if none shared any. (Of a window the least position says nothing of the other caches.) */
+static size_t unshared_cells(const kvf_llama *kv) {
+    size_t sum = 0;
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        llama_pos max = llama_memory_seq_pos_max(kv->mem, (llama_seq_id)seq);
+        llama_pos min = kvfl_has_states(kv) ? 0 : llama_memory_seq_pos_min(kv->mem, (llama_seq_id)seq);
+        sum += max >= 0 ? (size_t)(max - min) + 1 : 0;
+    }
+    return sum;
+}
+
 /* A state can't go back, but it can be replaced: where one further on is stored, the sequence begins anew and is loaded up to there. (llama-server
- * ends batches in the middle of blocks.) */
-static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal) {
+ * ends batches in the middle of blocks.) Only where the cells for all of it are there in any case: what has been dropped can't be put back. */
+static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t batch_tokens) {
     kvfl_history *h = &kv->histories[seq];
     size_t block = kv->block_tokens, first = h->num / block, run = 0;
     kvf_llama_report unread = {0};
-    if (!kvfl_has_states(kv) || kv->space == NULL || h->num % block == 0) {
+    if (!kvfl_has_states(kv) || kv->space == NULL || h->num % block == 0 || unshared_cells(kv) + batch_tokens > kv->n_ctx) {
         return;
     }
     kvfl_chain(kv, h->tokens, goal / block * block, goal % block);
@@ -197,16 +208,6 @@ static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal) {
 }
 
 /* ---- what another sequence holds ---- */
-
-/* The cells that all sequences would take if none shared any. */
-static size_t unshared_cells(const kvf_llama *kv) {
-    size_t sum = 0;
-    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-        llama_pos max = llama_memory_seq_pos_max(kv->mem, (llama_seq_id)seq);
-        sum += max >= 0 ? (size_t)(max - llama_memory_seq_pos_min(kv->mem, (llama_seq_id)seq)) + 1 : 0;
-    }
-    return sum;
-}
 
 static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t most) {
     size_t same = 0;
@@ -269,7 +270,7 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
     }
     step_back(kv, seq, goal);
     count_dropped(h, p->first - h->num);
-    start_over(kv, seq, goal);
+    start_over(kv, seq, goal, batch_tokens);
     copy_from_other(kv, seq, goal, batch_tokens);
     kv->decode_rc = 0;
     kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num);
