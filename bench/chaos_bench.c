@@ -37,12 +37,6 @@
 
 static uint64_t seed; /* of the life at hand */
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
 static void nap_us(long us) {
     struct timespec t = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
     nanosleep(&t, NULL);
@@ -95,7 +89,7 @@ static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER; /* who counts fil
 static void take_sample(struct sample *out) {
     pthread_mutex_lock(&files_lock);
     DIR *dir = opendir("/proc/self/task");
-    out->at = now_ms();
+    out->at = kvft_now_ms();
     out->num = 0;
     for (struct dirent *e = dir != NULL ? readdir(dir) : NULL; e != NULL && out->num < TASKS; e = readdir(dir)) {
         char path[64];
@@ -146,9 +140,9 @@ static void *sleep_on(void *arg) {
             samples[num_samples++ % SAMPLES] = sample;
             pthread_mutex_unlock(&lock);
         }
-        double due = now_ms() + 2;
+        double due = kvft_now_ms() + 2;
         nap_us(2000);
-        double woke = now_ms();
+        double woke = kvft_now_ms();
         if (woke - due > 2) {
             pthread_mutex_lock(&lock);
             naps[num_naps++ % NAPS] = (struct nap){due, woke};
@@ -186,13 +180,13 @@ static struct call {
 } calls[WORKERS + 1];
 
 static double begin_call(int worker, const char *what, double budget_ms) {
-    atomic_store(&calls[worker].due_ms, (long long)(now_ms() + budget_ms));
+    atomic_store(&calls[worker].due_ms, (long long)(kvft_now_ms() + budget_ms));
     atomic_store(&calls[worker].what, what);
-    return now_ms();
+    return kvft_now_ms();
 }
 
 static void end_call(int worker, double begin, double budget_ms) {
-    double end = now_ms(), late = end - begin - budget_ms;
+    double end = kvft_now_ms(), late = end - begin - budget_ms;
     const char *what = atomic_exchange(&calls[worker].what, NULL);
     double net = late;
     if (late > LATE_MS) {
@@ -216,7 +210,7 @@ static void *watch(void *arg) {
     while (!atomic_load(stop)) {
         for (int i = 0; i <= WORKERS; i++) {
             const char *what = atomic_load(&calls[i].what);
-            if (what != NULL && now_ms() - (double)atomic_load(&calls[i].due_ms) > HANG_MS) {
+            if (what != NULL && kvft_now_ms() - (double)atomic_load(&calls[i].due_ms) > HANG_MS) {
                 failed("%s hangs", what);
                 abort();
             }
@@ -444,9 +438,9 @@ static void join_workers(worker *workers) {
 static void check_recovery(life *l) {
     int which = 1;
     kvft_prompt *p = kvft_prompt_new(l->space, (uint64_t)which, SHAPES[which].blocks, SHAPES[which].payload);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     size_t run = 0;
-    while (run < p->num_blocks && now_ms() - begin < RECOVERY_MS) {
+    while (run < p->num_blocks && kvft_now_ms() - begin < RECOVERY_MS) {
         kvft_prompt_fill(p, (uint64_t)which);
         (void)kvf_save(l->space, p->blocks, p->num_blocks, NULL);
         kvf_status status = kvf_store_flush(l->store, 500);
@@ -456,7 +450,7 @@ static void check_recovery(life *l) {
         check_bytes(p, which, run, "a load after the faults");
     }
     if (run < p->num_blocks) {
-        failed("%.0f ms after the faults a load ends at block %zu of %zu: %s", now_ms() - begin, run, p->num_blocks,
+        failed("%.0f ms after the faults a load ends at block %zu of %zu: %s", kvft_now_ms() - begin, run, p->num_blocks,
                kvf_reason_name(p->blocks[run].why));
     }
     kvft_prompt_free(p);
@@ -564,7 +558,7 @@ static void live(kvft_world *world) {
 static bool run_world(kvft_world_kind kind, uint64_t from, uint64_t to, unsigned *done) {
     static const char *const names[] = {"single", "Sentinel", "Cluster"};
     kvft_world *world = kvft_world_start(kind);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     unsigned num = 0;
     if (world == NULL) {
         return false;
@@ -574,13 +568,13 @@ static bool run_world(kvft_world_kind kind, uint64_t from, uint64_t to, unsigned
             live(world);
             num++;
             if (num % 10 == 0) {
-                printf("  %s: %u seeds, %.0f s\n", names[kind], num, (now_ms() - begin) / 1000);
+                printf("  %s: %u seeds, %.0f s\n", names[kind], num, (kvft_now_ms() - begin) / 1000);
                 fflush(stdout);
             }
         }
     }
     kvft_world_stop(world);
-    printf("%-9s %3u seeds in %.0f s\n", names[kind], num, (now_ms() - begin) / 1000);
+    printf("%-9s %3u seeds in %.0f s\n", names[kind], num, (kvft_now_ms() - begin) / 1000);
     fflush(stdout);
     *done += num;
     return true;

@@ -36,17 +36,6 @@ static void die(const char *what) {
     exit(1);
 }
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 static int shard_of(size_t block) {
     char hex[65];
     for (int i = 0; i < 32; i++) {
@@ -86,7 +75,7 @@ static void *load_thread(void *arg) {
 
 /* Waits until the two others have served their share. */
 static bool others_serve(int stopped) {
-    for (double begin = now_ms(); now_ms() - begin < 4000; nap_ms(5)) {
+    for (double begin = kvft_now_ms(); kvft_now_ms() - begin < 4000; kvft_nap_ms(5)) {
         bool done = true;
         for (int i = 0; i < KVFT_SHARDS; i++) {
             done = done && (i == stopped || hits_of(i) >= share[i]);
@@ -106,12 +95,12 @@ static void check_at_once(void) {
             (void)kvft_server_say(cluster->nodes[i], "CONFIG RESETSTAT");
         }
         kvft_server_signal(cluster->nodes[stopped], SIGSTOP);
-        double begin = now_ms();
+        double begin = kvft_now_ms();
         if (pthread_create(&thread, NULL, load_thread, &run) != 0) {
             die("no thread");
         }
         bool served = others_serve(stopped);
-        double waited = now_ms() - begin;
+        double waited = kvft_now_ms() - begin;
         kvft_server_signal(cluster->nodes[stopped], SIGCONT);
         pthread_join(thread, NULL);
         printf("shard %d stands still: the others served %u and %u blocks within %.0f ms; it then served %u; %zu of %u loaded\n", stopped,
@@ -119,7 +108,7 @@ static void check_at_once(void) {
         if (!served || run != BLOCKS || hits_of(stopped) < share[stopped]) {
             die("the shards do not serve one load at the same time");
         }
-        nap_ms(1500); /* the Cluster sees that all is well again */
+        kvft_nap_ms(1500); /* the Cluster sees that all is well again */
     }
 }
 
@@ -138,18 +127,18 @@ static void *move_thread(void *arg) {
 static unsigned check_resharding(void) {
     pthread_t thread;
     unsigned loads = 0;
-    double longest = 0, usual = now_ms();
+    double longest = 0, usual = kvft_now_ms();
     (void)load();
-    usual = now_ms() - usual;
+    usual = kvft_now_ms() - usual;
     if (pthread_create(&thread, NULL, move_thread, NULL) != 0) {
         die("no thread");
     }
     while (!atomic_load(&moved)) {
-        double begin = now_ms();
+        double begin = kvft_now_ms();
         if (load() != BLOCKS) {
             die("a load came short while slots moved");
         }
-        longest = now_ms() - begin > longest ? now_ms() - begin : longest;
+        longest = kvft_now_ms() - begin > longest ? kvft_now_ms() - begin : longest;
         loads++;
     }
     pthread_join(thread, NULL);
@@ -165,9 +154,9 @@ static void check_death(void) {
     kvft_server_kill(cluster->nodes[2]);
     kvft_prompt_poison(prompt);
     for (size_t i = 0; i < BLOCKS; i++) {
-        double begin = now_ms();
+        double begin = kvft_now_ms();
         size_t run = kvf_load(space, &prompt->blocks[i], 1, NULL, 1000);
-        longest = now_ms() - begin > longest ? now_ms() - begin : longest;
+        longest = kvft_now_ms() - begin > longest ? kvft_now_ms() - begin : longest;
         hits += run == 1;
         if ((run == 1) != (shard_of(i) != 2)) {
             die("a block of a living shard did not load, or one of the dead shard did");
@@ -179,9 +168,9 @@ static void check_death(void) {
     if (kvft_prompt_wrong(prompt, SEED, BLOCKS) != 0) {
         die("wrong bytes");
     }
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     size_t run = load(); /* as a prefix: up to the first block of the dead shard */
-    double spent = now_ms() - begin;
+    double spent = kvft_now_ms() - begin;
     printf("shard 2 dead: %u of %u blocks load, its own %u miss; the longest request took %.0f ms; a prefix of %zu in %.0f ms\n", hits,
            BLOCKS, share[2], longest, run, spent);
     if (longest > 1000 || spent > BUDGET_MS) {

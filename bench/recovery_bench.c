@@ -28,17 +28,6 @@ static void die(const char *what) {
     exit(1);
 }
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 /* ---- loads, one after the other, in a thread ---- */
 
 typedef struct reader {
@@ -60,12 +49,12 @@ static void *read_on(void *arg) {
             die("wrong bytes");
         }
         if (run == BLOCKS) {
-            atomic_store(&r->last_good_us, (long long)(now_ms() * 1000));
+            atomic_store(&r->last_good_us, (long long)(kvft_now_ms() * 1000));
         } else {
             atomic_store(&r->gap, (int)run);
             atomic_store(&r->why, (int)r->prompt->blocks[run].why);
         }
-        nap_ms(5);
+        kvft_nap_ms(5);
     }
     return NULL;
 }
@@ -94,21 +83,21 @@ static void explain(const reader *r) {
 
 /* It loads, and the loads are whole. */
 static void await_good(reader *r) {
-    double from = now_ms();
+    double from = kvft_now_ms();
     while ((double)atomic_load(&r->last_good_us) / 1000 < from) {
-        if (now_ms() - from > 20000) {
+        if (kvft_now_ms() - from > 20000) {
             explain(r);
             die("loads do not get whole");
         }
-        nap_ms(5);
+        kvft_nap_ms(5);
     }
 }
 
 /* From `since` to the first whole load after it. One that was whole before (the decision was seen late) counts as 0. */
 static void measure(reader *r, const char *what, double since, double killed) {
     double last = (double)atomic_load(&r->last_good_us) / 1000;
-    while (last < since && last < killed + 50 && now_ms() - since < 20000) {
-        nap_ms(1);
+    while (last < since && last < killed + 50 && kvft_now_ms() - since < 20000) {
+        kvft_nap_ms(1);
         last = (double)atomic_load(&r->last_good_us) / 1000;
     }
     double spent = last > since ? last - since : last >= killed + 50 ? 0 : 20000;
@@ -128,11 +117,11 @@ static void restart_cases(reader *r, kvft_server *server, const char *what) {
         if (kvft_server_say(server, "SAVE")[0] != '+') {
             die("SAVE");
         }
-        double killed = now_ms();
+        double killed = kvft_now_ms();
         kvft_server_kill(server);
-        nap_ms(1200 + 170 * i); /* so that the return falls everywhere between two tries */
+        kvft_nap_ms(1200 + 170 * i); /* so that the return falls everywhere between two tries */
         kvft_server_restart(server);
-        measure(r, what, now_ms(), killed);
+        measure(r, what, kvft_now_ms(), killed);
     }
 }
 
@@ -172,15 +161,15 @@ static void check_takeover(void) {
     begin(&r, c->url);
     await_good(&r);
     kvft_await_replicas(c->nodes[0]);
-    double killed = now_ms();
+    double killed = kvft_now_ms();
     kvft_server_kill(c->nodes[0]);
     while (!is_promoted(c, KVFT_SHARDS)) {
-        if (now_ms() - killed > 20000) {
+        if (kvft_now_ms() - killed > 20000) {
             die("no failover");
         }
-        nap_ms(5);
+        kvft_nap_ms(5);
     }
-    measure(&r, "Cluster, a replica took over", now_ms(), killed);
+    measure(&r, "Cluster, a replica took over", kvft_now_ms(), killed);
     end(&r);
     kvft_cluster_stop(c);
 }
@@ -193,15 +182,15 @@ static void check_sentinel(void) {
     int before = kvft_sentinels_master(s);
     kvft_server *master = s->data[s->data[1]->port == before]; /* on a busy machine they may have changed places already */
     kvft_await_replicas(master);
-    double killed = now_ms();
+    double killed = kvft_now_ms();
     kvft_server_kill(master);
     while (kvft_sentinels_master(s) == before) {
-        if (now_ms() - killed > 20000) {
+        if (kvft_now_ms() - killed > 20000) {
             die("no failover");
         }
-        nap_ms(5);
+        kvft_nap_ms(5);
     }
-    measure(&r, "Sentinel, another master", now_ms(), killed);
+    measure(&r, "Sentinel, another master", kvft_now_ms(), killed);
     end(&r);
     kvft_sentinels_stop(s);
 }

@@ -30,17 +30,6 @@ static void die(const char *what) {
     exit(1);
 }
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 typedef struct victim {
     kvf_space   *space;
     kvft_prompt *prompt;
@@ -56,13 +45,13 @@ static void *suffer(void *arg) {
 
 /* The time of some loads, all of them whole. */
 static double time_loads(kvf_space *space, kvft_prompt *prompt) {
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     for (int i = 0; i < LOADS; i++) {
         if (kvf_load(space, prompt->blocks, BLOCKS, NULL, 10000) != BLOCKS) {
             die("a load on a connection that does not stall was not whole");
         }
     }
-    return now_ms() - begin;
+    return kvft_now_ms() - begin;
 }
 
 static double time_beside_victim(kvft_proxy *proxy, victim *v, kvf_space *space, kvft_prompt *prompt) {
@@ -73,12 +62,12 @@ static double time_beside_victim(kvft_proxy *proxy, victim *v, kvf_space *space,
     if (pthread_create(&thread, NULL, suffer, v) != 0) {
         die("no thread");
     }
-    for (double begin = now_ms(); kvft_proxy_stats_get(proxy).faults == faults; nap_ms(1)) {
-        if (now_ms() - begin > 10000) {
+    for (double begin = kvft_now_ms(); kvft_proxy_stats_get(proxy).faults == faults; kvft_nap_ms(1)) {
+        if (kvft_now_ms() - begin > 10000) {
             die("nothing stalled");
         }
     }
-    nap_ms(3); /* its other connection, where it has one, is done */
+    kvft_nap_ms(3); /* its other connection, where it has one, is done */
     double spent = time_loads(space, prompt);
     kvft_proxy_set(proxy, &faithful);
     pthread_join(thread, NULL);

@@ -43,12 +43,6 @@ typedef struct bench {
     size_t               wrong;
 } bench;
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 static int by_size(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -102,13 +96,13 @@ static void compare(bench *b) {
 static double prefill(bench *b, kvf_llama *kv, kvf_llama_report *report) {
     kvf_error err = {0};
     clear(b);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     if (kvf_llama_prefill(kv, report, &err, 0, b->tokens, b->num_tokens) != KVF_OK) {
         fprintf(stderr, "prefill: %s\n", err.what);
         exit(1);
     }
     (void)llama_get_logits_ith(b->plain.ctx, -1);
-    double took = now_ms() - begin;
+    double took = kvft_now_ms() - begin;
     compare(b);
     return took;
 }
@@ -116,7 +110,7 @@ static double prefill(bench *b, kvf_llama *kv, kvf_llama_report *report) {
 /* Loading all, whatever it costs, and computing the last token. */
 static double load_only(bench *b, kvf_llama *kv) {
     clear(b);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     size_t have = kvf_llama_load(kv, NULL, 0, b->tokens, b->num_tokens);
     if (have != b->num_tokens - 1) {
         fprintf(stderr, "only %zu of %zu tokens could be loaded\n", have, b->num_tokens - 1);
@@ -127,7 +121,7 @@ static double load_only(bench *b, kvf_llama *kv) {
         exit(1);
     }
     (void)llama_get_logits_ith(b->plain.ctx, -1);
-    double took = now_ms() - begin;
+    double took = kvft_now_ms() - begin;
     compare(b);
     return took;
 }

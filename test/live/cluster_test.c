@@ -43,17 +43,6 @@ static int stop(void **state) {
             skip();          \
     } while (0)
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 typedef struct bench {
     kvf_store   *store;
     kvf_space   *space;
@@ -295,11 +284,11 @@ static void test_session_half_moved(void **state) {
     assert_string_equal(kvft_server_say(cluster->nodes[src], command), "+OK");
     snprintf(command, sizeof command, "MIGRATE 127.0.0.1 %d half 0 5000 REPLACE", cluster->nodes[dst]->port);
     assert_string_equal(kvft_server_say(cluster->nodes[src], command), "+OK");
-    double from = now_ms();
+    double from = kvft_now_ms();
     if (kvf_session_load(store, &session, &err, "half", 2000) != KVF_OK) {
         fail_msg("%s", err.what);
     }
-    printf("a session behind ASK took %.0f ms\n", now_ms() - from);
+    printf("a session behind ASK took %.0f ms\n", kvft_now_ms() - from);
     assert_int_equal(session->k.len, sizeof keys);
     assert_memory_equal(session->k.data, keys, sizeof keys);
     assert_memory_equal(session->v.data, values, sizeof values);
@@ -339,9 +328,9 @@ static size_t load_each(bench *b, uint64_t seed, double *longest_ms) {
     kvft_prompt_poison(b->prompt);
     *longest_ms = 0;
     for (size_t i = 0; i < BLOCKS; i++) {
-        double begin = now_ms();
+        double begin = kvft_now_ms();
         size_t run = kvf_load(b->space, &b->prompt->blocks[i], 1, NULL, 1000);
-        double spent = now_ms() - begin;
+        double spent = kvft_now_ms() - begin;
         *longest_ms = spent > *longest_ms ? spent : *longest_ms;
         hits += run;
         if (run == 0) {
@@ -363,16 +352,16 @@ static void test_standstill(void **state) {
     assert_int_equal(kvf_match(fresh.space, &before, NULL, b.prompt->keys, 1, 5000000), KVF_OK);
     assert_int_equal(before, 1);
     kvft_server_signal(cluster->nodes[1], SIGSTOP);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     kvf_status status = kvf_match(fresh.space, &run, NULL, b.prompt->keys + 1, BLOCKS - 1, 5000000);
-    double spent = now_ms() - begin;
+    double spent = kvft_now_ms() - begin;
     kvft_server_signal(cluster->nodes[1], SIGCONT);
     assert_int_equal(status, KVF_OK);
     assert_true(run < BLOCKS - 1);
     printf("one shard stands still: a lookup of %u keys took %.0f ms\n", BLOCKS - 1, spent);
     assert_true(spent < 900);
-    for (begin = now_ms(); load(&b, 6, 2000) < BLOCKS && now_ms() - begin < 10000;) {
-        nap_ms(20);
+    for (begin = kvft_now_ms(); load(&b, 6, 2000) < BLOCKS && kvft_now_ms() - begin < 10000;) {
+        kvft_nap_ms(20);
     }
     assert_int_equal(load(&b, 6, 2000), BLOCKS);
     kvf_space_close(fresh.space);
@@ -391,16 +380,16 @@ static void test_death_and_failover(void **state) {
     printf("one shard of three dead: %zu of %u blocks, the longest load %.0f ms\n", hits, BLOCKS, longest);
     assert_true(hits >= BLOCKS / 3 && hits < BLOCKS);
     assert_true(longest < 1400);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     size_t run = 0;
-    while (run < BLOCKS && now_ms() - begin < 20000) {
+    while (run < BLOCKS && kvft_now_ms() - begin < 20000) {
         run = load(&b, 5, 1000);
-        nap_ms(20);
+        kvft_nap_ms(20);
     }
-    printf("whole again after %.0f ms\n", now_ms() - begin);
+    printf("whole again after %.0f ms\n", kvft_now_ms() - begin);
     assert_int_equal(run, BLOCKS);
     kvft_server_restart(cluster->nodes[0]); /* comes back as a replica */
-    for (begin = now_ms(); now_ms() - begin < 1500;) {
+    for (begin = kvft_now_ms(); kvft_now_ms() - begin < 1500;) {
         assert_int_equal(load(&b, 5, 5000), BLOCKS);
     }
     close_bench(&b);

@@ -75,14 +75,6 @@ static bool has_jemalloc(void) {
     return yes;
 }
 
-static const char *key_of(uint64_t seed, uint64_t part) {
-    static kvfi_name name;
-    kvfi_addr addr;
-    kvft_addr(&addr, seed);
-    kvfi_name_of(&name, "kvf1", &addr, part);
-    return name.text;
-}
-
 static int64_t ms_since(int64_t from_us) {
     return (kvfi_sys->now_us() - from_us) / 1000;
 }
@@ -178,7 +170,7 @@ static void read_blindly(uint64_t seed, size_t num) {
     assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof address), 0);
     for (size_t i = 0; i < num; i++) {
         char command[256];
-        size_t len = (size_t)snprintf(command, sizeof command, "GET %s\r\n", key_of(seed + i, 0));
+        size_t len = (size_t)snprintf(command, sizeof command, "GET %s\r\n", kvft_redis_key(seed + i, 0));
         assert_int_equal(send(fd, command, len, MSG_NOSIGNAL), (ssize_t)len);
     }
     usleep(300000);
@@ -362,7 +354,7 @@ static void parts_fit_a_size_class_3257(void **state) {
     char command[256];
     unsigned long long charged = 0;
     for (uint64_t part = 0; part < 2; part++) {
-        snprintf(command, sizeof command, "MEMORY USAGE %s", key_of(6000, part));
+        snprintf(command, sizeof command, "MEMORY USAGE %s", kvft_redis_key(6000, part));
         charged += strtoull(kvft_server_say(server, command) + 1, NULL, 10);
     }
     assert_in_range(charged, 4 * MIB - 512, 4 * MIB + 4 * MIB / 50);

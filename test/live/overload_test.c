@@ -27,17 +27,6 @@ typedef struct bench {
     kvft_prompt *kept; /* is in the store from the beginning */
 } bench;
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 static int start(void **state) {
     bench *b = calloc(1, sizeof *b);
     *state = b;
@@ -110,13 +99,13 @@ static size_t save_new(bench *b, uint64_t seed) {
 /* While the server refuses: saves are handed over all the time, few reach it, and loads are whole. Afterwards it gets them again. */
 static void check_refusal(bench *b, const char *word, void (*mend)(bench *)) {
     size_t handed = 0;
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     uint64_t seed = 100;
-    for (; now_ms() - begin < 1500; seed++) {
+    for (; kvft_now_ms() - begin < 1500; seed++) {
         assert_int_equal(save_new(b, seed), 0);
         handed += BLOCKS;
         assert_int_equal(load(b), BLOCKS);
-        nap_ms(2);
+        kvft_nap_ms(2);
     }
     long refused = refusals(b, word);
     printf("%s: of %zu blocks handed over in 1.5 s, %ld went to the server to be refused\n", word, handed, refused);
@@ -127,12 +116,12 @@ static void check_refusal(bench *b, const char *word, void (*mend)(bench *)) {
     assert_int_equal(info_of(b).num_refusing, 1);
     assert_int_equal(info_of(b).num_open, 0);
     mend(b);
-    begin = now_ms();
+    begin = kvft_now_ms();
     while (save_new(b, seed++) < BLOCKS) {
-        assert_true(now_ms() - begin < 10000);
-        nap_ms(20);
+        assert_true(kvft_now_ms() - begin < 10000);
+        kvft_nap_ms(20);
     }
-    printf("%s: saves again %.0f ms after it was mended\n", word, now_ms() - begin);
+    printf("%s: saves again %.0f ms after it was mended\n", word, kvft_now_ms() - begin);
     assert_int_equal(info_of(b).num_refusing, 0);
 }
 
@@ -169,9 +158,9 @@ static bool last_snapshot(bench *b, const char *status) {
 }
 
 static void snapshot_until(bench *b, const char *status) {
-    for (double begin = now_ms(); !last_snapshot(b, status); nap_ms(20)) {
+    for (double begin = kvft_now_ms(); !last_snapshot(b, status); kvft_nap_ms(20)) {
         (void)kvft_server_say(b->server, "BGSAVE");
-        assert_true(now_ms() - begin < 20000);
+        assert_true(kvft_now_ms() - begin < 20000);
     }
 }
 
@@ -209,13 +198,13 @@ static void test_breaker_shows(void **state) {
     kvf_tier_info info = info_of(b);
     assert_int_equal(info.num_open + info.num_half_open, 1);
     assert_int_equal(info.reachable, 0);
-    nap_ms(600); /* the longest that it stays open */
+    kvft_nap_ms(600); /* the longest that it stays open */
     assert_int_equal(info_of(b).num_half_open, 1);
     kvft_server_restart(b->server);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     while (load(b) < BLOCKS) {
-        assert_true(now_ms() - begin < 5000);
-        nap_ms(5);
+        assert_true(kvft_now_ms() - begin < 5000);
+        kvft_nap_ms(5);
     }
     info = info_of(b);
     assert_int_equal(info.num_open + info.num_half_open, 0);
@@ -231,7 +220,7 @@ static void test_saves_are_patient(void **state) {
     kvft_prompt *p = kvft_prompt_new(b->space, 51, BLOCKS, PAYLOAD);
     kvft_server_signal(b->server, SIGSTOP);
     assert_int_equal(kvf_save(b->space, p->blocks, BLOCKS, NULL), BLOCKS);
-    nap_ms(500);
+    kvft_nap_ms(500);
     kvf_store_stats(b->store, &stats);
     uint64_t before = stats.disconnects;
     kvft_server_signal(b->server, SIGCONT);
@@ -263,15 +252,15 @@ static void test_batch_beside_stuck_writer(void **state) {
     assert_int_equal(kvf_queue_open(&queue, &err, b->store, 1), KVF_OK);
     kvft_server_signal(b->server, SIGSTOP);
     assert_int_equal(kvf_save(b->space, p->blocks, BLOCKS, NULL), BLOCKS);
-    nap_ms(50);
+    kvft_nap_ms(50);
     kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = b->space, .blocks = q->blocks, .num = BLOCKS,
                        .budget_ms = 30};
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
     while (kvf_reap(queue, &done, 1) == 0) {
-        nap_ms(1);
+        kvft_nap_ms(1);
     }
-    double spent = now_ms() - begin;
+    double spent = kvft_now_ms() - begin;
     kvft_server_signal(b->server, SIGCONT);
     assert_int_equal(done.num_ok, 0);
     assert_true(spent < 500); /* the writer is stuck for a second */

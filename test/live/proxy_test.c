@@ -41,17 +41,11 @@ static int stop(void **state) {
     return 0;
 }
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
 static size_t timed_load(kvf_space *space, kvft_prompt *prompt, uint64_t seed) {
     kvft_prompt_poison(prompt);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     size_t run = kvf_load(space, prompt->blocks, BLOCKS, NULL, BUDGET_MS);
-    double spent = now_ms() - begin;
+    double spent = kvft_now_ms() - begin;
     if (spent > BUDGET_MS + SLACK_MS) {
         fail_msg("a load took %.0f ms of a budget of %u", spent, BUDGET_MS);
     }
@@ -118,12 +112,12 @@ static void torment(const char *url) {
         kvft_proxy_set(proxy, &faithful);
         kvft_proxy_cut(proxy);
         /* The store is there again: within two seconds all is well. */
-        double begin = now_ms();
+        double begin = kvft_now_ms();
         kvft_prompt_fill(prompt, 3);
         while (timed_load(space, prompt, 3) < BLOCKS) {
             kvft_prompt_fill(prompt, 3);
             kvf_save(space, prompt->blocks, BLOCKS, NULL); /* a record that was found damaged has been removed */
-            if (now_ms() - begin > 5000) {
+            if (kvft_now_ms() - begin > 5000) {
                 fail_msg("seed %llu: the store did not come back", (unsigned long long)seed);
             }
         }

@@ -48,14 +48,6 @@ static void say(const char *format, ...) {
     }
 }
 
-static const char *key_of(uint64_t seed, uint64_t part) {
-    static kvfi_name name;
-    kvfi_addr addr;
-    kvft_addr(&addr, seed);
-    kvfi_name_of(&name, "kvf1", &addr, part);
-    return name.text;
-}
-
 static int64_t ms_since(int64_t from_us) {
     return (kvfi_sys->now_us() - from_us) / 1000;
 }
@@ -241,7 +233,7 @@ static void prefix_ends_at_a_gap(void **state) {
     (void)state;
     crowd *c = crowd_new("conns=1&window=64K");
     crowd_go(c, true, false);
-    say("DEL %s", key_of(2000 + 50, 0));
+    say("DEL %s", kvft_redis_key(2000 + 50, 0));
     crowd_poison(c);
     crowd_go(c, false, true);
     for (size_t i = 0; i < 50; i++) {
@@ -271,8 +263,8 @@ static void peek_many(void **state) {
     for (size_t i = 0; i < KEYS; i += 100) {
         assert_int_equal(kvft_put(tier, 9000 + i, i), KVF_WHY_NONE);
     }
-    say("LPUSH %s x", key_of(9000 + 7, 0));
-    say("SET %s short", key_of(9000 + 8, 0));
+    say("LPUSH %s x", kvft_redis_key(9000 + 7, 0));
+    say("SET %s short", kvft_redis_key(9000 + 8, 0));
     tier->ops->peek(tier, addrs, KEYS, peeks, &trips, kvfi_deadline(10000000));
     assert_int_equal(trips, 1);
     for (size_t i = 0; i < KEYS; i++) {
@@ -313,15 +305,15 @@ static void foreign_values(void **state) {
     for (uint64_t i = 1; i <= 8; i++) {
         assert_int_equal(kvft_put(tier, i, i < 5 ? 20000 : 200000), KVF_WHY_NONE);
     }
-    say("DEL %s", key_of(1, 0));
-    say("LPUSH %s x", key_of(1, 0));
-    say("SETRANGE %s 20500 x", key_of(2, 0)); /* longer */
-    say("SET %s short", key_of(3, 0));        /* shorter */
-    say("SETRANGE %s 5000 x", key_of(4, 0));  /* of the right length, one byte changed */
-    say("DEL %s", key_of(5, 2));              /* a part is missing */
-    say("SETRANGE %s 70000 x", key_of(6, 1)); /* a part is too long */
-    say("APPEND %s x", key_of(7, 3));         /* the last part too */
-    say("SETRANGE %s 40000000 x", key_of(8, 0)); /* far too long */
+    say("DEL %s", kvft_redis_key(1, 0));
+    say("LPUSH %s x", kvft_redis_key(1, 0));
+    say("SETRANGE %s 20500 x", kvft_redis_key(2, 0)); /* longer */
+    say("SET %s short", kvft_redis_key(3, 0));        /* shorter */
+    say("SETRANGE %s 5000 x", kvft_redis_key(4, 0));  /* of the right length, one byte changed */
+    say("DEL %s", kvft_redis_key(5, 2));              /* a part is missing */
+    say("SETRANGE %s 70000 x", kvft_redis_key(6, 1)); /* a part is too long */
+    say("APPEND %s x", kvft_redis_key(7, 3));         /* the last part too */
+    say("SETRANGE %s 40000000 x", kvft_redis_key(8, 0)); /* far too long */
     assert_int_equal(kvft_get(tier, 1, 20000), KVF_WHY_VERSION);
     assert_int_equal(kvft_get(tier, 2, 20000), KVF_WHY_TRUNCATED);
     assert_int_equal(kvft_get(tier, 3, 20000), KVF_WHY_TRUNCATED);
@@ -474,15 +466,15 @@ static void ttl_is_set(void **state) {
     bool differ = false;
     for (uint64_t seed = 1; seed < 20; seed++) {
         assert_int_equal(kvft_put(tier, seed, seed == 1 ? 200000 : 100), KVF_WHY_NONE);
-        long long ms = ttl_ms(key_of(seed, 0));
+        long long ms = ttl_ms(kvft_redis_key(seed, 0));
         assert_in_range(ms, 890000, 1100000);
         first = seed == 1 ? ms : first;
         differ = differ || ms - first > 20000 || first - ms > 20000;
     }
     assert_true(differ); /* spread, so that they do not all expire at once */
-    assert_in_range(ttl_ms(key_of(1, 2)), 890000, 1100000);
+    assert_in_range(ttl_ms(kvft_redis_key(1, 2)), 890000, 1100000);
     assert_int_equal(kvft_put(forever, 1, 100), KVF_WHY_NONE);
-    assert_int_equal(ttl_ms(key_of(99, 0)), -2);
+    assert_int_equal(ttl_ms(kvft_redis_key(99, 0)), -2);
     kvfi_name name;
     kvfi_addr addr;
     kvft_addr(&addr, 1);
@@ -499,13 +491,13 @@ static void ttl_is_refreshed(void **state) {
     kvfi_tier *tier = open_tier(server->unix_url, "ttl=1000&part=64K&conns=1");
     assert_int_equal(kvft_put(tier, 1, 300000), KVF_WHY_NONE);
     for (uint64_t part = 0; part < 5; part++) {
-        say("PEXPIRE %s 50000", key_of(1, part));
+        say("PEXPIRE %s 50000", kvft_redis_key(1, part));
     }
     for (int round = 0; round < 3; round++) {
         assert_int_equal(kvft_get(tier, 1, 300000), KVF_WHY_NONE);
     }
     for (uint64_t part = 0; part < 5; part++) {
-        assert_in_range(ttl_ms(key_of(1, part)), 890000, 1100000);
+        assert_in_range(ttl_ms(kvft_redis_key(1, part)), 890000, 1100000);
     }
     assert_int_equal(tier->disconnects, 0);
     tier->ops->close(tier);
@@ -520,12 +512,12 @@ static void ttl_of_fresh_records_stays(void **state) {
     kvft_value_seal(&v, kvfi_sys->wall_us() / 1000000 - 100);
     kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000)};
     tier->ops->put(tier, &feed);
-    say("PEXPIRE %s 50000", key_of(1, 0));
+    say("PEXPIRE %s 50000", kvft_redis_key(1, 0));
     feed.next = 0;
     tier->ops->get(tier, &feed);
     assert_int_equal(v.item.status, KVF_OK);
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
-    assert_in_range(ttl_ms(key_of(1, 0)), 1, 50000);
+    assert_in_range(ttl_ms(kvft_redis_key(1, 0)), 1, 50000);
     kvft_value_cleanup(&v);
     tier->ops->close(tier);
 }

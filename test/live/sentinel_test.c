@@ -39,17 +39,6 @@ static int stop(void **state) {
             skip();        \
     } while (0)
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 static size_t load(kvf_space *space, kvft_prompt *prompt) {
     kvft_prompt_poison(prompt);
     size_t run = kvf_load(space, prompt->blocks, BLOCKS, NULL, 1000);
@@ -110,20 +99,20 @@ static void test_failover(void **state) {
     kvft_await_replicas(set->data[0]);
     kvft_server_kill(set->watch[0]); /* the first sentinel is no help */
     kvft_server_kill(set->data[0]);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     size_t run = 0;
-    while (run < BLOCKS && now_ms() - begin < 25000) {
+    while (run < BLOCKS && kvft_now_ms() - begin < 25000) {
         run = load(space, prompt);
-        nap_ms(10);
+        kvft_nap_ms(10);
     }
-    printf("whole again %.0f ms after the master's death\n", now_ms() - begin);
+    printf("whole again %.0f ms after the master's death\n", kvft_now_ms() - begin);
     assert_int_equal(run, BLOCKS);
     /* The old one comes back; it takes no part any more, or only as a replica. */
     kvft_server_restart(set->data[0]);
     kvft_server_restart(set->watch[0]);
-    for (begin = now_ms(); now_ms() - begin < 1500;) {
+    for (begin = kvft_now_ms(); kvft_now_ms() - begin < 1500;) {
         assert_int_equal(load(space, prompt), BLOCKS);
-        nap_ms(20);
+        kvft_nap_ms(20);
     }
     kvft_prompt_free(prompt);
     kvf_space_close(space);
@@ -137,27 +126,27 @@ static void test_readonly(void **state) {
     kvf_space *space = kvft_space(store, "r", 16);
     kvft_prompt *prompt = kvft_prompt_new(space, 7, BLOCKS, PAYLOAD);
     kvft_save_all(space, store, prompt);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     int before = kvft_sentinels_master(set);
     const char *said = "";
-    while (now_ms() - begin < 15000) {
+    while (kvft_now_ms() - begin < 15000) {
         said = kvft_server_say(set->watch[1], "SENTINEL FAILOVER mymaster");
         if (said[0] == '+') {
             break;
         }
-        nap_ms(100); /* not yet: the last failover is not over for it */
+        kvft_nap_ms(100); /* not yet: the last failover is not over for it */
     }
     assert_string_equal(said, "+OK");
-    begin = now_ms();
+    begin = kvft_now_ms();
     unsigned seed = 100;
     do {
         kvft_prompt *other = kvft_prompt_new(space, seed++, 4, 3000);
         (void)kvf_save(space, other->blocks, 4, NULL);
         assert_int_equal(kvf_store_flush(store, 5000), KVF_OK);
         kvft_prompt_free(other);
-        nap_ms(20);
-    } while (now_ms() - begin < 4000 || (kvft_sentinels_master(set) == before && now_ms() - begin < 15000));
-    nap_ms(1000);
+        kvft_nap_ms(20);
+    } while (kvft_now_ms() - begin < 4000 || (kvft_sentinels_master(set) == before && kvft_now_ms() - begin < 15000));
+    kvft_nap_ms(1000);
     kvft_prompt *last = kvft_prompt_new(space, 7000, 4, 3000);
     kvft_save_all(space, store, last);
     kvft_prompt_poison(last);
@@ -186,14 +175,14 @@ static void test_refused_saves(void **state) {
     snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d", set->data[1 - at]->port);
     assert_string_equal(kvft_server_say(set->data[at], command), "+OK");
     kvft_prompt *other = kvft_prompt_new(space, 55, 2, 3000);
-    double begin = now_ms();
+    double begin = kvft_now_ms();
     assert_int_equal(kvf_save(space, other->blocks, 2, NULL), 2);
     assert_int_equal(kvf_store_flush(store, 5000), KVF_OK);
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(store, &stats);
-    printf("%llu saves refused within %.0f ms\n", (unsigned long long)stats.save_failures[KVF_WHY_SERVER], now_ms() - begin);
+    printf("%llu saves refused within %.0f ms\n", (unsigned long long)stats.save_failures[KVF_WHY_SERVER], kvft_now_ms() - begin);
     assert_true(stats.save_failures[KVF_WHY_SERVER] >= 2);
-    assert_true(now_ms() - begin < 3000);
+    assert_true(kvft_now_ms() - begin < 3000);
     assert_int_equal(load(space, prompt), BLOCKS);
     assert_string_equal(kvft_server_say(set->data[at], "REPLICAOF NO ONE"), "+OK");
     snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d", set->data[at]->port);

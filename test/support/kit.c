@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static void die(const char *what, const kvf_error *err) {
@@ -160,4 +161,15 @@ void kvft_save_all(kvf_space *space, kvf_store *store, kvft_prompt *p) {
         fprintf(stderr, "saved %zu of %zu blocks, flush: %s\n", taken, p->num_blocks, kvf_status_name(flushed));
         abort();
     }
+}
+
+double kvft_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+void kvft_nap_ms(long ms) {
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
 }

@@ -30,6 +30,9 @@ void kvft_prompt_poison(kvft_prompt *);                /* overwrites them, befor
 /* How many of the first `run` blocks do not hold the seed's bytes. */
 size_t kvft_prompt_wrong(const kvft_prompt *, uint64_t seed, size_t run);
 
+double kvft_now_ms(void); /* of a clock that only goes forward */
+void kvft_nap_ms(long ms);
+
 uint64_t kvft_random(uint64_t *state); /* splitmix64 */
 void kvft_bytes(uint8_t *out, size_t len, uint64_t seed);
 

@@ -21,11 +21,6 @@ static void die(const char *what, const char *said) {
     abort();
 }
 
-static void nap_ms(long ms) {
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 /* ---- talking to a server ---- */
 
 static const char *say(kvft_server *server, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -43,7 +38,7 @@ static void must(kvft_server *server, const char *command) {
         if (waited > PATIENCE_MS) {
             die(command, kvft_server_say(server, command));
         }
-        nap_ms(10);
+        kvft_nap_ms(10);
     }
 }
 
@@ -80,7 +75,7 @@ typedef struct victim {
 
 static bool kill_9(victim *v) {
     kvft_server_kill(v->server);
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     kvft_server_restart(v->server);
     return true;
 }
@@ -88,34 +83,34 @@ static bool kill_9(victim *v) {
 /* Long enough that the others decide without it: a replica takes over. */
 static bool kill_long(victim *v) {
     kvft_server_kill(v->server);
-    nap_ms(3200 + v->ms);
+    kvft_nap_ms(3200 + v->ms);
     kvft_server_restart(v->server);
     return true;
 }
 
 static bool shut_down(victim *v) {
     (void)say(v->server, "SHUTDOWN NOSAVE FORCE NOW");
-    nap_ms(v->ms / 4);
+    kvft_nap_ms(v->ms / 4);
     kvft_server_restart(v->server);
     return true;
 }
 
 static bool stop_cont(victim *v) {
     kvft_server_signal(v->server, SIGSTOP);
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     kvft_server_signal(v->server, SIGCONT);
     return true;
 }
 
 static bool flush_all(victim *v) {
     bool done = say(v->server, "FLUSHALL")[0] == '+';
-    nap_ms(v->ms / 4);
+    kvft_nap_ms(v->ms / 4);
     return done;
 }
 
 static bool out_of_memory(victim *v) {
     must(v->server, "CONFIG SET maxmemory-policy noeviction maxmemory 1");
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     must(v->server, "CONFIG SET maxmemory 0 maxmemory-policy allkeys-lru");
     return true;
 }
@@ -123,7 +118,7 @@ static bool out_of_memory(victim *v) {
 static bool evict(victim *v) {
     long long bytes = used_memory(v->server) * 6 / 10;
     bool done = say(v->server, "CONFIG SET maxmemory %lld", bytes)[0] == '+';
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     must(v->server, "CONFIG SET maxmemory 0");
     return done;
 }
@@ -132,7 +127,7 @@ static bool client_kill(victim *v) {
     bool done = false;
     for (int i = 0; i < 4; i++) {
         done = say(v->server, "CLIENT KILL TYPE normal")[0] == ':' || done;
-        nap_ms(v->ms / 4);
+        kvft_nap_ms(v->ms / 4);
     }
     return done;
 }
@@ -140,7 +135,7 @@ static bool client_kill(victim *v) {
 static bool client_pause(victim *v) {
     bool writes = kvft_random(v->random) % 2 == 0;
     bool done = say(v->server, "CLIENT PAUSE %ld %s", v->ms, writes ? "WRITE" : "ALL")[0] == '+';
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     return done;
 }
 
@@ -151,7 +146,7 @@ static bool debug_sleep(victim *v) {
 static bool acl_change(victim *v) {
     static const char *const rules[] = {"-get", "-set", "-getrange", "-client|setname", "resetkeys", "-hset -hget -hmget"};
     bool done = say(v->server, "ACL SETUSER default %s", rules[kvft_random(v->random) % 6])[0] == '+';
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     must(v->server, "ACL SETUSER default on nopass +@all ~* &*");
     return done;
 }
@@ -161,7 +156,7 @@ static bool replica_of(victim *v) {
         return false; /* there its masters change by failover */
     }
     bool done = say(v->server, "REPLICAOF 127.0.0.1 1")[0] == '+';
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     must(v->server, "REPLICAOF NO ONE");
     return done;
 }
@@ -178,9 +173,9 @@ static bool snapshot_fails(victim *v) {
     must(v->server, "CONFIG SET save \"3600 1\"");
     for (int waited = 0; !info_has(v->server, "persistence", "rdb_last_bgsave_status:err") && waited < PATIENCE_MS; waited += 20) {
         (void)say(v->server, "BGSAVE");
-        nap_ms(20);
+        kvft_nap_ms(20);
     }
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     snprintf(command, sizeof command, "rm -rf '%s'", path);
     if (system(command) != 0) {
         die(command, "failed");
@@ -191,7 +186,7 @@ static bool snapshot_fails(victim *v) {
             die("BGSAVE", "it does not succeed any more");
         }
         (void)say(v->server, "BGSAVE");
-        nap_ms(20);
+        kvft_nap_ms(20);
     }
     return true;
 }
@@ -207,9 +202,9 @@ static void limit_files(kvft_server *server, rlim_t bytes) {
  * write its nodes.conf just then ends itself. */
 static bool disk_full(victim *v) {
     must(v->server, "CONFIG SET appendonly yes");
-    nap_ms(100); /* its first rewrite */
+    kvft_nap_ms(100); /* its first rewrite */
     limit_files(v->server, 1);
-    nap_ms(v->ms + 300);
+    kvft_nap_ms(v->ms + 300);
     if (say(v->server, "PING")[0] == '\0') {
         kvft_server_restart(v->server);
     }
@@ -230,7 +225,7 @@ static bool cluster_failover(victim *v) {
         return false;
     }
     for (int waited = 0; !is_master(replica) && waited < 5000; waited += 10) {
-        nap_ms(10);
+        kvft_nap_ms(10);
     }
     return is_master(replica);
 }
@@ -261,7 +256,7 @@ static bool slots_move(victim *v) {
         int slot = key[0] != '\0' && key[0] != '$' ? atoi(say(v->server, "CLUSTER KEYSLOT %.300s", key) + 1) : -1;
         free(key);
         bool there = slot >= 0 && kvft_cluster_try_move(w->cluster, slot, v->number, other, &said);
-        nap_ms(v->ms / 8);
+        kvft_nap_ms(v->ms / 8);
         bool back = there && kvft_cluster_try_move(w->cluster, slot, other, v->number, &said);
         if (slot >= 0 && !back) {
             printf("  slot %d: %s: %s\n", slot, there ? "not moved back" : "not moved", said);
@@ -278,7 +273,7 @@ static bool sentinel_failover(victim *v) {
         return false;
     }
     for (int waited = 0; kvft_sentinels_master(w->sentinels) == v->server->port && waited < 8000; waited += 10) {
-        nap_ms(10);
+        kvft_nap_ms(10);
     }
     return kvft_sentinels_master(w->sentinels) != v->server->port;
 }
@@ -289,7 +284,7 @@ static bool sentinel_stops(victim *v) {
     }
     kvft_server *watch = v->world->sentinels->watch[kvft_random(v->random) % 3];
     kvft_server_signal(watch, SIGSTOP);
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     kvft_server_signal(watch, SIGCONT);
     return true;
 }
@@ -300,7 +295,7 @@ static bool sentinel_killed(victim *v) {
     }
     kvft_server *watch = v->world->sentinels->watch[kvft_random(v->random) % 3];
     kvft_server_kill(watch);
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     kvft_server_restart(watch);
     return true;
 }
@@ -311,7 +306,7 @@ static bool on_the_wire(victim *v, const kvft_plan *plan) {
     static const kvft_plan faithful;
     kvft_proxy *proxy = v->world->proxies[kvft_random(v->random) % (uint64_t)v->world->num_proxies];
     kvft_proxy_set(proxy, plan);
-    nap_ms(v->ms);
+    kvft_nap_ms(v->ms);
     kvft_proxy_set(proxy, &faithful);
     kvft_proxy_cut(proxy);
     return true;
@@ -560,6 +555,6 @@ void kvft_world_heal(kvft_world *w) {
             }
             die("the servers", "they do not get well again");
         }
-        nap_ms(20);
+        kvft_nap_ms(20);
     }
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "redis/key.h"
 #include "support/tiers.h"
 
 #include <stdio.h>
@@ -184,4 +185,12 @@ kvft_census kvft_count(kvfi_tier *tier) {
         abort();
     }
     return census;
+}
+
+const char *kvft_redis_key(uint64_t seed, uint64_t part) {
+    static kvfi_name name;
+    kvfi_addr addr;
+    kvft_addr(&addr, seed);
+    kvfi_name_of(&name, "kvf1", &addr, part);
+    return name.text;
 }

@@ -27,6 +27,7 @@ void kvft_value_seal(kvft_value *, int64_t stored_s);
 kvf_reason kvft_value_check(kvfi_item *); /* for a feed of items of values */
 void kvft_value_cleanup(kvft_value *);
 void kvft_addr(kvfi_addr *out, uint64_t seed); /* one space for 1000 seeds */
+const char *kvft_redis_key(uint64_t seed, uint64_t part); /* of it in Redis, with the usual prefix; until the next call */
 
 /* One value through the tier. */
 kvf_reason kvft_put(kvfi_tier *, uint64_t seed, size_t payload_bytes);
