@@ -26,13 +26,14 @@
 #include "support/nemesis.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LATE_MS 1000.0 /* the code itself is many times slower: copying and checking a prompt takes longer than the bound */
+#define LATE_MS                                                                                                        \
+    1000.0 /* the code itself is many times slower: copying and checking a prompt takes longer than the bound */
 #else
 #define LATE_MS 100.0
 #endif
-#define HANG_MS 20000.0
-#define RECOVERY_MS 10000.0
-#define DRAIN_MS 1000u
+#define HANG_MS       20000.0
+#define RECOVERY_MS   10000.0
+#define DRAIN_MS      1000u
 #define DEFAULT_SEEDS 200u
 
 static uint64_t seed; /* of the life at hand */
@@ -60,7 +61,8 @@ static void failed(const char *format, ...) {
     va_start(args, format);
     pthread_mutex_lock(&lock);
     num_failures++;
-    printf("FAILED, seed %llu (SEED=%llu runs it alone), last fault over: %s: ", (unsigned long long)seed, (unsigned long long)seed, last_fault);
+    printf("FAILED, seed %llu (SEED=%llu runs it alone), last fault over: %s: ", (unsigned long long)seed,
+           (unsigned long long)seed, last_fault);
     vprintf(format, args);
     printf("\n");
     fflush(stdout);
@@ -73,18 +75,17 @@ static void failed(const char *format, ...) {
 enum { NAPS = 8192, SAMPLES = 256, TASKS = 128 };
 static struct sample {
     double at;
-    int    num, tids[TASKS];
+    int num, tids[TASKS];
     double waited_ms[TASKS]; /* for a processor, so far */
 } samples[SAMPLES];
 static unsigned num_samples;
-static struct nap {
-    double from, to; /* it was to wake up, and did */
-} naps[NAPS];
+static struct nap { double from, to; /* it was to wake up, and did */ } naps[NAPS];
 static unsigned num_naps;
 static double longest_nap;
 static atomic_bool sleeper_stops;
 
-static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER; /* who counts files does so while the sampler has none open */
+static pthread_mutex_t files_lock =
+    PTHREAD_MUTEX_INITIALIZER; /* who counts files does so while the sampler has none open */
 
 static void take_sample(struct sample *out) {
     pthread_mutex_lock(&files_lock);
@@ -169,14 +170,14 @@ static double overslept(double from, double to) {
 
 static struct totals {
     uint64_t calls, blocks, hits, sessions, batches, excused;
-    double   latest, latest_net;
+    double latest, latest_net;
 } totals;
 
 /* What each thread is at, for the watchdog. */
 enum { WORKERS = 5 };
 static struct call {
     _Atomic(const char *) what;
-    _Atomic long long     due_ms;
+    _Atomic long long due_ms;
 } calls[WORKERS + 1];
 
 static double begin_call(int worker, const char *what, double budget_ms) {
@@ -200,8 +201,9 @@ static void end_call(int worker, double begin, double budget_ms) {
     totals.latest_net = net > totals.latest_net ? net : totals.latest_net;
     pthread_mutex_unlock(&lock);
     if (net > LATE_MS) {
-        failed("%s returned %.0f ms behind its budget of %.0f ms (%.0f ms of that our threads had to wait for a processor)", what, late, budget_ms,
-               late - net);
+        failed(
+            "%s returned %.0f ms behind its budget of %.0f ms (%.0f ms of that our threads had to wait for a processor)",
+            what, late, budget_ms, late - net);
     }
 }
 
@@ -225,20 +227,21 @@ static void *watch(void *arg) {
 enum { PROMPTS = 4 };
 static const struct {
     size_t blocks, payload;
-} SHAPES[PROMPTS] = {{16, 3000}, {10, 40000}, {3, 300000}, {24, 700}}; /* with part=64K the third has several keys to a block */
+} SHAPES[PROMPTS] = {
+    {16, 3000}, {10, 40000}, {3, 300000}, {24, 700}}; /* with part=64K the third has several keys to a block */
 
 typedef struct life {
-    kvf_store  *store;
-    kvf_space  *space;
+    kvf_store *store;
+    kvf_space *space;
     atomic_bool stop;
 } life;
 
 typedef struct worker {
-    life        *life;
-    int          number;
-    uint64_t     random;
+    life *life;
+    int number;
+    uint64_t random;
     kvft_prompt *prompts[PROMPTS];
-    pthread_t    thread;
+    pthread_t thread;
     void (*turn)(struct worker *);
 } worker;
 
@@ -308,7 +311,8 @@ static void turn_match(worker *w) {
     end_call(w->number, begin, budget);
     for (size_t i = 0; status == KVF_OK && i < run; i++) {
         if (found[i].payload_bytes != p->payload_bytes) {
-            failed("kvf_match found a block of %llu bytes instead of %zu", (unsigned long long)found[i].payload_bytes, p->payload_bytes);
+            failed("kvf_match found a block of %llu bytes instead of %zu", (unsigned long long)found[i].payload_bytes,
+                   p->payload_bytes);
         }
     }
     nap_us(draw(w, 5000));
@@ -337,8 +341,8 @@ static void turn_session(worker *w) {
     if (status == KVF_OK) {
         bool same = false;
         for (int i = 0; i < 2; i++) {
-            same = same || (session->k.len == BYTES && session->v.len == BYTES && memcmp(session->k.data, k[i], BYTES) == 0 &&
-                            memcmp(session->v.data, v[i], BYTES) == 0);
+            same = same || (session->k.len == BYTES && session->v.len == BYTES &&
+                            memcmp(session->k.data, k[i], BYTES) == 0 && memcmp(session->v.data, v[i], BYTES) == 0);
         }
         if (!same) {
             failed("a session holds what was never saved");
@@ -374,8 +378,12 @@ static void turn_queue(worker *w) {
     if (!save) {
         kvft_prompt_poison(p);
     }
-    kvf_batch batch = {.struct_size = sizeof batch, .op = save ? KVF_OP_SAVE : KVF_OP_LOAD, .space = w->life->space, .blocks = p->blocks,
-                       .num = p->num_blocks, .budget_ms = budget};
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = save ? KVF_OP_SAVE : KVF_OP_LOAD,
+                       .space = w->life->space,
+                       .blocks = p->blocks,
+                       .num = p->num_blocks,
+                       .budget_ms = budget};
     uint64_t ticket = 0;
     const char *what = save ? "a batch of saves" : "a batch of loads";
     double begin = begin_call(w->number, what, budget);
@@ -450,8 +458,8 @@ static void check_recovery(life *l) {
         check_bytes(p, which, run, "a load after the faults");
     }
     if (run < p->num_blocks) {
-        failed("%.0f ms after the faults a load ends at block %zu of %zu: %s", kvft_now_ms() - begin, run, p->num_blocks,
-               kvf_reason_name(p->blocks[run].why));
+        failed("%.0f ms after the faults a load ends at block %zu of %zu: %s", kvft_now_ms() - begin, run,
+               p->num_blocks, kvf_reason_name(p->blocks[run].why));
     }
     kvft_prompt_free(p);
 }
@@ -489,7 +497,8 @@ static footprint take_footprint(kvft_world *world) {
     for (int tries = 0; open != then && tries < 1000; tries++) { /* a proxy may be about to open or close some */
         then = open;
         pthread_mutex_lock(&files_lock);
-        now = (footprint){count_entries("/proc/self/fd") - 2 * open, count_entries("/proc/self/task"), kvft_faults_live_allocs()};
+        now = (footprint){count_entries("/proc/self/fd") - 2 * open, count_entries("/proc/self/task"),
+                          kvft_faults_live_allocs()};
         pthread_mutex_unlock(&files_lock);
         open = count_links(world);
     }
@@ -529,7 +538,8 @@ static void live(kvft_world *world) {
     const char *urls[1] = {url};
     life l = {.stop = false};
     unsigned conns = (unsigned)(kvft_random(&random) % 4);
-    snprintf(url, sizeof url, "%s?part=64K%s%c", world->url, conns > 0 ? "&conns=" : "", conns > 0 ? (char)('0' + conns) : '\0');
+    snprintf(url, sizeof url, "%s?part=64K%s%c", world->url, conns > 0 ? "&conns=" : "",
+             conns > 0 ? (char)('0' + conns) : '\0');
     footprint before = take_footprint(world);
     if (kvf_store_open(&l.store, &err, urls, 1, &options) != KVF_OK) {
         failed("kvf_store_open: %s", err.what);
@@ -551,7 +561,8 @@ static void live(kvft_world *world) {
     kvf_space_close(l.space);
     double begin = begin_call(WORKERS, "kvf_store_close", DRAIN_MS + 250);
     kvf_store_close(l.store);
-    end_call(WORKERS, begin, DRAIN_MS + 250); /* and stall_ms: what is under way is cut short, but not in the middle of a wait */
+    end_call(WORKERS, begin,
+             DRAIN_MS + 250); /* and stall_ms: what is under way is cut short, but not in the middle of a wait */
     check_footprint(world, &before);
 }
 
@@ -588,9 +599,10 @@ static void report(void) {
     printf("%llu calls: %llu of %llu blocks loaded, %llu sessions, %llu batches\n", (unsigned long long)totals.calls,
            (unsigned long long)totals.hits, (unsigned long long)totals.blocks, (unsigned long long)totals.sessions,
            (unsigned long long)totals.batches);
-    printf("the latest call returned %.0f ms behind its budget, %.0f ms net of what its threads had to wait for a processor (a sleeping thread: at "
-           "most %.0f ms at once); %llu calls needed that allowance\n",
-           totals.latest, totals.latest_net, longest_nap, (unsigned long long)totals.excused);
+    printf(
+        "the latest call returned %.0f ms behind its budget, %.0f ms net of what its threads had to wait for a processor (a sleeping thread: at "
+        "most %.0f ms at once); %llu calls needed that allowance\n",
+        totals.latest, totals.latest_net, longest_nap, (unsigned long long)totals.excused);
 }
 
 int main(int argc, char **argv) {
@@ -605,7 +617,8 @@ int main(int argc, char **argv) {
     }
     kvft_faults_watch();
     kvf_set_log(quiet, NULL, KVF_LOG_ERROR);
-    if (pthread_create(&sleeper, NULL, sleep_on, NULL) != 0 || pthread_create(&watchdog, NULL, watch, &watch_stops) != 0) {
+    if (pthread_create(&sleeper, NULL, sleep_on, NULL) != 0 ||
+        pthread_create(&watchdog, NULL, watch, &watch_stops) != 0) {
         abort();
     }
     for (int kind = 0; kind < KVFT_NUM_WORLDS; kind++) {
@@ -627,7 +640,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < KVFT_MAX_NEMESES; i++) {
         faults += counts[i];
     }
-    printf("check-chaos: %u seeds, %u faults, %u failures; latest call %.0f ms behind its budget (bound %.0f)\n", done, faults, num_failures,
-           totals.latest_net, LATE_MS);
+    printf("check-chaos: %u seeds, %u faults, %u failures; latest call %.0f ms behind its budget (bound %.0f)\n", done,
+           faults, num_failures, totals.latest_net, LATE_MS);
     return num_failures == 0 && done > 0 ? 0 : 1;
 }

@@ -19,10 +19,10 @@
 #include "support/cluster.h"
 #include "support/kit.h"
 
-#define BLOCKS 96u
-#define PAYLOAD (512u * 1024u)
+#define BLOCKS    96u
+#define PAYLOAD   (512u * 1024u)
 #define BUDGET_MS 10000u
-#define SEED 1u
+#define SEED      1u
 
 static kvft_cluster *cluster;
 static kvf_store *store;
@@ -103,8 +103,10 @@ static void check_at_once(void) {
         double waited = kvft_now_ms() - begin;
         kvft_server_signal(cluster->nodes[stopped], SIGCONT);
         pthread_join(thread, NULL);
-        printf("shard %d stands still: the others served %u and %u blocks within %.0f ms; it then served %u; %zu of %u loaded\n", stopped,
-               share[(stopped + 1) % KVFT_SHARDS], share[(stopped + 2) % KVFT_SHARDS], waited, hits_of(stopped), run, BLOCKS);
+        printf(
+            "shard %d stands still: the others served %u and %u blocks within %.0f ms; it then served %u; %zu of %u loaded\n",
+            stopped, share[(stopped + 1) % KVFT_SHARDS], share[(stopped + 2) % KVFT_SHARDS], waited, hits_of(stopped),
+            run, BLOCKS);
         if (!served || run != BLOCKS || hits_of(stopped) < share[stopped]) {
             die("the shards do not serve one load at the same time");
         }
@@ -142,7 +144,8 @@ static unsigned check_resharding(void) {
         loads++;
     }
     pthread_join(thread, NULL);
-    printf("3000 slots moved: %u loads, all whole; the longest took %.0f ms, an undisturbed one %.0f ms\n", loads, longest, usual);
+    printf("3000 slots moved: %u loads, all whole; the longest took %.0f ms, an undisturbed one %.0f ms\n", loads,
+           longest, usual);
     return loads;
 }
 
@@ -171,8 +174,9 @@ static void check_death(void) {
     double begin = kvft_now_ms();
     size_t run = load(); /* as a prefix: up to the first block of the dead shard */
     double spent = kvft_now_ms() - begin;
-    printf("shard 2 dead: %u of %u blocks load, its own %u miss; the longest request took %.0f ms; a prefix of %zu in %.0f ms\n", hits,
-           BLOCKS, share[2], longest, run, spent);
+    printf(
+        "shard 2 dead: %u of %u blocks load, its own %u miss; the longest request took %.0f ms; a prefix of %zu in %.0f ms\n",
+        hits, BLOCKS, share[2], longest, run, spent);
     if (longest > 1000 || spent > BUDGET_MS) {
         die("a request waited for a dead shard");
     }
@@ -184,7 +188,8 @@ int main(void) {
     if (cluster == NULL) {
         die("redis-server is not installed");
     }
-    snprintf(url, sizeof url, "%s?stall_ms=8000", cluster->url); /* a stopped shard is to be waited for here, not given up */
+    snprintf(url, sizeof url, "%s?stall_ms=8000",
+             cluster->url); /* a stopped shard is to be waited for here, not given up */
     store = kvft_store(url);
     space = kvft_space(store, "m", 16);
     prompt = kvft_prompt_new(space, SEED, BLOCKS, PAYLOAD);
@@ -202,7 +207,8 @@ int main(void) {
     kvf_space_close(space);
     kvf_store_close(store);
     kvft_cluster_stop(cluster);
-    printf("check-cluster: 3 of 3 shards at once, %u of %u loads whole while slots moved, a dead shard cost %u of %u blocks\n", loads, loads,
-           share[2], BLOCKS);
+    printf(
+        "check-cluster: 3 of 3 shards at once, %u of %u loads whole while slots moved, a dead shard cost %u of %u blocks\n",
+        loads, loads, share[2], BLOCKS);
     return 0;
 }

@@ -26,25 +26,25 @@
 #include "support/kit.h"
 #include "support/server.h"
 
-#define BLOCK_TOKENS 64u
-#define PAYLOAD 2000u
-#define MAX_PROMPT 512u /* blocks */
-#define GAP_S 2.0       /* between two requests, on average */
-#define NUM_SYSTEMS 8u
+#define BLOCK_TOKENS  64u
+#define PAYLOAD       2000u
+#define MAX_PROMPT    512u /* blocks */
+#define GAP_S         2.0  /* between two requests, on average */
+#define NUM_SYSTEMS   8u
 #define NUM_DOCUMENTS 300u
-#define NUM_CHATS 40u
-#define WARM_UP 3u      /* the first third of the trace fills the store, and is not counted */
-#define MAX_SEEDS 16u
-#define OVERCOMMIT 2u
-#define TICK_US 2500    /* in which the server looks at its clock */
+#define NUM_CHATS     40u
+#define WARM_UP       3u /* the first third of the trace fills the store, and is not counted */
+#define MAX_SEEDS     16u
+#define OVERCOMMIT    2u
+#define TICK_US       2500 /* in which the server looks at its clock */
 
 typedef enum trick { NONE, TOUCH, DEPTH } trick;
 
 static const struct row {
     const char *name;
     const char *policy; /* of a Redis; NULL: a store of our own */
-    unsigned    samples;
-    trick       trick;
+    unsigned samples;
+    trick trick;
 } ROWS[] = {
     {"allkeys-lru, 10 samples", "allkeys-lru", 10, NONE}, /* docs/redis.conf */
     {"allkeys-lru, 5 samples", "allkeys-lru", 5, NONE},
@@ -103,8 +103,8 @@ static unsigned zipf(uint64_t *state, unsigned num) {
 /* ---- the trace: each prompt is a list of blocks, each block a number that decides its tokens ---- */
 
 typedef struct request {
-    double    gap_s;
-    unsigned  num;
+    double gap_s;
+    unsigned num;
     uint64_t *blocks;
 } request;
 
@@ -115,8 +115,8 @@ typedef struct chat {
 
 typedef struct maker {
     uint64_t random, unique;
-    chat     chats[NUM_CHATS];
-    chat     prompt;
+    chat chats[NUM_CHATS];
+    chat prompt;
 } maker;
 
 static void append(chat *c, uint64_t text, unsigned num) {
@@ -188,7 +188,7 @@ static void free_trace(request *trace, unsigned num) {
 typedef struct seen {
     kvf_key *keys;
     uint32_t *times; /* 0: free */
-    size_t    cap;
+    size_t cap;
 } seen;
 
 static uint32_t *seen_at(seen *s, const kvf_key *key) {
@@ -219,11 +219,11 @@ static void seen_free(seen *s) {
 typedef struct client {
     kvf_store *store;
     kvf_space *space;
-    uint32_t   tokens[MAX_PROMPT * BLOCK_TOKENS];
-    kvf_key    keys[MAX_PROMPT];
-    kvf_block  blocks[MAX_PROMPT];
+    uint32_t tokens[MAX_PROMPT * BLOCK_TOKENS];
+    kvf_key keys[MAX_PROMPT];
+    kvf_block blocks[MAX_PROMPT];
     struct iovec iov[MAX_PROMPT];
-    uint8_t    memory[MAX_PROMPT][PAYLOAD];
+    uint8_t memory[MAX_PROMPT][PAYLOAD];
 } client;
 
 static client *client_open(const char *url) {
@@ -250,8 +250,12 @@ static void set_prompt(client *c, const request *r) {
         die("chain");
     }
     for (unsigned i = 0; i < r->num; i++) {
-        c->blocks[i] = (kvf_block){.key = c->keys[i], .tokens = c->tokens + i * BLOCK_TOKENS, .num_tokens = BLOCK_TOKENS,
-                                   .first_token = i * BLOCK_TOKENS, .iov = &c->iov[i], .num_iov = 1};
+        c->blocks[i] = (kvf_block){.key = c->keys[i],
+                                   .tokens = c->tokens + i * BLOCK_TOKENS,
+                                   .num_tokens = BLOCK_TOKENS,
+                                   .first_token = i * BLOCK_TOKENS,
+                                   .iov = &c->iov[i],
+                                   .num_iov = 1};
     }
 }
 
@@ -478,7 +482,7 @@ static result play(const struct row *row, uint64_t seed, unsigned num) {
         }
         set_prompt(c, &trace[i]);
         size_t run = serve(c, &trace[i]), before = 0;
-        while (before < trace[i].num && *seen_at(&all, &c->keys[before]) > 0) {
+        while (before<trace[i].num && * seen_at(&all, &c->keys[before])> 0) {
             before++;
         }
         if (i >= num / WARM_UP) {
@@ -590,8 +594,8 @@ int main(int argc, char **argv) {
             reach[s] = r.reach;
             lead[s] = r.share - share[DEFAULT_ROW][s];
         }
-        printf("  %-36s %5.1f %% +- %-4.1f %12.1f %%\n", ROWS[i].name, 100 * mean(share[i], seeds), 100 * scatter(share[i], seeds),
-               100 * mean(reach, seeds));
+        printf("  %-36s %5.1f %% +- %-4.1f %12.1f %%\n", ROWS[i].name, 100 * mean(share[i], seeds),
+               100 * scatter(share[i], seeds), 100 * mean(reach, seeds));
         fflush(stdout);
         if (i == DEFAULT_ROW) {
             base = mean(share[i], seeds);

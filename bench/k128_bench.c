@@ -19,11 +19,11 @@
 #include "support/kit.h"
 #include "support/server.h"
 
-#define TOKENS (128u * 1024u)
-#define BLOCK_TOKENS 32u
-#define BLOCKS (TOKENS / BLOCK_TOKENS)
-#define PAYLOAD (BLOCK_TOKENS * 32u * 1024u)
-#define GROUP 16u
+#define TOKENS          (128u * 1024u)
+#define BLOCK_TOKENS    32u
+#define BLOCKS          (TOKENS / BLOCK_TOKENS)
+#define PAYLOAD         (BLOCK_TOKENS * 32u * 1024u)
+#define GROUP           16u
 #define MAX_OVERHEAD_KB (64 * 1024L)
 
 static void die(const char *what) {
@@ -62,11 +62,11 @@ static void reset_peak(void) {
 /* ---- the proxy: one connection, replies held back until `expected` questions have passed ---- */
 
 typedef struct proxy {
-    char     path[160], server[160];
-    int      listener;
-    size_t   expected, questions, turns; /* turns: times that the client went on after it had got a reply to a question */
-    char    *held;
-    size_t   num_held, cap_held;
+    char path[160], server[160];
+    int listener;
+    size_t expected, questions, turns; /* turns: times that the client went on after it had got a reply to a question */
+    char *held;
+    size_t num_held, cap_held;
     unsigned partial; /* bytes of "GETRANGE" matched at the end of what was read */
 } proxy;
 
@@ -74,7 +74,8 @@ static int unix_socket(const char *path, bool listening) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     snprintf(addr.sun_path, sizeof addr.sun_path, "%s", path);
-    int rc = listening ? bind(fd, (struct sockaddr *)&addr, sizeof addr) : connect(fd, (struct sockaddr *)&addr, sizeof addr);
+    int rc = listening ? bind(fd, (struct sockaddr *)&addr, sizeof addr)
+                       : connect(fd, (struct sockaddr *)&addr, sizeof addr);
     if (fd < 0 || rc != 0 || (listening && listen(fd, 8) != 0)) {
         die(path);
     }
@@ -164,14 +165,14 @@ static void *run_proxy(void *arg) {
 /* ---- the check ---- */
 
 typedef struct work {
-    kvf_store    *store;
-    kvf_space    *space;
-    kvf_queue    *queue;
-    uint32_t     *tokens;
-    kvf_key      *keys;
-    uint8_t      *memory, *expected; /* the caller's: GROUP payloads, and one to compare with */
-    struct iovec  iov[GROUP];
-    kvf_block     blocks[GROUP];
+    kvf_store *store;
+    kvf_space *space;
+    kvf_queue *queue;
+    uint32_t *tokens;
+    kvf_key *keys;
+    uint8_t *memory, *expected; /* the caller's: GROUP payloads, and one to compare with */
+    struct iovec iov[GROUP];
+    kvf_block blocks[GROUP];
 } work;
 
 static void set_group(work *w, size_t first) {
@@ -195,7 +196,11 @@ static void make_payload(uint8_t *out, size_t block) {
 }
 
 static void save_group(work *w, size_t first) {
-    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = w->space, .blocks = w->blocks, .num = GROUP,
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_SAVE,
+                       .space = w->space,
+                       .blocks = w->blocks,
+                       .num = GROUP,
                        .budget_ms = 60000};
     uint64_t ticket = 0;
     kvf_completion done = {0};
@@ -235,7 +240,8 @@ static double load_all(work *w, size_t *wrong) {
         size_t run = kvf_load(w->space, w->blocks, GROUP, NULL, 60000);
         spent += now() - begin;
         if (run != GROUP) {
-            fprintf(stderr, "check-128k: block %zu did not load: %s\n", first + run, kvf_reason_name(w->blocks[run].why));
+            fprintf(stderr, "check-128k: block %zu did not load: %s\n", first + run,
+                    kvf_reason_name(w->blocks[run].why));
             exit(1);
         }
         for (size_t i = 0; i < GROUP; i++) {
@@ -293,7 +299,8 @@ static size_t count_round_trips(work *w, kvft_server *server, uint64_t *reported
     pthread_join(thread, NULL);
     close(p.listener);
     free(found);
-    printf("lookup:  %zu of %u blocks found, %zu questions, %zu turns on the wire\n", run, BLOCKS, p.questions, p.turns + 1);
+    printf("lookup:  %zu of %u blocks found, %zu questions, %zu turns on the wire\n", run, BLOCKS, p.questions,
+           p.turns + 1);
     free(p.held);
     return status == KVF_OK && run == BLOCKS && p.questions == BLOCKS ? p.turns + 1 : 0;
 }
@@ -339,8 +346,9 @@ int main(void) {
 
     bool ok = keys == BLOCKS && wrong == 0 && matched == KVF_OK && run == BLOCKS && trips == 1 && reported == 1 &&
               overhead < MAX_OVERHEAD_KB;
-    printf("check-128k: %s: %zu keys in one call, %zu round trip(s) for %u blocks, %zu wrong, client overhead %.1f MiB (< 64)\n",
-           ok ? "ok" : "FAILED", keys, trips, BLOCKS, wrong, (double)overhead / 1024);
+    printf(
+        "check-128k: %s: %zu keys in one call, %zu round trip(s) for %u blocks, %zu wrong, client overhead %.1f MiB (< 64)\n",
+        ok ? "ok" : "FAILED", keys, trips, BLOCKS, wrong, (double)overhead / 1024);
     free(w.memory);
     free(w.expected);
     free(w.tokens);

@@ -15,9 +15,9 @@
 #include "support/cluster.h"
 #include "support/kit.h"
 
-#define BLOCKS 24u
-#define PAYLOAD 20000u
-#define SEED 1u
+#define BLOCKS   24u
+#define PAYLOAD  20000u
+#define SEED     1u
 #define BOUND_MS 1000.0
 
 static double worst_ms;
@@ -31,13 +31,13 @@ static void die(const char *what) {
 /* ---- loads, one after the other, in a thread ---- */
 
 typedef struct reader {
-    kvf_store       *store;
-    kvf_space       *space;
-    kvft_prompt     *prompt;
-    pthread_t        thread;
-    atomic_bool      stop;
+    kvf_store *store;
+    kvf_space *space;
+    kvft_prompt *prompt;
+    pthread_t thread;
+    atomic_bool stop;
     _Atomic long long last_good_us; /* when the last whole load ended */
-    _Atomic int       gap, why;     /* of the last load that was not whole: its first block that missed, and the reason */
+    _Atomic int gap, why; /* of the last load that was not whole: its first block that missed, and the reason */
 } reader;
 
 static void *read_on(void *arg) {
@@ -78,7 +78,8 @@ static void end(reader *r) {
 }
 
 static void explain(const reader *r) {
-    printf("  the last load ended at block %d of %u: %s\n", atomic_load(&r->gap), BLOCKS, kvf_reason_name((kvf_reason)atomic_load(&r->why)));
+    printf("  the last load ended at block %d of %u: %s\n", atomic_load(&r->gap), BLOCKS,
+           kvf_reason_name((kvf_reason)atomic_load(&r->why)));
 }
 
 /* It loads, and the loads are whole. */
@@ -180,7 +181,8 @@ static void check_sentinel(void) {
     begin(&r, s->url);
     await_good(&r);
     int before = kvft_sentinels_master(s);
-    kvft_server *master = s->data[s->data[1]->port == before]; /* on a busy machine they may have changed places already */
+    kvft_server *master =
+        s->data[s->data[1]->port == before]; /* on a busy machine they may have changed places already */
     kvft_await_replicas(master);
     double killed = kvft_now_ms();
     kvft_server_kill(master);
@@ -199,13 +201,17 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"single", check_single}, {"restart", check_restart}, {"takeover", check_takeover}, {"sentinel", check_sentinel}};
+    } cases[] = {{"single", check_single},
+                 {"restart", check_restart},
+                 {"takeover", check_takeover},
+                 {"sentinel", check_sentinel}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (argc < 2 || strcmp(argv[1], cases[i].name) == 0) {
             cases[i].run();
         }
     }
     bool ok = worst_ms < BOUND_MS;
-    printf("check-recovery: first whole load at most %.0f ms after the return (%s %.0f)\n", worst_ms, ok ? "<" : "not <", BOUND_MS);
+    printf("check-recovery: first whole load at most %.0f ms after the return (%s %.0f)\n", worst_ms,
+           ok ? "<" : "not <", BOUND_MS);
     return ok ? 0 : 1;
 }

@@ -15,13 +15,13 @@
 #include "support/server.h"
 #include "support/tiers.h"
 
-#define TOTAL ((size_t)192 << 20)
+#define TOTAL        ((size_t)192 << 20)
 #define DEFAULT_PART 4190208u
 
 static const struct record {
     const char *what;
-    size_t      bytes; /* the payload */
-    size_t      part;
+    size_t bytes; /* the payload */
+    size_t part;
 } RECORDS[] = {
     {"SmolLM2, 64 tokens (1.41 MiB)", 1474560 + 2048, DEFAULT_PART},
     {"32 KiB a token, 64 tokens (2 MiB and a little)", (2 << 20) + 1024, DEFAULT_PART},
@@ -117,7 +117,8 @@ static void compare_speed(size_t bytes, size_t part) {
     }
     for (size_t which = 0; which < 2; which++) {
         char url[300];
-        snprintf(url, sizeof url, "%s?prefix=p%zu&part=%zu", server->unix_url, which, which == 0 ? (size_t)DEFAULT_PART : part);
+        snprintf(url, sizeof url, "%s?prefix=p%zu&part=%zu", server->unix_url, which,
+                 which == 0 ? (size_t)DEFAULT_PART : part);
         tiers[which] = kvft_tier(url);
     }
     for (size_t round = 0; round < 2 * ROUNDS; round++) {
@@ -128,9 +129,10 @@ static void compare_speed(size_t bytes, size_t part) {
         }
     }
     double total = (double)(NUM_SPEED * bytes) / 1e3;
-    printf("  payload %8zu: one key: save %.2f, load %.2f GB/s; part=%zu, two keys: save %.2f (%.2f), load %.2f (%.2f)\n", bytes,
-           total / best[0][1], total / best[0][0], part, total / best[1][1], best[0][1] / best[1][1], total / best[1][0],
-           best[0][0] / best[1][0]);
+    printf(
+        "  payload %8zu: one key: save %.2f, load %.2f GB/s; part=%zu, two keys: save %.2f (%.2f), load %.2f (%.2f)\n",
+        bytes, total / best[0][1], total / best[0][0], part, total / best[1][1], best[0][1] / best[1][1],
+        total / best[1][0], best[0][0] / best[1][0]);
     fflush(stdout);
     for (size_t which = 0; which < 2; which++) {
         tiers[which]->ops->close(tiers[which]);
@@ -147,8 +149,9 @@ static void measure_all(bool speed) {
     char *info = server != NULL ? kvft_server_ask(server, "INFO server") : NULL;
     const char *version = info != NULL ? strstr(info, "valkey_version:") : NULL;
     version = version == NULL && info != NULL ? strstr(info, "redis_version:") : version;
-    printf("%.*s\n  %-50s %8s %8s %10s %8s\n", version != NULL ? (int)strcspn(version, "\r\n") : 0, version != NULL ? version : "",
-           "charged, resident: of each byte stored", "charged", "resident", "churned", "resident");
+    printf("%.*s\n  %-50s %8s %8s %10s %8s\n", version != NULL ? (int)strcspn(version, "\r\n") : 0,
+           version != NULL ? version : "", "charged, resident: of each byte stored", "charged", "resident", "churned",
+           "resident");
     free(info);
     kvft_server_stop(server);
     for (size_t i = 0; i < sizeof RECORDS / sizeof *RECORDS && !speed; i++) {

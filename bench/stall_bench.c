@@ -16,11 +16,11 @@
 #include "support/proxy.h"
 #include "support/server.h"
 
-#define BLOCKS 24u
+#define BLOCKS  24u
 #define PAYLOAD 65536u
-#define PAIRS 81
-#define LOADS 8
-#define BOUND 1.10
+#define PAIRS   81
+#define LOADS   8
+#define BOUND   1.10
 
 static const kvft_plan faithful;
 
@@ -31,9 +31,9 @@ static void die(const char *what) {
 }
 
 typedef struct victim {
-    kvf_space   *space;
+    kvf_space *space;
     kvft_prompt *prompt;
-    size_t       run;
+    size_t run;
 } victim;
 
 static void *suffer(void *arg) {
@@ -103,8 +103,8 @@ static double check(const char *what, const char *base, kvft_proxy *proxy) {
         die("wrong bytes");
     }
     qsort(ratios, PAIRS, sizeof *ratios, by_size);
-    printf("%-6s %d pairs of %d loads (%.1f ms a load alone): the median ratio %.3f, quartiles %.3f and %.3f\n", what, PAIRS, LOADS,
-           alone_ms / LOADS, ratios[PAIRS / 2], ratios[PAIRS / 4], ratios[PAIRS - 1 - PAIRS / 4]);
+    printf("%-6s %d pairs of %d loads (%.1f ms a load alone): the median ratio %.3f, quartiles %.3f and %.3f\n", what,
+           PAIRS, LOADS, alone_ms / LOADS, ratios[PAIRS / 2], ratios[PAIRS / 4], ratios[PAIRS - 1 - PAIRS / 4]);
     kvft_prompt_free(v.prompt);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
@@ -125,7 +125,7 @@ int main(void) {
     kvft_server_stop(server);
     double worst = tcp > unix_socket ? tcp : unix_socket;
     bool ok = worst <= BOUND;
-    printf("check-stall: loads beside a connection that stalls take %.3f of their time without it (%s %.2f)\n", worst, ok ? "at most" : "more than",
-           BOUND);
+    printf("check-stall: loads beside a connection that stalls take %.3f of their time without it (%s %.2f)\n", worst,
+           ok ? "at most" : "more than", BOUND);
     return ok ? 0 : 1;
 }

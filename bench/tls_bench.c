@@ -12,8 +12,8 @@
 #include "support/kit.h"
 #include "support/server.h"
 
-#define BLOCKS 64u
-#define PAYLOAD ((size_t)(1 << 20) - 4096)
+#define BLOCKS     64u
+#define PAYLOAD    ((size_t)(1 << 20) - 4096)
 #define MAX_ROUNDS 99
 
 static double now_s(void) {
@@ -28,8 +28,8 @@ static double per_s(double from_s) {
 
 typedef struct side {
     kvft_server *server;
-    kvf_store   *store;
-    double       get[MAX_ROUNDS], set[MAX_ROUNDS]; /* GB/s */
+    kvf_store *store;
+    double get[MAX_ROUNDS], set[MAX_ROUNDS]; /* GB/s */
 } side;
 
 static void run(side *s, int round) {
@@ -40,7 +40,8 @@ static void run(side *s, int round) {
     double from_s = now_s();
     kvft_save_all(space, s->store, prompt);
     s->set[round] = per_s(from_s);
-    size_t loaded = kvf_load(space, prompt->blocks, BLOCKS, NULL, 60000); /* touches the memory, and opens the connections */
+    size_t loaded =
+        kvf_load(space, prompt->blocks, BLOCKS, NULL, 60000); /* touches the memory, and opens the connections */
     from_s = now_s();
     loaded += kvf_load(space, prompt->blocks, BLOCKS, NULL, 60000);
     s->get[round] = per_s(from_s);
@@ -49,10 +50,12 @@ static void run(side *s, int round) {
         kvf_store_stats(s->store, &stats);
         for (int why = 0; why < KVF_NUM_REASONS; why++) {
             if (stats.misses[why] > 0) {
-                fprintf(stderr, "%llu blocks: %s\n", (unsigned long long)stats.misses[why], kvf_reason_name((kvf_reason)why));
+                fprintf(stderr, "%llu blocks: %s\n", (unsigned long long)stats.misses[why],
+                        kvf_reason_name((kvf_reason)why));
             }
         }
-        fprintf(stderr, "tls_bench: a load came short (%zu of %u)%s\n", loaded, 2 * BLOCKS, s->server->cert[0] != '\0' ? " with TLS" : "");
+        fprintf(stderr, "tls_bench: a load came short (%zu of %u)%s\n", loaded, 2 * BLOCKS,
+                s->server->cert[0] != '\0' ? " with TLS" : "");
         exit(1);
     }
     kvft_prompt_free(prompt);
@@ -79,7 +82,8 @@ static double report(const char *what, const double *plain, const double *tls, i
     for (int i = 0; i < num; i++) {
         ratios[i] = tls[i] / plain[i];
     }
-    printf("%s  plain %.2f GB/s  TLS %.2f GB/s  ratio %.2f\n", what, median(plain, num), median(tls, num), median(ratios, num));
+    printf("%s  plain %.2f GB/s  TLS %.2f GB/s  ratio %.2f\n", what, median(plain, num), median(tls, num),
+           median(ratios, num));
     return median(ratios, num);
 }
 
@@ -88,7 +92,8 @@ int main(int argc, char **argv) {
     side plain = {.server = kvft_server_start(NULL)}, tls = {.server = NULL};
     char url[256];
     if (plain.server == NULL || rounds < 1 || rounds > MAX_ROUNDS) {
-        fprintf(stderr, plain.server == NULL ? "tls_bench: no redis-server is installed\n" : "usage: tls_bench [rounds]\n");
+        fprintf(stderr,
+                plain.server == NULL ? "tls_bench: no redis-server is installed\n" : "usage: tls_bench [rounds]\n");
         return 77;
     }
     kvft_certs *certs = kvft_certs_new();

@@ -41,11 +41,11 @@
 #include "store/store.h"
 #include "support/server.h"
 
-#define NUM_BUFFERS 16u
+#define NUM_BUFFERS  16u
 #define BLOCK_TOKENS 256u
 #define RECORD_EXTRA (128u + 4u * BLOCK_TOKENS + 16u) /* header, tokens, checksum */
-#define MAX_ROUNDS 99u
-#define TTL_S "3600"
+#define MAX_ROUNDS   99u
+#define TTL_S        "3600"
 
 static void die(const char *what) {
     fprintf(stderr, "wire_bench: %s\n", what);
@@ -67,16 +67,16 @@ static double own_cpu_s(void) {
 /* ---- what a worker is asked to do, and its memory ---- */
 
 typedef struct job {
-    char     op[8];         /* get or set */
-    char     transport[8];  /* unix or tcp */
-    char     where[192];    /* path or port */
-    size_t   bytes;         /* of a value */
-    unsigned passes;        /* over the buffers */
-    unsigned serial;        /* part of the keys */
+    char op[8];        /* get or set */
+    char transport[8]; /* unix or tcp */
+    char where[192];   /* path or port */
+    size_t bytes;      /* of a value */
+    unsigned passes;   /* over the buffers */
+    unsigned serial;   /* part of the keys */
 } job;
 
 static uint8_t *memory;
-static size_t   stride;
+static size_t stride;
 
 /* 16 buffers, each from a page on, all touched, with bytes that differ. */
 static void make_buffers(size_t bytes) {
@@ -115,14 +115,15 @@ typedef struct contender {
     void (*open)(const job *);
     void (*close)(void);
     void (*pass)(const job *, bool set); /* all buffers once */
-    void (*forget)(void);                /* before a set: that the same keys were stored before, which would make it nothing to do; or NULL */
+    void (*forget)(
+        void); /* before a set: that the same keys were stored before, which would make it nothing to do; or NULL */
 } contender;
 
 /* ---- bare ---- */
 
 #define MAX_BARE 8u
 static unsigned bare_conns = 1;
-static int      bare_fds[MAX_BARE];
+static int bare_fds[MAX_BARE];
 
 static int dial(const job *j) {
     int fd, one = 1;
@@ -231,8 +232,8 @@ static void bare_get(int fd, const job *j, unsigned i) {
 
 typedef struct bare_share {
     const job *j;
-    bool       set;
-    unsigned   first;
+    bool set;
+    unsigned first;
 } bare_share;
 
 static void *bare_run(void *arg) {
@@ -261,10 +262,10 @@ static void bare_pass(const job *j, bool set) {
 /* ---- ours: the public calls, with tokens, checksums and deadlines ---- */
 
 static const char *ours_params = "";
-static kvf_store  *store;
-static kvf_space  *space;
+static kvf_store *store;
+static kvf_space *space;
 static kvf_queue *queue;
-static uint32_t   tokens[NUM_BUFFERS * BLOCK_TOKENS];
+static uint32_t tokens[NUM_BUFFERS * BLOCK_TOKENS];
 
 static void print_log(void *ctx, kvf_log_level level, const char *message) {
     (void)ctx;
@@ -281,7 +282,8 @@ static void ours_open(const job *j) {
     bool is_unix = strcmp(j->transport, "unix") == 0;
     kvf_set_log(print_log, NULL, KVF_LOG_WARN);
     snprintf(url, sizeof url, is_unix ? "redis+unix://%s?%s" : "redis://127.0.0.1:%s/?%s", j->where, ours_params);
-    if (kvf_store_open(&store, &err, urls, 1, NULL) != KVF_OK || kvf_space_open(&space, &err, store, fields, 3, &options) != KVF_OK ||
+    if (kvf_store_open(&store, &err, urls, 1, NULL) != KVF_OK ||
+        kvf_space_open(&space, &err, store, fields, 3, &options) != KVF_OK ||
         kvf_queue_open(&queue, &err, store, 4) != KVF_OK) {
         die(err.what);
     }
@@ -294,7 +296,8 @@ static void ours_close(void) {
 }
 
 static void ours_save(kvf_block *blocks) {
-    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = space, .blocks = blocks, .num = NUM_BUFFERS};
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = space, .blocks = blocks, .num = NUM_BUFFERS};
     struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
     kvf_completion done;
     uint64_t ticket;
@@ -461,12 +464,12 @@ static int work(const char *name) {
 /* ---- the parent ---- */
 
 typedef struct worker {
-    const char *name;  /* of the contender */
-    bool        tuned; /* its malloc */
-    bool        peer;
-    size_t      bytes; /* to move in one measurement */
-    FILE       *to, *from;
-    pid_t       pid;
+    const char *name; /* of the contender */
+    bool tuned;       /* its malloc */
+    bool peer;
+    size_t bytes; /* to move in one measurement */
+    FILE *to, *from;
+    pid_t pid;
 } worker;
 
 enum { OURS, VARIANT, BARE1, BARE2, HIREDIS, HIREDIS_TUNED, ARTICLE, ARTICLE_TUNED, NUM_WORKERS };
@@ -505,7 +508,8 @@ static void peers_path(char out[512]) {
         snprintf(out, 512, "%s/bench/wire_peers.py", source);
     } else {
         const char *slash = strrchr(__FILE__, '/');
-        snprintf(out, 512, "%.*s/wire_peers.py", slash != NULL ? (int)(slash - __FILE__) : 1, slash != NULL ? __FILE__ : ".");
+        snprintf(out, 512, "%.*s/wire_peers.py", slash != NULL ? (int)(slash - __FILE__) : 1,
+                 slash != NULL ? __FILE__ : ".");
     }
 }
 
@@ -554,7 +558,7 @@ static void stop_worker(worker *w) {
 
 typedef struct cell {
     const char *transport, *op, *size;
-    size_t      bytes;
+    size_t bytes;
 } cell;
 
 typedef struct measure {
@@ -586,8 +590,8 @@ static measure run_cell(kvft_server *server, worker *w, const cell *c, unsigned 
     if (strcmp(kvft_server_say(server, "FLUSHALL SYNC"), "+OK") != 0) {
         die("FLUSHALL failed");
     }
-    fprintf(w->to, "%s %s %s %zu %u %u\n", c->op, c->transport, strcmp(c->transport, "unix") == 0 ? server->socket : port, c->bytes,
-            passes, *serial);
+    fprintf(w->to, "%s %s %s %zu %u %u\n", c->op, c->transport,
+            strcmp(c->transport, "unix") == 0 ? server->socket : port, c->bytes, passes, *serial);
     fflush(w->to);
     (*serial)++;
     char warm[8];
@@ -620,10 +624,10 @@ static double median(double *values, unsigned num) {
 /* ---- the options, the table, the verdict ---- */
 
 typedef struct options {
-    bool        check;
-    unsigned    rounds;
+    bool check;
+    unsigned rounds;
     const char *only[16], *who[16];
-    unsigned    num_only, num_who;
+    unsigned num_only, num_who;
 } options;
 
 static const cell cells[] = {
@@ -696,7 +700,8 @@ static void print_cell(size_t at, unsigned rounds) {
         }
         printf("%-5s %-4s %-5s %-16s %6.2f GB/s   cpu-s/GB client %.3f server %.3f", c->transport, c->op, c->size,
                label(&workers[w]), median_of(at, w, rounds, offsetof(measure, gbs)),
-               median_of(at, w, rounds, offsetof(measure, cpu_client)), median_of(at, w, rounds, offsetof(measure, cpu_server)));
+               median_of(at, w, rounds, offsetof(measure, cpu_client)),
+               median_of(at, w, rounds, offsetof(measure, cpu_server)));
         if (w != OURS && has(OURS)) {
             printf("   ours/this %.2f", ratio_to(at, w, rounds));
         }
@@ -724,8 +729,9 @@ static int verdict(const options *o) {
         }
     }
     bool ok = ceiling >= 0.9 && peers > 1.0;
-    printf("%s: at least %.2f of the bare ceiling from 1 MiB on (needed: 0.90), at least %.2f times every peer (needed: more than 1)\n",
-           ok ? "ok" : "NOT MET", ceiling, peers);
+    printf(
+        "%s: at least %.2f of the bare ceiling from 1 MiB on (needed: 0.90), at least %.2f times every peer (needed: more than 1)\n",
+        ok ? "ok" : "NOT MET", ceiling, peers);
     return ok ? 0 : 1;
 }
 

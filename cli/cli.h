@@ -33,8 +33,8 @@ int kvfcli_verify(int argc, char **argv);
 int kvfcli_clear(int argc, char **argv);
 int kvfcli_doctor(int argc, char **argv);
 int kvfcli_stat(int argc, char **argv);
-int kvfcli_exec(int argc, char **argv); /* cli/exec.c */
-int kvfcli_run(int argc, char **argv); /* cli/run.c, where llama.cpp is */
+int kvfcli_exec(int argc, char **argv);    /* cli/exec.c */
+int kvfcli_run(int argc, char **argv);     /* cli/run.c, where llama.cpp is */
 int kvfcli_explain(int argc, char **argv); /* the same */
 
 /* The text of token ids by the vocabulary of a model. *out is freed with free(). cli/run_text.c, where llama.cpp is. */

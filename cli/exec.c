@@ -51,9 +51,9 @@ static int take(void *ctx, int opt, const char *value) {
     static const struct {
         int opt;
         const char *variable;
-    } variables[] = {{OPT_STATS, "KVFERRY_STATS"},        {OPT_QUIET, "KVFERRY_QUIET"},
-                     {OPT_BUDGET, "KVFERRY_BUDGET_MS"},   {OPT_BLOCK, "KVFERRY_BLOCK_TOKENS"},
-                     {OPT_TENANT, "KVFERRY_TENANT"},      {OPT_PORTABLE, "KVFERRY_PORTABLE"}};
+    } variables[] = {{OPT_STATS, "KVFERRY_STATS"},      {OPT_QUIET, "KVFERRY_QUIET"},
+                     {OPT_BUDGET, "KVFERRY_BUDGET_MS"}, {OPT_BLOCK, "KVFERRY_BLOCK_TOKENS"},
+                     {OPT_TENANT, "KVFERRY_TENANT"},    {OPT_PORTABLE, "KVFERRY_PORTABLE"}};
     const kvfcli_common *common = ctx;
     if (opt == OPT_BUDGET || opt == OPT_BLOCK) {
         char *end = NULL;
@@ -101,7 +101,8 @@ static kind kind_of(const char *path) {
     size_t len = in != NULL ? fread(&head, 1, sizeof head, in) : 0;
     if (len > 2 && memcmp(&head, "#!", 2) == 0) {
         found = SCRIPT;
-    } else if (len == sizeof head && memcmp(head.e_ident, ELFMAG, SELFMAG) == 0 && head.e_ident[EI_CLASS] == ELFCLASS64) {
+    } else if (len == sizeof head && memcmp(head.e_ident, ELFMAG, SELFMAG) == 0 &&
+               head.e_ident[EI_CLASS] == ELFCLASS64) {
         found = STATIC;
         for (unsigned i = 0; i < head.e_phnum; i++) {
             Elf64_Phdr part;
@@ -166,9 +167,10 @@ static int check_program(char path[4096], const char *name) {
         if (links_llama(path)) {
             return KVFCLI_FINE;
         }
-        kvfcli_say("%s does not link libllama.so: either it does not use llama.cpp, or has it built in, or loads it later; "
-                   "build llama.cpp with -DBUILD_SHARED_LIBS=ON",
-                   path);
+        kvfcli_say(
+            "%s does not link libllama.so: either it does not use llama.cpp, or has it built in, or loads it later; "
+            "build llama.cpp with -DBUILD_SHARED_LIBS=ON",
+            path);
         return KVFCLI_INPUT;
     case FOREIGN:
         break;
@@ -243,7 +245,8 @@ static int start(const kvfcli_common *common, char **argv) {
         return code;
     }
     if (!find_shim(shim)) {
-        kvfcli_say("%s is not where this program is, nor in its library folder: is kvferry installed with llama.cpp?", SHIM);
+        kvfcli_say("%s is not where this program is, nor in its library folder: is kvferry installed with llama.cpp?",
+                   SHIM);
         return KVFCLI_CONFIG;
     }
     if (!set_stores(common) || !set_preload(shim)) {
@@ -268,8 +271,9 @@ int kvfcli_exec(int argc, char **argv) {
     kvfcli_common common = {.help = help};
     int code = kvfcli_parse(&common, argc, argv, options, "", take, &common);
     if (code < 0) {
-        code = optind < argc ? start(&common, argv + optind)
-                             : kvfcli_usage(&common, "name a program, behind \"--\": kvferry exec -- llama-server -m model.gguf");
+        code = optind < argc
+                   ? start(&common, argv + optind)
+                   : kvfcli_usage(&common, "name a program, behind \"--\": kvferry exec -- llama-server -m model.gguf");
     }
     kvfcli_common_cleanup(&common);
     return code;

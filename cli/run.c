@@ -72,7 +72,8 @@ static const char explain_help[] =
     "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n"
     "\n"
     "  -m, --model MODEL      as for kvferry run, and so are:\n"
-    "  -f, -p, --session, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP "\n"
+    "  -f, -p, --session, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP
+    "\n"
     "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a part of this one), other-template, evicted,\n"
     "other-space, absent, or what the store says (unreachable, budget ...).\n"
     "Exit codes: 0; 2 wrong usage; 3 a store that can't be reached; 4 a model or prompt that can't be used, or of which nothing can be stored.\n";
@@ -472,9 +473,10 @@ static int run_or_explain(int argc, char **argv, bool explain) {
                                             {"budget-ms", required_argument, NULL, OPT_BUDGET},
                                             {0}};
     kvfcli_common common = {.help = explain ? explain_help : help};
-    kvfcli_run_state run = {
-        .options = {.explain = explain, .num_answer = explain ? 1 : 256, .kv_type = GGML_TYPE_F16,
-                    .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
+    kvfcli_run_state run = {.options = {.explain = explain,
+                                        .num_answer = explain ? 1 : 256,
+                                        .kv_type = GGML_TYPE_F16,
+                                        .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
     kvfcli_calm_threads(argc, argv);
     kvfcli_catch_interrupt();
     int code = kvfcli_parse(&common, argc, argv, options, "m:f:p:n:", take, &run.options);

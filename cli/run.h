@@ -14,7 +14,7 @@
 
 /* ---- memory that grows (run_memory.c); all zeros is empty. The calls return false without memory. */
 typedef struct kvfcli_string {
-    char  *text; /* ends in NUL, which `len` does not count; NULL when empty */
+    char *text; /* ends in NUL, which `len` does not count; NULL when empty */
     size_t len, cap;
 } kvfcli_string;
 bool kvfcli_string_add(kvfcli_string *string, const char *text, size_t len);
@@ -22,24 +22,24 @@ void kvfcli_string_cleanup(kvfcli_string *string);
 
 typedef struct kvfcli_tokens {
     llama_token *ids;
-    size_t       num, cap;
+    size_t num, cap;
 } kvfcli_tokens;
 bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num);
 void kvfcli_tokens_cleanup(kvfcli_tokens *tokens);
 
-int     kvfcli_no_memory(void); /* says so; KVFCLI_IO */
+int kvfcli_no_memory(void); /* says so; KVFCLI_IO */
 int64_t kvfcli_now_us(void);
 
 /* ---- what the command line says */
 typedef struct kvfcli_run_options {
     const char *model, *file, *prompt, *session;
-    bool        explain; /* only say what is stored of the prompt */
-    bool        no_store, restart, raw, quiet, portable, json, verbose;
-    bool        seed_given;
-    uint32_t    num_answer, ctx_size, budget_ms, seed;
-    int32_t     threads;
-    float       temp;
-    enum ggml_type             kv_type;
+    bool explain; /* only say what is stored of the prompt */
+    bool no_store, restart, raw, quiet, portable, json, verbose;
+    bool seed_given;
+    uint32_t num_answer, ctx_size, budget_ms, seed;
+    int32_t threads;
+    float temp;
+    enum ggml_type kv_type;
     enum llama_flash_attn_type flash_attn;
 } kvfcli_run_options;
 
@@ -50,9 +50,9 @@ int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options);
 /* ---- progress on stderr (run_bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over sooner */
 typedef struct kvfcli_bar {
     const char *what, *unit;
-    bool        quiet, terminal, drawn;
-    int64_t     started_us, shown_us;
-    uint32_t    first; /* what was done when it started, which says nothing about the speed */
+    bool quiet, terminal, drawn;
+    int64_t started_us, shown_us;
+    uint32_t first; /* what was done when it started, which says nothing about the speed */
 } kvfcli_bar;
 void kvfcli_bar_start(kvfcli_bar *bar, const char *what, const char *unit, bool quiet);
 void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
@@ -65,14 +65,14 @@ void kvfcli_calm_threads(int argc, char **argv);
 
 /* ---- model and context (run_model.c) */
 typedef struct kvfcli_engine {
-    struct llama_model         *model;
-    const struct llama_vocab   *vocab;
-    struct llama_context       *ctx;
+    struct llama_model *model;
+    const struct llama_vocab *vocab;
+    struct llama_context *ctx;
     struct llama_context_params params;
-    kvf_llama                  *kv; /* NULL: this context is refused, for the reason in `refused` */
-    kvfcli_bar                  bar;
-    char                        refused[252];
-    int64_t                     model_us, context_us, attach_us;
+    kvf_llama *kv; /* NULL: this context is refused, for the reason in `refused` */
+    kvfcli_bar bar;
+    char refused[252];
+    int64_t model_us, context_us, attach_us;
 } kvfcli_engine;
 
 enum { KVFCLI_TEXT_SEQ = 0, KVFCLI_SCRATCH_SEQ = 1, KVFCLI_NUM_SEQS = 2 };
@@ -82,12 +82,13 @@ kvf_status kvfcli_check_model_file(kvf_error *err, const char *path);
 /* Both return 0, or an exit code after a message. */
 int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options);
 /* kvfcli_make_context makes a context for a prompt of num_prompt tokens and the answer, and lowers *num_answer to what fits. */
-int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt, uint32_t *num_answer);
+int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt,
+                        uint32_t *num_answer);
 /* kvfcli_attach never fails: what can't use a store goes on without. */
 void kvfcli_attach(kvfcli_engine *engine, kvf_store *store, const kvfcli_run_options *options);
 void kvfcli_engine_cleanup(kvfcli_engine *engine);
 /* From here on the log of llama.cpp goes to stderr (verbose), or nowhere but its last error. */
-void        kvfcli_watch_llama(bool verbose);
+void kvfcli_watch_llama(bool verbose);
 const char *kvfcli_llama_error(void); /* the first error since the last call of kvfcli_watch_llama; "" = none */
 
 /* ---- text and tokens (run_text.c) */
@@ -97,7 +98,7 @@ typedef struct kvfcli_message {
 
 typedef struct kvfcli_template {
     const char *text; /* NULL: ChatML */
-    bool        raw;  /* none: the text goes in as it is */
+    bool raw;         /* none: the text goes in as it is */
 } kvfcli_template;
 /* kvfcli_choose_template takes the model's own; says so where that can't be done. */
 kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kvfcli_run_options *options);
@@ -111,7 +112,7 @@ int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kv
 
 /* Text that arrives in pieces which may end inside a character; what is no UTF-8 becomes U+FFFD. */
 typedef struct kvfcli_utf8 {
-    char   held[4]; /* the beginning of a character */
+    char held[4]; /* the beginning of a character */
     size_t num_held;
 } kvfcli_utf8;
 /* kvfcli_utf8_feed appends the whole characters of held and new bytes to `out`; kvfcli_utf8_end what is left. */
@@ -128,17 +129,17 @@ typedef struct kvfcli_turn {
 } kvfcli_turn;
 
 typedef struct kvfcli_chat {
-    const char   *id;
-    kvf_store    *store;
-    kvf_space    *space;
-    kvfcli_turn  *turns;
-    size_t        num_turns;
-    kvfcli_tokens tokens;     /* of all turns, answers included, as the model saw and said them */
-    uint8_t       engine[32]; /* the space whose tokens these are */
-    kvf_key       last;       /* stands for the content of the last turn */
-    size_t        num_stale;  /* records behind the last turn that belong to another past */
-    uint32_t      budget_ms;
-    int64_t       load_us;
+    const char *id;
+    kvf_store *store;
+    kvf_space *space;
+    kvfcli_turn *turns;
+    size_t num_turns;
+    kvfcli_tokens tokens; /* of all turns, answers included, as the model saw and said them */
+    uint8_t engine[32];   /* the space whose tokens these are */
+    kvf_key last;         /* stands for the content of the last turn */
+    size_t num_stale;     /* records behind the last turn that belong to another past */
+    uint32_t budget_ms;
+    int64_t load_us;
 } kvfcli_chat;
 
 /* kvfcli_chat_load finds the turns of the conversation; none is fine. Returns 0, or an exit code after a message. */
@@ -148,15 +149,15 @@ kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *questi
 
 /* What a turn adds. `whole`: `prompt` is all that the model saw, not only what was new. */
 typedef struct kvfcli_new_turn {
-    const char          *question, *answer;
-    const llama_token   *prompt;
-    size_t               num_prompt;
+    const char *question, *answer;
+    const llama_token *prompt;
+    size_t num_prompt;
     const kvfcli_tokens *said;
-    bool                 whole;
-    const uint8_t       *engine; /* 32 bytes */
+    bool whole;
+    const uint8_t *engine; /* 32 bytes */
 } kvfcli_new_turn;
 /* kvfcli_chat_add stores it. Returns 0, or an exit code after a message. */
-int  kvfcli_chat_add(kvfcli_chat *chat, const kvfcli_new_turn *turn);
+int kvfcli_chat_add(kvfcli_chat *chat, const kvfcli_new_turn *turn);
 void kvfcli_chat_cleanup(kvfcli_chat *chat);
 
 /* ---- all of one run (run.c) */
@@ -164,29 +165,29 @@ typedef enum kvfcli_stop { KVFCLI_STOP_END, KVFCLI_STOP_LENGTH, KVFCLI_STOP_INTE
 
 typedef struct kvfcli_run_state {
     kvfcli_run_options options;
-    kvf_store         *store; /* NULL: none */
-    kvfcli_engine      engine;
-    kvfcli_chat        chat;
-    kvfcli_string      question;
-    kvfcli_template    chat_template;
+    kvf_store *store; /* NULL: none */
+    kvfcli_engine engine;
+    kvfcli_chat chat;
+    kvfcli_string question;
+    kvfcli_template chat_template;
 
-    kvfcli_tokens      prompt;
-    size_t             num_old; /* tokens of the prompt that are earlier turns, exactly */
-    bool               whole;   /* the prompt was made anew from the messages, not added to the tokens of earlier turns */
-    uint32_t           num_answer;
-    kvf_llama_report   report;
-    char               source[256]; /* where the loaded blocks came from; "" = nothing was loaded */
+    kvfcli_tokens prompt;
+    size_t num_old; /* tokens of the prompt that are earlier turns, exactly */
+    bool whole;     /* the prompt was made anew from the messages, not added to the tokens of earlier turns */
+    uint32_t num_answer;
+    kvf_llama_report report;
+    char source[256]; /* where the loaded blocks came from; "" = nothing was loaded */
 
-    kvfcli_tokens      said;
-    kvfcli_string      answer;
-    kvfcli_stop        stop;
-    uint32_t           seed;
+    kvfcli_tokens said;
+    kvfcli_string answer;
+    kvfcli_stop stop;
+    uint32_t seed;
 
-    int64_t            before_us; /* what belongs to the time to the first token and was over before the context was made */
-    int64_t            began_us;  /* the rest of that time counts from here */
-    int64_t            tokenize_us, ttft_us, generate_us, flush_us;
-    uint64_t           unwritten; /* blocks that the store did not take */
-    kvf_reason         unwritten_why;
+    int64_t before_us; /* what belongs to the time to the first token and was over before the context was made */
+    int64_t began_us;  /* the rest of that time counts from here */
+    int64_t tokenize_us, ttft_us, generate_us, flush_us;
+    uint64_t unwritten; /* blocks that the store did not take */
+    kvf_reason unwritten_why;
 } kvfcli_run_state;
 
 /* ---- prefill and generation (run_answer.c). Returns 0 (also when interrupted), or an exit code after a message. */
@@ -198,6 +199,6 @@ int kvfcli_explain_prompt(const kvfcli_run_state *run);
 
 /* ---- what is said at the end (run_report.c) */
 void kvfcli_report(const kvfcli_run_state *run);
-int  kvfcli_report_json(const kvfcli_run_state *run, int code);
+int kvfcli_report_json(const kvfcli_run_state *run, int code);
 
 #endif

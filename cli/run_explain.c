@@ -8,46 +8,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CANDIDATES 256u /* records that may hold the same beginning, or go on from it */
-#define MAX_SPACES 64u
+#define MAX_CANDIDATES    256u /* records that may hold the same beginning, or go on from it */
+#define MAX_SPACES        64u
 #define DEFAULT_BUDGET_MS 10000u
-#define CONTEXT_TOKENS 6u /* shown from the first token that differs on */
+#define CONTEXT_TOKENS    6u /* shown from the first token that differs on */
 
 typedef struct candidate {
     uint8_t space[32];
     kvf_key key;
-    bool    ours;
+    bool ours;
 } candidate;
 
 typedef struct other_space {
-    uint8_t  digest[32];
+    uint8_t digest[32];
     uint64_t num_blocks;
-    size_t   same;   /* leading tokens of this prompt that its blocks begin with */
-    char    *fields; /* NULL: not known */
-    bool     same_model;
+    size_t same;  /* leading tokens of this prompt that its blocks begin with */
+    char *fields; /* NULL: not known */
+    bool same_model;
 } other_space;
 
 typedef struct explanation {
     const kvfcli_run_state *run;
-    kvf_store   *store;
-    kvf_space   *space;
-    uint8_t      digest[32];
-    size_t       block_tokens, num_blocks;
-    kvf_key     *keys;
-    kvf_found   *found;
-    size_t       matched;     /* blocks */
-    uint64_t     our_blocks;  /* in the store, of this space */
-    size_t       later;       /* of this prompt's blocks behind the gap, how many are there */
-    candidate   *candidates;
-    size_t       num_candidates;
+    kvf_store *store;
+    kvf_space *space;
+    uint8_t digest[32];
+    size_t block_tokens, num_blocks;
+    kvf_key *keys;
+    kvf_found *found;
+    size_t matched;      /* blocks */
+    uint64_t our_blocks; /* in the store, of this space */
+    size_t later;        /* of this prompt's blocks behind the gap, how many are there */
+    candidate *candidates;
+    size_t num_candidates;
     other_space *spaces;
-    size_t       num_spaces;
+    size_t num_spaces;
     /* what goes on from the matched blocks with the most tokens in common */
-    bool         goes_on, ends; /* ends: all of its tokens are the prompt's, it is only shorter */
-    size_t       differs_at;
-    uint32_t     theirs[CONTEXT_TOKENS];
-    size_t       num_theirs;
-    size_t       other_template; /* blocks that would match the other way: with --raw, or without */
+    bool goes_on, ends; /* ends: all of its tokens are the prompt's, it is only shorter */
+    size_t differs_at;
+    uint32_t theirs[CONTEXT_TOKENS];
+    size_t num_theirs;
+    size_t other_template; /* blocks that would match the other way: with --raw, or without */
 } explanation;
 
 /* ---- what lies in the store ---- */
@@ -109,13 +109,14 @@ static int see(void *ctx, const kvf_entry *entry) {
 /* ---- what goes on from there ---- */
 
 typedef struct reading {
-    explanation     *e;
+    explanation *e;
     const candidate *c;
 } reading;
 
 static size_t common(const explanation *e, size_t from, const uint32_t *tokens, size_t num) {
     size_t same = 0;
-    while (same < num && from + same < e->run->prompt.num && tokens[same] == (uint32_t)e->run->prompt.ids[from + same]) {
+    while (same < num && from + same < e->run->prompt.num &&
+           tokens[same] == (uint32_t)e->run->prompt.ids[from + same]) {
         same++;
     }
     return same;
@@ -203,7 +204,8 @@ static int value_of(const char **out, const char *fields, const char *name, size
     return -1;
 }
 
-typedef void (*field_fn)(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there, int there_len);
+typedef void (*field_fn)(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
+                         int there_len);
 
 /* Calls for every field of `a` that `b` has not or has otherwise; with `missing_only`, only those that it has not. */
 static void each_difference(const char *a, const char *b, bool missing_only, field_fn fn, void *ctx) {
@@ -332,7 +334,9 @@ static void print_quoted(const char *label, const char *text) {
 static void print_difference(const explanation *e) {
     char *ours = our_text(e), *theirs = text_of(e, e->theirs, e->num_theirs);
     if (e->ends) {
-        printf("the longest stored prompt that shares this ends at token %zu: nothing behind it was computed with the store\n", e->differs_at);
+        printf(
+            "the longest stored prompt that shares this ends at token %zu: nothing behind it was computed with the store\n",
+            e->differs_at);
     } else {
         printf("token %zu is the first that differs from the stored prompt that shares the most:\n", e->differs_at);
         print_quoted("here:", ours);
@@ -342,13 +346,15 @@ static void print_difference(const explanation *e) {
     free(theirs);
 }
 
-static void print_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there, int there_len) {
+static void print_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
+                        int there_len) {
     (void)ctx;
     printf("    %.*s: here %.*s, there %.*s\n", name_len, name, here_len > 0 ? here_len : 1, here_len > 0 ? here : "-",
            there_len > 0 ? there_len : 1, there_len > 0 ? there : "-");
 }
 
-static void print_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len, const char *here, int here_len) {
+static void print_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len,
+                               const char *here, int here_len) {
     print_field(ctx, name, name_len, here, here_len, there, there_len);
 }
 
@@ -371,25 +377,28 @@ static void print(const explanation *e) {
     char hex[KVFCLI_HEX32], age[KVFCLI_TEXT];
     const char *code = code_of(e);
     kvfcli_hex(hex, e->digest);
-    printf("prompt: %zu tokens, %zu whole blocks of %zu; space %.16s\n", e->run->prompt.num, e->num_blocks, e->block_tokens, hex);
+    printf("prompt: %zu tokens, %zu whole blocks of %zu; space %.16s\n", e->run->prompt.num, e->num_blocks,
+           e->block_tokens, hex);
     printf("stored: %zu blocks, %zu tokens", e->matched, e->matched * e->block_tokens);
     if (e->matched > 0) {
         printf(", the last one %s ago", kvfcli_age(age, e->found[e->matched - 1].stored_s));
     }
     printf("\nanswer: %s\n", code);
     if (strcmp(code, "stored") == 0) {
-        printf("all whole blocks are there: a run loads them, where that is sooner than computing them (`kvferry run --json` says which)\n");
+        printf(
+            "all whole blocks are there: a run loads them, where that is sooner than computing them (`kvferry run --json` says which)\n");
     } else if (strcmp(code, "other-template") == 0) {
-        printf("%s chat template %zu blocks would match: the stored prompt was made that way\n", e->run->options.raw ? "with a" : "without a (--raw)",
-               e->other_template);
+        printf("%s chat template %zu blocks would match: the stored prompt was made that way\n",
+               e->run->options.raw ? "with a" : "without a (--raw)", e->other_template);
     } else if (strcmp(code, "evicted") == 0) {
-        printf("block %zu (token %zu) is gone, though %zu later ones of this prompt are there: evicted, or expired\n", e->matched,
-               e->matched * e->block_tokens, e->later);
+        printf("block %zu (token %zu) is gone, though %zu later ones of this prompt are there: evicted, or expired\n",
+               e->matched, e->matched * e->block_tokens, e->later);
     } else if (strcmp(code, "differs") == 0 || strcmp(code, "ends") == 0) {
         print_difference(e);
     } else if (strcmp(code, "absent") == 0) {
-        printf("nothing in the store goes on from there: never stored, expired or evicted (%llu blocks of this space are there)\n",
-               (unsigned long long)e->our_blocks);
+        printf(
+            "nothing in the store goes on from there: never stored, expired or evicted (%llu blocks of this space are there)\n",
+            (unsigned long long)e->our_blocks);
     } else if (strcmp(code, "other-space") != 0) {
         printf("the store says \"%s\" of block %zu; kvferry doctor tells more\n", code, e->matched);
     }
@@ -404,12 +413,14 @@ static json_t *text_value(const char *text, int len) {
     return len >= 0 ? json_stringn(text, (size_t)len) : json_null();
 }
 
-static void add_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there, int there_len) {
-    json_array_append_new(ctx, json_pack("{s:o, s:o, s:o}", "name", text_value(name, name_len), "here", text_value(here, here_len), "there",
-                                         text_value(there, there_len)));
+static void add_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
+                      int there_len) {
+    json_array_append_new(ctx, json_pack("{s:o, s:o, s:o}", "name", text_value(name, name_len), "here",
+                                         text_value(here, here_len), "there", text_value(there, there_len)));
 }
 
-static void add_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len, const char *here, int here_len) {
+static void add_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len,
+                             const char *here, int here_len) {
     add_field(ctx, name, name_len, here, here_len, there, there_len);
 }
 
@@ -423,8 +434,9 @@ static json_t *json_spaces(const explanation *e) {
         json_t *fields = json_array();
         each_difference(kvf_space_fields(e->space), s->fields, false, add_field, fields);
         each_difference(s->fields, kvf_space_fields(e->space), true, add_missing_here, fields);
-        json_array_append_new(list, json_pack("{s:o, s:I, s:I, s:o}", "space", kvfcli_json_hex(s->digest), "blocks", (json_int_t)s->num_blocks,
-                                              "same_tokens", (json_int_t)s->same, "differs", fields));
+        json_array_append_new(list, json_pack("{s:o, s:I, s:I, s:o}", "space", kvfcli_json_hex(s->digest), "blocks",
+                                              (json_int_t)s->num_blocks, "same_tokens", (json_int_t)s->same, "differs",
+                                              fields));
     }
     return list;
 }
@@ -437,13 +449,15 @@ static json_t *json_own(char *text) {
 
 static int print_as_json(const explanation *e) {
     bool differs = e->goes_on && e->matched < e->num_blocks;
-    json_t *json = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:o}", "why", code_of(e), "prompt_tokens", (json_int_t)e->run->prompt.num,
-                             "blocks", (json_int_t)e->num_blocks, "block_tokens", (json_int_t)e->block_tokens, "stored_blocks",
-                             (json_int_t)e->matched, "space", kvfcli_json_hex(e->digest), "later_blocks", (json_int_t)e->later,
-                             "other_template_blocks", (json_int_t)e->other_template, "other_spaces", json_spaces(e));
+    json_t *json = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:o}", "why", code_of(e), "prompt_tokens",
+                             (json_int_t)e->run->prompt.num, "blocks", (json_int_t)e->num_blocks, "block_tokens",
+                             (json_int_t)e->block_tokens, "stored_blocks", (json_int_t)e->matched, "space",
+                             kvfcli_json_hex(e->digest), "later_blocks", (json_int_t)e->later, "other_template_blocks",
+                             (json_int_t)e->other_template, "other_spaces", json_spaces(e));
     json_object_set_new(json, "differs_at", differs ? json_integer((json_int_t)e->differs_at) : json_null());
     json_object_set_new(json, "here", differs ? json_own(our_text(e)) : json_null());
-    json_object_set_new(json, "there", differs && !e->ends ? json_own(text_of(e, e->theirs, e->num_theirs)) : json_null());
+    json_object_set_new(json, "there",
+                        differs && !e->ends ? json_own(text_of(e, e->theirs, e->num_theirs)) : json_null());
     return kvfcli_print_json(json, KVFCLI_FINE);
 }
 
@@ -474,7 +488,8 @@ static int prepare(explanation *e) {
         return kvfcli_no_memory();
     }
     kvf_chain(e->space, e->keys, e->num_blocks, (const uint32_t *)run->prompt.ids, e->num_blocks * e->block_tokens);
-    return kvf_match(e->space, &e->matched, e->found, e->keys, e->num_blocks, budget_us(e)) == KVF_OK ? KVFCLI_FINE : KVFCLI_IO;
+    return kvf_match(e->space, &e->matched, e->found, e->keys, e->num_blocks, budget_us(e)) == KVF_OK ? KVFCLI_FINE
+                                                                                                      : KVFCLI_IO;
 }
 
 static int look_around(explanation *e) {
@@ -492,7 +507,8 @@ static int look_around(explanation *e) {
 
 int kvfcli_explain_prompt(const kvfcli_run_state *run) {
     if (run->engine.kv == NULL || kvf_llama_space(run->engine.kv) == NULL) {
-        kvfcli_say("nothing of this model is stored: %s", run->engine.refused[0] != '\0' ? run->engine.refused : "there is no store");
+        kvfcli_say("nothing of this model is stored: %s",
+                   run->engine.refused[0] != '\0' ? run->engine.refused : "there is no store");
         return KVFCLI_INPUT;
     }
     explanation e = {.run = run};

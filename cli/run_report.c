@@ -58,8 +58,11 @@ static void report_plan(const kvf_llama_report *r) {
     if (r->plan != KVF_LLAMA_PLAN_BOTH && !(r->plan == KVF_LLAMA_PLAN_COMPUTE && r->store_bytes_per_s > 0)) {
         return;
     }
-    fprintf(stderr, "kvferry: %u tokens were stored; %s: the store brings %.1f MB/s, the model computes %.0f tokens/s\n", r->stored_tokens,
-            r->plan == KVF_LLAMA_PLAN_BOTH ? "the front was computed while the rest was loaded" : "computing them was sooner",
+    fprintf(stderr,
+            "kvferry: %u tokens were stored; %s: the store brings %.1f MB/s, the model computes %.0f tokens/s\n",
+            r->stored_tokens,
+            r->plan == KVF_LLAMA_PLAN_BOTH ? "the front was computed while the rest was loaded"
+                                           : "computing them was sooner",
             r->store_bytes_per_s / 1e6, r->compute_tokens_per_s);
 }
 

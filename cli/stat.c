@@ -30,8 +30,8 @@ static void print_tier(const kvf_tier_info *info) {
     char records[KVFCLI_TEXT], used[KVFCLI_TEXT], max[KVFCLI_TEXT];
     printf("%s\n", info->url);
     if (info->num_servers > 1 || info->num_open + info->num_half_open + info->num_refusing > 0) {
-        printf("  servers  %u, breaker open for %u, half-open for %u; saves refused by %u\n", info->num_servers, info->num_open,
-               info->num_half_open, info->num_refusing);
+        printf("  servers  %u, breaker open for %u, half-open for %u; saves refused by %u\n", info->num_servers,
+               info->num_open, info->num_half_open, info->num_refusing);
     }
     if (!info->reachable) {
         printf("  does not answer (kvferry doctor tells why)\n");
@@ -47,10 +47,11 @@ static json_t *number_json(int64_t n) {
 }
 
 static json_t *tier_json(const kvf_tier_info *info) {
-    return json_pack("{s:s, s:b, s:o, s:o, s:o, s:i, s:i, s:i, s:i}", "url", info->url, "reachable", info->reachable, "num_records",
-                     number_json(info->num_records), "used_bytes", number_json(info->used_bytes), "max_bytes",
-                     number_json(info->max_bytes), "num_servers", (int)info->num_servers, "num_open", (int)info->num_open,
-                     "num_half_open", (int)info->num_half_open, "num_refusing", (int)info->num_refusing);
+    return json_pack("{s:s, s:b, s:o, s:o, s:o, s:i, s:i, s:i, s:i}", "url", info->url, "reachable", info->reachable,
+                     "num_records", number_json(info->num_records), "used_bytes", number_json(info->used_bytes),
+                     "max_bytes", number_json(info->max_bytes), "num_servers", (int)info->num_servers, "num_open",
+                     (int)info->num_open, "num_half_open", (int)info->num_half_open, "num_refusing",
+                     (int)info->num_refusing);
 }
 
 static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {

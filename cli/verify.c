@@ -115,9 +115,9 @@ static json_t *report_json(const inspection *in) {
         }
         json_array_append_new(list, damaged_json(&in->list[i]));
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "num_incomplete", (json_int_t)in->num_incomplete, "num_records", (json_int_t)in->num_records, "num_sessions",
-                     (json_int_t)in->num_sessions, "num_foreign", (json_int_t)in->num_foreign, "bytes",
-                     (json_int_t)in->bytes, "damaged", list);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "num_incomplete", (json_int_t)in->num_incomplete, "num_records",
+                     (json_int_t)in->num_records, "num_sessions", (json_int_t)in->num_sessions, "num_foreign",
+                     (json_int_t)in->num_foreign, "bytes", (json_int_t)in->bytes, "damaged", list);
 }
 
 static void print_report(const inspection *in, kvf_store *store) {

@@ -173,7 +173,7 @@ stage_format() {
 }
 
 stages=("$@")
-((${#stages[@]} > 0)) || stages=(release valkey clang asan tsan fuzz checks)
+((${#stages[@]} > 0)) || stages=(format release valkey clang asan tsan fuzz checks)
 for stage in "${stages[@]}"; do
     "stage_$stage"
 done

@@ -28,11 +28,11 @@
 #include "kvferry/llama.h"
 #include "support/kit.h"
 
-#define LIMIT 1.02
-#define MAX_PAIRS 999u
-#define MAX_THREADS 64u
+#define LIMIT        1.02
+#define MAX_PAIRS    999u
+#define MAX_THREADS  64u
 #define BLOCK_TOKENS 64u
-#define BATCH 64u /* tokens of one llama_decode: a block is written while the next one is computed */
+#define BATCH        64u /* tokens of one llama_decode: a block is written while the next one is computed */
 
 enum { PLAIN, STORING, NUM_SIDES };
 
@@ -50,7 +50,7 @@ static double now(clockid_t clock) {
 /* ---- threads: those that came after the model's are the writers ---- */
 
 typedef struct threads {
-    int    known[MAX_THREADS]; /* of the model */
+    int known[MAX_THREADS]; /* of the model */
     size_t num_known;
 } threads;
 
@@ -98,12 +98,12 @@ static double cpu_of_others(threads *t, bool learn) {
 /* ---- one run ---- */
 
 typedef struct bench {
-    struct llama_model   *model;
+    struct llama_model *model;
     struct llama_context *ctx;
-    kvf_store            *store;
-    kvf_llama            *side[NUM_SIDES];
-    size_t                num_tokens;
-    llama_token          *tokens;
+    kvf_store *store;
+    kvf_llama *side[NUM_SIDES];
+    size_t num_tokens;
+    llama_token *tokens;
 } bench;
 
 typedef struct sample {
@@ -178,7 +178,7 @@ typedef struct series {
     double time[MAX_PAIRS], cpu[MAX_PAIRS]; /* ratios */
     double seconds, export_s, writers_s;    /* sums over the runs that store */
     size_t num;
-    FILE  *kept;
+    FILE *kept;
 } series;
 
 typedef struct pair {
@@ -212,8 +212,8 @@ static void go_on(series *all, const char *path) {
         die("can't open the file of --series");
     }
     sample *a = &p.side[PLAIN], *b = &p.side[STORING];
-    while (all->num < MAX_PAIRS && fscanf(all->kept, "%lf %lf %lf %lf %lf %lf", &a->seconds, &b->seconds, &a->cpu, &b->cpu,
-                                          &b->export_s, &p.writers_s) == 6) {
+    while (all->num < MAX_PAIRS && fscanf(all->kept, "%lf %lf %lf %lf %lf %lf", &a->seconds, &b->seconds, &a->cpu,
+                                          &b->cpu, &b->export_s, &p.writers_s) == 6) {
         add_pair(all, &p);
     }
 }
@@ -221,7 +221,8 @@ static void go_on(series *all, const char *path) {
 static void keep(const series *all, const pair *p) {
     const sample *a = &p->side[PLAIN], *b = &p->side[STORING];
     if (all->kept != NULL) {
-        fprintf(all->kept, "%.6f %.6f %.6f %.6f %.6f %.6f\n", a->seconds, b->seconds, a->cpu, b->cpu, b->export_s, p->writers_s);
+        fprintf(all->kept, "%.6f %.6f %.6f %.6f %.6f %.6f\n", a->seconds, b->seconds, a->cpu, b->cpu, b->export_s,
+                p->writers_s);
         fflush(all->kept);
     }
 }
@@ -254,15 +255,18 @@ static void measure(bench *b, series *all, size_t num_pairs) {
 
 static bool conclude(const series *all) {
     median time = median_of(all->time, all->num), cpu = median_of(all->cpu, all->num);
-    const char *verdict = time.high <= LIMIT ? "ok" : time.low > LIMIT ? "FAILED" : "FAILED: not resolved, too much noise for so few pairs";
+    const char *verdict = time.high <= LIMIT ? "ok"
+                          : time.low > LIMIT ? "FAILED"
+                                             : "FAILED: not resolved, too much noise for so few pairs";
     double runs = (double)all->num;
     printf("\nCPU time: median ratio %.4f, 95 %% interval %.4f to %.4f\n", cpu.value, cpu.low, cpu.high);
     printf("of a run that stores, %.0f ms: exports %.1f ms, CPU time of the writers %.1f ms, together %.2f %%\n",
            all->seconds / runs * 1e3, all->export_s / runs * 1e3, all->writers_s / runs * 1e3,
            100 * (all->export_s + all->writers_s) / all->seconds);
-    printf("check-cold: %s: a cold run that stores takes %.4f of one that does not (<= %.2f); median of %zu pairs, 95 %% interval "
-           "%.4f to %.4f, all %.2f to %.2f\n",
-           verdict, time.value, LIMIT, all->num, time.low, time.high, time.least, time.most);
+    printf(
+        "check-cold: %s: a cold run that stores takes %.4f of one that does not (<= %.2f); median of %zu pairs, 95 %% interval "
+        "%.4f to %.4f, all %.2f to %.2f\n",
+        verdict, time.value, LIMIT, all->num, time.low, time.high, time.least, time.most);
     return time.high <= LIMIT;
 }
 

@@ -13,34 +13,34 @@
 #include "support/proxy.h"
 #include "support/server.h"
 
-#define MAX_RATES 24u
+#define MAX_RATES  24u
 #define MAX_ROUNDS 15u
-#define BLOCK 64u
-#define MAX_RATIO 1.05
-#define MIN_GAIN 1.5
+#define BLOCK      64u
+#define MAX_RATIO  1.05
+#define MIN_GAIN   1.5
 
 typedef struct point {
-    double     mb_per_s; /* 0 = unlimited */
-    bool       crossover; /* loading alone is measured too */
+    double mb_per_s; /* 0 = unlimited */
+    bool crossover;  /* loading alone is measured too */
     kvf_store *store;
     kvf_llama *kv;
-    size_t     num;
-    double     with[MAX_ROUNDS], without[MAX_ROUNDS], loading[MAX_ROUNDS];
+    size_t num;
+    double with[MAX_ROUNDS], without[MAX_ROUNDS], loading[MAX_ROUNDS];
     kvf_llama_report report; /* of the last one */
 } point;
 
 typedef struct bench {
-    struct llama_model  *model;
-    lab                  plain; /* its context is everyone's */
-    kvft_server         *server;
-    kvft_proxy          *proxy;
-    llama_token         *tokens;
-    size_t               num_tokens;
-    double               bytes; /* of all blocks */
-    size_t               rounds, num_points;
-    point                points[MAX_RATES];
-    float               *oracle;
-    size_t               wrong;
+    struct llama_model *model;
+    lab plain; /* its context is everyone's */
+    kvft_server *server;
+    kvft_proxy *proxy;
+    llama_token *tokens;
+    size_t num_tokens;
+    double bytes; /* of all blocks */
+    size_t rounds, num_points;
+    point points[MAX_RATES];
+    float *oracle;
+    size_t wrong;
 } bench;
 
 static int by_size(const void *a, const void *b) {
@@ -181,23 +181,25 @@ static void measure(bench *b, point *p, size_t round) {
         p->loading[p->num] = load_only(b, p->kv);
     }
     p->num++;
-    fprintf(stderr, "round %zu, %7.1f MB/s: %6.0f ms, %6.0f without, %s (%u loaded, %u computed; waited %.0f ms; store %.1f MB/s, %.0f tokens/s)\n",
-            round + 1, p->mb_per_s, p->with[p->num - 1], p->without[p->num - 1], kvf_llama_plan_name(p->report.plan),
-            p->report.loaded_tokens, p->report.computed_tokens, (double)p->report.waited_us / 1e3,
-            p->report.store_bytes_per_s / 1e6, p->report.compute_tokens_per_s);
+    fprintf(
+        stderr,
+        "round %zu, %7.1f MB/s: %6.0f ms, %6.0f without, %s (%u loaded, %u computed; waited %.0f ms; store %.1f MB/s, %.0f tokens/s)\n",
+        round + 1, p->mb_per_s, p->with[p->num - 1], p->without[p->num - 1], kvf_llama_plan_name(p->report.plan),
+        p->report.loaded_tokens, p->report.computed_tokens, (double)p->report.waited_us / 1e3,
+        p->report.store_bytes_per_s / 1e6, p->report.compute_tokens_per_s);
 }
 
 /* ---- the picture: time to the first token by bandwidth, as a part of computing all ---- */
 
-#define WIDTH 760.0
+#define WIDTH  760.0
 #define HEIGHT 420.0
-#define LEFT 60.0
-#define TOP 40.0
+#define LEFT   60.0
+#define TOP    40.0
 #define PLOT_W (WIDTH - LEFT - 20)
 #define PLOT_H (HEIGHT - TOP - 70)
-#define MAX_Y 1.4
-#define MIN_X 0.0    /* log10 of 1 MB/s */
-#define MAX_X 3.3
+#define MAX_Y  1.4
+#define MIN_X  0.0 /* log10 of 1 MB/s */
+#define MAX_X  3.3
 
 static double at_x(double mb_per_s) {
     double x = log10(mb_per_s > 0 ? mb_per_s : pow(10, MAX_X));
@@ -209,23 +211,34 @@ static double at_y(double part) {
 }
 
 static void draw_axes(FILE *f) {
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" font-size=\"13\">\n"
-               "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n", WIDTH, HEIGHT);
+    fprintf(
+        f,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" font-family=\"sans-serif\" font-size=\"13\">\n"
+        "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
+        WIDTH, HEIGHT);
     for (int i = 0; i <= 7; i++) {
         double y = at_y(0.2 * i);
-        fprintf(f, "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#ddd\"/><text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.1f</text>\n", LEFT, y,
-                LEFT + PLOT_W, LEFT - 8, y + 4, 0.2 * i);
+        fprintf(
+            f,
+            "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#ddd\"/><text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.1f</text>\n",
+            LEFT, y, LEFT + PLOT_W, LEFT - 8, y + 4, 0.2 * i);
     }
     for (int i = 0; i <= 3; i++) {
         double x = at_x(pow(10, i));
-        fprintf(f, "<path d=\"M%.1f %.1fV%.1f\" stroke=\"#ddd\"/><text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%g MB/s</text>\n", x, TOP,
-                TOP + PLOT_H, x, TOP + PLOT_H + 20, pow(10, i));
+        fprintf(
+            f,
+            "<path d=\"M%.1f %.1fV%.1f\" stroke=\"#ddd\"/><text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%g MB/s</text>\n",
+            x, TOP, TOP + PLOT_H, x, TOP + PLOT_H + 20, pow(10, i));
     }
-    fprintf(f, "<text x=\"%.1f\" y=\"22\" font-weight=\"bold\">time to the first token, as a part of the time without a store</text>\n", LEFT);
+    fprintf(
+        f,
+        "<text x=\"%.1f\" y=\"22\" font-weight=\"bold\">time to the first token, as a part of the time without a store</text>\n",
+        LEFT);
 }
 
 static void draw_curves(FILE *f, bench *b, double compute_ms) {
-    fprintf(f, "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#888\" stroke-width=\"2\"/>\n<path d=\"", LEFT, at_y(1), LEFT + PLOT_W);
+    fprintf(f, "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#888\" stroke-width=\"2\"/>\n<path d=\"", LEFT, at_y(1),
+            LEFT + PLOT_W);
     for (int i = 0; i <= 132; i++) {
         double rate = pow(10, MIN_X + i * (MAX_X - MIN_X) / 132), part = b->bytes / (rate * 1e3) / compute_ms;
         if (part <= MAX_Y) {
@@ -241,8 +254,8 @@ static void draw_curves(FILE *f, bench *b, double compute_ms) {
     for (size_t i = 0; i < b->num_points; i++) {
         const point *p = &b->points[i];
         double part = ratio_of(p->with, p->without, p->num);
-        fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"#06c\"><title>%g MB/s: %.2f</title></circle>\n", at_x(p->mb_per_s), at_y(part),
-                p->mb_per_s, part);
+        fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"#06c\"><title>%g MB/s: %.2f</title></circle>\n",
+                at_x(p->mb_per_s), at_y(part), p->mb_per_s, part);
     }
 }
 
@@ -255,11 +268,13 @@ static void draw(bench *b, const char *path, double compute_ms) {
     draw_axes(f);
     draw_curves(f, b, compute_ms);
     double y = HEIGHT - 14;
-    fprintf(f, "<g><path d=\"M%.0f %.0fh24\" stroke=\"#06c\" stroke-width=\"3\"/><text x=\"%.0f\" y=\"%.0f\">kvferry</text>"
-               "<path d=\"M%.0f %.0fh24\" stroke=\"#c60\" stroke-width=\"2\" stroke-dasharray=\"6 4\"/><text x=\"%.0f\" y=\"%.0f\">bytes / bandwidth (loading alone)</text>"
-               "<path d=\"M%.0f %.0fh24\" stroke=\"#888\" stroke-width=\"2\"/><text x=\"%.0f\" y=\"%.0f\">computing alone</text>"
-               "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">rightmost: unlimited</text></g>\n</svg>\n",
-            LEFT, y - 4, LEFT + 30, y, LEFT + 110, y - 4, LEFT + 140, y, LEFT + 370, y - 4, LEFT + 400, y, WIDTH - 20, y);
+    fprintf(
+        f,
+        "<g><path d=\"M%.0f %.0fh24\" stroke=\"#06c\" stroke-width=\"3\"/><text x=\"%.0f\" y=\"%.0f\">kvferry</text>"
+        "<path d=\"M%.0f %.0fh24\" stroke=\"#c60\" stroke-width=\"2\" stroke-dasharray=\"6 4\"/><text x=\"%.0f\" y=\"%.0f\">bytes / bandwidth (loading alone)</text>"
+        "<path d=\"M%.0f %.0fh24\" stroke=\"#888\" stroke-width=\"2\"/><text x=\"%.0f\" y=\"%.0f\">computing alone</text>"
+        "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">rightmost: unlimited</text></g>\n</svg>\n",
+        LEFT, y - 4, LEFT + 30, y, LEFT + 110, y - 4, LEFT + 140, y, LEFT + 370, y - 4, LEFT + 400, y, WIDTH - 20, y);
     fclose(f);
 }
 
@@ -273,7 +288,8 @@ static bool judge(const bench *b) {
         double ratio = ratio_of(p->with, p->without, p->num), first = p->with[0] / p->without[0];
         worst = ratio > worst ? ratio : worst;
         worst_new = first > worst_new ? first : worst_new;
-        printf("%10.1f %12.0f %12.0f %10.3f %10.3f", p->mb_per_s, median(p->with, p->num), median(p->without, p->num), ratio, first);
+        printf("%10.1f %12.0f %12.0f %10.3f %10.3f", p->mb_per_s, median(p->with, p->num), median(p->without, p->num),
+               ratio, first);
         if (p->crossover) {
             double best[MAX_ROUNDS];
             for (size_t r = 0; r < p->num; r++) {
@@ -286,9 +302,10 @@ static bool judge(const bench *b) {
         printf("\n");
     }
     bool ok = worst <= MAX_RATIO && gain >= MIN_GAIN && b->wrong == 0;
-    printf("%s: at most %.3f times the time without (bound %.2f; first prefill of a handle, which knows nothing: %.3f), "
-           "at the crossover %.2f times better than the better of both (bound %.1f), %zu answers that differ\n",
-           ok ? "ok" : "FAILED", worst, MAX_RATIO, worst_new, gain, MIN_GAIN, b->wrong);
+    printf(
+        "%s: at most %.3f times the time without (bound %.2f; first prefill of a handle, which knows nothing: %.3f), "
+        "at the crossover %.2f times better than the better of both (bound %.1f), %zu answers that differ\n",
+        ok ? "ok" : "FAILED", worst, MAX_RATIO, worst_new, gain, MIN_GAIN, b->wrong);
     return ok;
 }
 
@@ -321,7 +338,8 @@ int main(int argc, char **argv) {
     }
     open_bench(&b, blocks);
     double compute_ms = prefill(&b, b.plain.kv, NULL), crossover = b.bytes / (compute_ms * 1e3);
-    fprintf(stderr, "%zu tokens, %.1f MB, computed in %.0f ms: loading takes as long at %.1f MB/s\n", b.num_tokens, b.bytes / 1e6, compute_ms, crossover);
+    fprintf(stderr, "%zu tokens, %.1f MB, computed in %.0f ms: loading takes as long at %.1f MB/s\n", b.num_tokens,
+            b.bytes / 1e6, compute_ms, crossover);
     bool placed = false;
     for (size_t i = 0; i < num_rates; i++) {
         if (!placed && (rates[i] > crossover || rates[i] == 0)) {

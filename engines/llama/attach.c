@@ -5,7 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-
 #include "llama/engine.h"
 
 #define DEFAULT_BUDGET_MS 10000u
@@ -76,7 +75,8 @@ static kvf_status check_options(kvf_error *err, const kvf_store *store, const kv
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set struct_size and context_params");
     }
     if (store != NULL && o->model_path == NULL) {
-        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: model_path is needed to know which model the blocks belong to");
+        return kvfl_fail(err, KVF_LIMIT,
+                         "kvf_llama_options: model_path is needed to know which model the blocks belong to");
     }
     return KVF_OK;
 }

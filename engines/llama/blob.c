@@ -3,16 +3,16 @@
 
 #include <string.h>
 
-#define MAGIC 0xaf143cd8u
+#define MAGIC      0xaf143cd8u
 #define MAX_LAYERS 4096u
-#define MAX_CELLS (1u << 20)
-#define EXT_BYTES 12u
-#define MAX_TYPE 255u
+#define MAX_CELLS  (1u << 20)
+#define EXT_BYTES  12u
+#define MAX_TYPE   255u
 
 typedef struct reader {
     const uint8_t *start, *at;
-    size_t         left;
-    bool           bad;
+    size_t left;
+    bool bad;
 } reader;
 
 static const uint8_t *take(reader *r, size_t bytes) {
@@ -170,7 +170,8 @@ bool kvfl_blob_parse(kvfl_shape *shape, const uint8_t *blob, size_t len) {
     return !r.bad && r.left == 0;
 }
 
-bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first, int32_t end) {
+bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first,
+                      int32_t end) {
     reader r = {.start = blob, .at = blob, .left = len};
     uint32_t num = (uint32_t)(end - first);
     bool ok = take32(&r) == MAGIC;

@@ -20,29 +20,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVFL_BLOB_HEAD 8u /* magic, seq_id */
+#define KVFL_BLOB_HEAD  8u /* magic, seq_id */
 #define KVFL_MAX_CACHES 2u
 
 /* One cache of a blob. With 0 cells only num_streams, begin and end are set. */
 typedef struct kvfl_cache {
     uint32_t num_streams, num_cells, num_layers;
-    bool     v_trans;
-    size_t   cell_bytes;  /* what one token takes: its cell and its rows in all layers */
-    size_t   fixed_bytes; /* what the part takes besides */
-    int32_t  k_type, v_type; /* ggml types of the first layer */
-    size_t   k_row_bytes, v_row_bytes;
-    size_t   begin, rows, end; /* offsets in the blob: of the part, of what follows its cells, of what follows the part */
+    bool v_trans;
+    size_t cell_bytes;      /* what one token takes: its cell and its rows in all layers */
+    size_t fixed_bytes;     /* what the part takes besides */
+    int32_t k_type, v_type; /* ggml types of the first layer */
+    size_t k_row_bytes, v_row_bytes;
+    size_t begin, rows, end; /* offsets in the blob: of the part, of what follows its cells, of what follows the part */
 } kvfl_cache;
 
 /* What is expected, and what was found. */
 typedef struct kvfl_shape {
-    uint32_t   num_caches;
-    bool       has_state;
-    bool       has_ext;     /* cells tell positions of several dimensions */
+    uint32_t num_caches;
+    bool has_state;
+    bool has_ext; /* cells tell positions of several dimensions */
     kvfl_cache caches[KVFL_MAX_CACHES];
-    uint32_t   state_cells;
-    int32_t    state_pos;                      /* of the only cell */
-    size_t     state_begin, state_rows, state_end;
+    uint32_t state_cells;
+    int32_t state_pos; /* of the only cell */
+    size_t state_begin, state_rows, state_end;
 } kvfl_shape;
 
 /* false: not a blob of that many caches, with a state or without, or not to its last byte. num_caches, has_state and has_ext are read. A blob
@@ -51,7 +51,8 @@ bool kvfl_blob_parse(kvfl_shape *, const uint8_t *blob, size_t len);
 
 /* Each of the first `caches` caches of the blob has one cell for each of the positions from `first` to `end` - 1, in this order. `shape` is that
  * of the model's blobs. Only cells are read: the rest is as long as `shape` says. */
-bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first, int32_t end);
+bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first,
+                      int32_t end);
 
 static inline size_t kvfl_cache_bytes(const kvfl_cache *cache, size_t num_tokens) {
     return cache->fixed_bytes + num_tokens * cache->cell_bytes;

@@ -12,15 +12,15 @@
 
 /* What a batch has of one sequence. */
 typedef struct kvfl_piece {
-    size_t          num;   /* tokens; 0 = none */
-    size_t          first, end; /* positions */
-    size_t          want;  /* of the first output, or `end` */
-    size_t          done;  /* in front of this position all is in the sequence */
-    kvf_llama_aside why;   /* not to be followed */
-    bool            alone; /* no token belongs to another sequence too */
+    size_t num;          /* tokens; 0 = none */
+    size_t first, end;   /* positions */
+    size_t want;         /* of the first output, or `end` */
+    size_t done;         /* in front of this position all is in the sequence */
+    kvf_llama_aside why; /* not to be followed */
+    bool alone;          /* no token belongs to another sequence too */
     /* Tokens that were dropped, to compute or load their block as a whole: their state, to put it back when that fails. */
-    size_t          dropped_from, dropped_bytes;
-    uint8_t        *dropped;
+    size_t dropped_from, dropped_bytes;
+    uint8_t *dropped;
 } kvfl_piece;
 
 kvf_status kvfl_open_decode(kvf_llama *kv, kvf_error *err) {
@@ -33,8 +33,8 @@ kvf_status kvfl_open_decode(kvf_llama *kv, kvf_error *err) {
     kv->rest.n_seq_id = calloc(most, sizeof *kv->rest.n_seq_id);
     kv->rest.seq_id = calloc(most, sizeof *kv->rest.seq_id);
     kv->rest.logits = calloc(most, sizeof *kv->rest.logits);
-    if (kv->histories == NULL || kv->pieces == NULL || kv->output_of == NULL || kv->rest.token == NULL || kv->rest.pos == NULL ||
-        kv->rest.n_seq_id == NULL || kv->rest.seq_id == NULL || kv->rest.logits == NULL) {
+    if (kv->histories == NULL || kv->pieces == NULL || kv->output_of == NULL || kv->rest.token == NULL ||
+        kv->rest.pos == NULL || kv->rest.n_seq_id == NULL || kv->rest.seq_id == NULL || kv->rest.logits == NULL) {
         return kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
     }
     return KVF_OK;
@@ -90,7 +90,8 @@ static void add_token(kvf_llama *kv, llama_seq_id seq, llama_token token, llama_
 /* false: a batch that llama.cpp will refuse, or whose positions it is to find: nothing to be looked into. */
 static bool read_batch(kvf_llama *kv, const struct llama_batch *batch) {
     memset(kv->pieces, 0, kv->num_seqs * sizeof *kv->pieces);
-    if (batch->n_tokens <= 0 || (uint32_t)batch->n_tokens > llama_n_batch(kv->ctx) || batch->token == NULL || batch->embd != NULL) {
+    if (batch->n_tokens <= 0 || (uint32_t)batch->n_tokens > llama_n_batch(kv->ctx) || batch->token == NULL ||
+        batch->embd != NULL) {
         return false;
     }
     llama_pos next = batch->pos == NULL ? llama_memory_seq_pos_max(kv->mem, 0) + 1 : 0;
@@ -192,11 +193,13 @@ static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t batc
     kvfl_history *h = &kv->histories[seq];
     size_t block = kv->block_tokens, first = h->num / block, run = 0;
     kvf_llama_report unread = {0};
-    if (!kvfl_has_states(kv) || kv->space == NULL || h->num % block == 0 || unshared_cells(kv) + batch_tokens > kv->n_ctx) {
+    if (!kvfl_has_states(kv) || kv->space == NULL || h->num % block == 0 ||
+        unshared_cells(kv) + batch_tokens > kv->n_ctx) {
         return;
     }
     kvfl_chain(kv, h->tokens, goal / block * block, goal % block);
-    size_t end = kvfl_match_state(kv, &unread, first, kvfl_num_blocks(kv), kvfl_now_us() + (int64_t)kv->budget_ms * 1000);
+    size_t end =
+        kvfl_match_state(kv, &unread, first, kvfl_num_blocks(kv), kvfl_now_us() + (int64_t)kv->budget_ms * 1000);
     bool there = end > first && kvfl_position(kv, end) > h->num;
     if (there && kv->kind.num_caches > 0) {
         there = kvf_match(kv->space, &run, kv->found, kv->keys, end, kv->budget_ms * 1000) == KVF_OK && run == end;
@@ -426,7 +429,7 @@ static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
     bool changed = p->why == KVF_ASIDE_NONE && (h->num != p->first || p->done > p->first || p->dropped != NULL ||
-                                               llama_memory_seq_pos_max(kv->mem, seq) != (llama_pos)p->first - 1);
+                                                llama_memory_seq_pos_max(kv->mem, seq) != (llama_pos)p->first - 1);
     bool ok = true;
     if (changed && (rc == 1 || rc == -1)) {
         ok = p->dropped != NULL ? put_back(kv, seq) : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
@@ -505,7 +508,7 @@ int32_t kvfl_decode_unseen(kvf_llama *kv, const bool *seqs, size_t num_tokens, k
 
 typedef struct plain_batch {
     struct llama_context *ctx;
-    struct llama_batch    batch;
+    struct llama_batch batch;
 } plain_batch;
 
 static int32_t decode_plain(void *arg) {

@@ -29,27 +29,28 @@
 
 /* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows), so whole blocks are
  * never computed in a smaller batch: only then is a computed block the same as a loaded one. */
-#define KVFL_MIN_BATCH 64u
+#define KVFL_MIN_BATCH        64u
 #define KVFL_MAX_BLOCK_TOKENS 4096u
-#define KVFL_RECORD_AIM ((size_t)1 << 20)
-#define KVFL_GROUP_BYTES ((size_t)8 << 20) /* of a small flight, so that it stays in the processor's cache */
+#define KVFL_RECORD_AIM       ((size_t)1 << 20)
+#define KVFL_GROUP_BYTES      ((size_t)8 << 20) /* of a small flight, so that it stays in the processor's cache */
 
 /* How a context's memory is stored. */
 typedef enum kvfl_mode {
-    KVFL_RANGE,   /* plain attention: everything lies in blocks */
-    KVFL_SPLIT,   /* sliding windows, hybrid: blocks for the attention to the whole text; window or recurrent state at boundaries */
+    KVFL_RANGE, /* plain attention: everything lies in blocks */
+    KVFL_SPLIT, /* sliding windows, hybrid: blocks for the attention to the whole text; window or recurrent state at boundaries */
     KVFL_SNAPSHOT /* recurrent: states at boundaries, no blocks */
 } kvfl_mode;
 
 typedef struct kvfl_kind {
-    kvfl_mode  mode;
-    kvfl_shape shape;       /* of the blob of the probe token */
-    uint32_t   num_caches;  /* of its caches, those that lie in blocks: the first ones */
-    size_t     cell_bytes, fixed_bytes; /* of a block */
-    uint8_t   *empty;       /* PARTIAL_ONLY of an empty sequence: behind its head, what a block's blob ends with in place of a state */
-    size_t     rest_bytes;  /* of that */
-    uint32_t   apart;       /* tokens from one state to the next */
-    bool       reseat;      /* see state.c */
+    kvfl_mode mode;
+    kvfl_shape shape;               /* of the blob of the probe token */
+    uint32_t num_caches;            /* of its caches, those that lie in blocks: the first ones */
+    size_t cell_bytes, fixed_bytes; /* of a block */
+    uint8_t *
+        empty; /* PARTIAL_ONLY of an empty sequence: behind its head, what a block's blob ends with in place of a state */
+    size_t rest_bytes; /* of that */
+    uint32_t apart;    /* tokens from one state to the next */
+    bool reseat;       /* see state.c */
 } kvfl_kind;
 
 #define KVFL_WITNESS_BYTES 16u
@@ -57,74 +58,76 @@ typedef struct kvfl_kind {
 /* What a sequence holds that is exactly what a prefill computes: whole blocks, from position 0 on. */
 typedef struct kvfl_resident {
     llama_token *tokens; /* n_ctx of them */
-    size_t       num;
-    uint8_t      witness[KVFL_WITNESS_BYTES]; /* of their KV, see resident.c */
+    size_t num;
+    uint8_t witness[KVFL_WITNESS_BYTES]; /* of their KV, see resident.c */
 } kvfl_resident;
 
 /* What a sequence holds, as kvf_llama_decode follows it: exactly `num` tokens, at positions 0 to num - 1, and behind them nothing, or, with a
  * reason, what is not known. */
 typedef struct kvfl_history {
-    llama_token     *tokens; /* n_ctx of them */
-    size_t           num;
-    size_t           ragged; /* not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
-    kvf_llama_aside  why;
-    bool             in_prompt; /* the report is of a prompt whose end has not come yet */
+    llama_token *tokens; /* n_ctx of them */
+    size_t num;
+    size_t
+        ragged; /* not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
+    kvf_llama_aside why;
+    bool in_prompt; /* the report is of a prompt whose end has not come yet */
     kvf_llama_report report;
 } kvfl_history;
 
 /* A state that was taken out of a sequence whose tokens were known: the hash of its bytes stands for them. */
 typedef struct kvfl_known_state {
-    uint8_t      digest[16];
+    uint8_t digest[16];
     llama_token *tokens;
-    size_t       num;
+    size_t num;
 } kvfl_known_state;
 #define KVFL_KNOWN_STATES 64u
 
 struct kvf_llama {
-    struct llama_context     *ctx;
+    struct llama_context *ctx;
     const struct llama_model *model;
-    llama_memory_t            mem;
-    kvf_space                *space; /* NULL: no store, compute only */
-    kvf_store                *store;
-    kvf_queue                *queue; /* of the loads */
-    llama_seq_id              scratch;
-    uint32_t                  n_ctx, step; /* step: tokens of one llama_decode, a multiple of KVFL_MIN_BATCH where the context allows it */
-    uint32_t                  block_tokens, budget_ms;
-    kvf_llama_progress_fn     progress;
-    void                     *progress_ctx;
-    kvfl_kind                 kind;
-    uint8_t                  *state;      /* room for the last state that was exported or loaded */
-    size_t                    state_room;
-    size_t                    stride; /* of blocks in the load buffers: whole pages, since copies to unaligned memory are slow */
-    size_t                    num_seqs;
-    kvfl_resident            *residents; /* by sequence */
+    llama_memory_t mem;
+    kvf_space *space; /* NULL: no store, compute only */
+    kvf_store *store;
+    kvf_queue *queue; /* of the loads */
+    llama_seq_id scratch;
+    uint32_t n_ctx,
+        step; /* step: tokens of one llama_decode, a multiple of KVFL_MIN_BATCH where the context allows it */
+    uint32_t block_tokens, budget_ms;
+    kvf_llama_progress_fn progress;
+    void *progress_ctx;
+    kvfl_kind kind;
+    uint8_t *state; /* room for the last state that was exported or loaded */
+    size_t state_room;
+    size_t stride; /* of blocks in the load buffers: whole pages, since copies to unaligned memory are slow */
+    size_t num_seqs;
+    kvfl_resident *residents; /* by sequence */
     /* The prompt at hand: its whole blocks, and its tail, the tokens behind the last of them but for the very last token. The tail is stored
      * as a block of its own, which only the same prompt finds again; its index is num_whole. */
-    size_t                    num_whole;
-    uint32_t                  tail_tokens;
-    kvf_key                  *keys;
-    kvf_found                *found;
-    uint32_t                 *tokens;    /* unsigned, as the chain wants them */
-    kvfl_flight               flights[KVFL_NUM_FLIGHTS];
-    size_t                    group;     /* blocks in the memory of a small one: KVFL_GROUP_BYTES, or one */
-    int64_t                   looked_us; /* what has come until then is in `link` */
-    kvfl_link                 link;
-    kvfl_pace                 pace;
-    struct llama_batch        batch;     /* of `step` tokens */
-    int32_t                   decode_rc; /* of the last llama_decode of a prefill */
+    size_t num_whole;
+    uint32_t tail_tokens;
+    kvf_key *keys;
+    kvf_found *found;
+    uint32_t *tokens; /* unsigned, as the chain wants them */
+    kvfl_flight flights[KVFL_NUM_FLIGHTS];
+    size_t group;      /* blocks in the memory of a small one: KVFL_GROUP_BYTES, or one */
+    int64_t looked_us; /* what has come until then is in `link` */
+    kvfl_link link;
+    kvfl_pace pace;
+    struct llama_batch batch; /* of `step` tokens */
+    int32_t decode_rc;        /* of the last llama_decode of a prefill */
     /* kvf_llama_decode and what it follows. */
-    kvfl_history             *histories; /* by sequence */
-    kvfl_known_state          states[KVFL_KNOWN_STATES];
-    size_t                    next_state;
-    kvf_llama_aside           paused;    /* not KVF_ASIDE_NONE: the context is in a mode in which every batch is left as it is */
-    bool                      shares;    /* sequences may have cells in common because of us */
-    struct llama_batch        rest;      /* what is left of a batch: arrays of our own, but for the lists of sequences */
-    int32_t                  *output_of; /* the caller's index of a batch to that of `rest` */
-    int32_t                   num_mapped; /* 0: the indexes are the caller's own */
-    struct kvfl_piece        *pieces;    /* by sequence, of the batch at hand */
-    kvf_llama_counters        counters;
-    void                    (*on_prompt)(void *ctx, llama_seq_id, const kvf_llama_report *); /* may be NULL */
-    void                     *on_prompt_ctx;
+    kvfl_history *histories; /* by sequence */
+    kvfl_known_state states[KVFL_KNOWN_STATES];
+    size_t next_state;
+    kvf_llama_aside paused;    /* not KVF_ASIDE_NONE: the context is in a mode in which every batch is left as it is */
+    bool shares;               /* sequences may have cells in common because of us */
+    struct llama_batch rest;   /* what is left of a batch: arrays of our own, but for the lists of sequences */
+    int32_t *output_of;        /* the caller's index of a batch to that of `rest` */
+    int32_t num_mapped;        /* 0: the indexes are the caller's own */
+    struct kvfl_piece *pieces; /* by sequence, of the batch at hand */
+    kvf_llama_counters counters;
+    void (*on_prompt)(void *ctx, llama_seq_id, const kvf_llama_report *); /* may be NULL */
+    void *on_prompt_ctx;
 };
 
 int64_t kvfl_now_us(void);
@@ -134,7 +137,7 @@ kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...)
  * apart, puts it together, and fills kv->kind. `probe` is that blob, for the caller to free. `wanted` is the caller's block_tokens. */
 typedef struct kvfl_bytes {
     uint8_t *data;
-    size_t   len;
+    size_t len;
 } kvfl_bytes;
 kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *, kvfl_bytes *probe);
 /* Decides block_tokens, and what follows from it. */
@@ -169,7 +172,7 @@ kvf_block kvfl_block_of(const kvf_llama *, size_t index);
  * holds, counted in report->computed_tokens and compute_us, and told to kv->pace (kvfl_pace_note). */
 typedef struct kvfl_front {
     kvf_status (*compute)(void *ctx, size_t first, size_t num);
-    void      *ctx;
+    void *ctx;
     kvf_status status; /* of the last call; loading ends with the first that fails */
 } kvfl_front;
 /* load.c: brings blocks from `first` on into a sequence that holds exactly the tokens before it, each loaded or computed, whatever is sooner; returns the
@@ -199,18 +202,20 @@ size_t kvfl_load_state(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t end
 /* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of tokens kept; and
  * takes note of what it holds now. */
 size_t kvfl_keep_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
-void   kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
+void kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
 /* prefill.c: the sequence holds the first `have` of the tokens; loads or computes the rest of them but the last, and saves what is new. On
  * failure kv->decode_rc is what llama_decode said, and what the sequence holds is a prefix of them. */
-kvf_status kvfl_fill(kvf_llama *, kvf_llama_report *, kvf_error *, llama_seq_id, const llama_token *tokens, size_t num, size_t have);
+kvf_status kvfl_fill(kvf_llama *, kvf_llama_report *, kvf_error *, llama_seq_id, const llama_token *tokens, size_t num,
+                     size_t have);
 
 /* decode.c. kvfl_decode is kvf_llama_decode; `plain` (with its argument) computes the whole batch where nothing of it was loaded or cut. */
 typedef int32_t (*kvfl_plain_fn)(void *arg);
 int32_t kvfl_decode(kvf_llama *, const struct llama_batch *, kvfl_plain_fn plain, void *arg);
 /* A batch that can't be looked into is decoded by `plain`: its sequences, and what they hold from now on, are not known. */
-int32_t kvfl_decode_unseen(kvf_llama *, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain, void *arg);
+int32_t kvfl_decode_unseen(kvf_llama *, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain,
+                           void *arg);
 kvf_status kvfl_open_decode(kvf_llama *, kvf_error *);
-void       kvfl_close_decode(kvf_llama *);
+void kvfl_close_decode(kvf_llama *);
 
 /* follow.c: what the program did to the memory, told after it was done (kvfl_before_moved: before). seq -1 is every sequence where llama.h says so. */
 void kvfl_follow(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t num);

@@ -75,7 +75,8 @@ bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bo
                        .user = which,
                        .arrivals = &f->arrivals};
     if (!kvfl_flights_moving(kv)) {
-        kv->looked_us = kvfl_now_us() + (int64_t)kv->link.round_trip_us; /* the first byte takes that long, whatever the rate */
+        kv->looked_us =
+            kvfl_now_us() + (int64_t)kv->link.round_trip_us; /* the first byte takes that long, whatever the rate */
     }
     if (kvf_submit(kv->queue, &f->ticket, &batch) != KVF_OK) {
         forget(f, which < KVFL_SMALL_FLIGHTS);

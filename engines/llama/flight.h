@@ -14,23 +14,23 @@ struct kvf_llama;
 typedef enum kvfl_landing { KVFL_NOT_ASKED, KVFL_AWAITED, KVFL_HERE, KVFL_MISSED } kvfl_landing;
 
 #define KVFL_SMALL_FLIGHTS 2u
-#define KVFL_NUM_FLIGHTS 4u
-#define KVFL_TAIL_BYTES ((size_t)128 << 20) /* bound of the memory of a large one */
+#define KVFL_NUM_FLIGHTS   4u
+#define KVFL_TAIL_BYTES    ((size_t)128 << 20) /* bound of the memory of a large one */
 
 typedef struct kvfl_flight {
-    uint64_t      ticket; /* 0: none is under way, and the memory is free */
-    bool          down;   /* from the last block to the first */
-    size_t        first, num;
-    size_t        wanted; /* what was asked for from number `wanted` on has been called off */
-    uint8_t      *memory;
-    size_t        capacity; /* blocks */
-    kvf_block    *blocks;
+    uint64_t ticket; /* 0: none is under way, and the memory is free */
+    bool down;       /* from the last block to the first */
+    size_t first, num;
+    size_t wanted; /* what was asked for from number `wanted` on has been called off */
+    uint8_t *memory;
+    size_t capacity; /* blocks */
+    kvf_block *blocks;
     struct iovec *iov;
-    uint8_t      *each;
-    kvf_arrivals  arrivals;
-    bool          over;     /* nothing more will land; what has is still there */
-    bool          counted;  /* ... and all of it is in kv->link */
-    uint64_t      seen_bytes;
+    uint8_t *each;
+    kvf_arrivals arrivals;
+    bool over;    /* nothing more will land; what has is still there */
+    bool counted; /* ... and all of it is in kv->link */
+    uint64_t seen_bytes;
 } kvfl_flight;
 
 /* Asks for blocks [first, first + num); false: not possible, or the memory of that flight is still in use. */

@@ -10,13 +10,13 @@
 
 #include "llama/engine.h"
 
-#define MAX_FIELDS 16u
+#define MAX_FIELDS  16u
 #define VALUE_BYTES 256u
 
 typedef struct fields {
     kvf_field field[MAX_FIELDS];
-    char      values[MAX_FIELDS][VALUE_BYTES];
-    size_t    num;
+    char values[MAX_FIELDS][VALUE_BYTES];
+    size_t num;
 } fields;
 
 static void add(fields *f, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -57,7 +57,8 @@ static void add_shape(fields *f, const kvf_llama *kv, const struct llama_context
     }
     add(f, "kv", "%s fa=%s", caches[0], flash_name(params->flash_attn_type));
     if (s->num_caches > 1) {
-        add(f, "window", "%s tokens=%d %s", caches[1], llama_model_n_swa(kv->model), kvfl_has_states(kv) ? "at boundaries" : "whole");
+        add(f, "window", "%s tokens=%d %s", caches[1], llama_model_n_swa(kv->model),
+            kvfl_has_states(kv) ? "at boundaries" : "whole");
     }
     if (s->has_state) {
         add(f, "state", "recurrent/%zu", s->state_end - s->state_begin);
@@ -94,7 +95,8 @@ static void add_build(fields *f) {
     char build[2048];
     int len = snprintf(build, sizeof build, "%s\n%s", llama_version(), llama_print_system_info());
     for (size_t i = 0; i < ggml_backend_dev_count() && len > 0 && (size_t)len < sizeof build; i++) {
-        len += snprintf(build + len, sizeof build - (size_t)len, "\n%s", ggml_backend_dev_name(ggml_backend_dev_get(i)));
+        len +=
+            snprintf(build + len, sizeof build - (size_t)len, "\n%s", ggml_backend_dev_name(ggml_backend_dev_get(i)));
     }
     add_digest(f, "build", build, strlen(build));
 }
@@ -123,7 +125,8 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
         add(f, "rotation", "disable=%.64s", rotation);
     }
     if (kv->step % KVFL_MIN_BATCH != 0) {
-        add(f, "batch", "%u", kv->step); /* batches too small for kernels that agree: blocks of such a context are its own */
+        add(f, "batch", "%u",
+            kv->step); /* batches too small for kernels that agree: blocks of such a context are its own */
     }
     if (o->adapters != NULL && o->adapters[0] != '\0') {
         add_digest(f, "adapters", o->adapters, strlen(o->adapters));

@@ -10,11 +10,11 @@
 
 #include "llama/engine.h"
 
-#define PAGE 4096u
-#define PROBE_POSITION 977 /* not 0, where every rotation is the identity */
-#define MIN_APART 1024u    /* tokens between two states */
-#define MAX_APART 8192u
-#define STATE_AIM ((size_t)8 << 20) /* of states, for each MIN_APART tokens, where blocks are smaller than that */
+#define PAGE           4096u
+#define PROBE_POSITION 977   /* not 0, where every rotation is the identity */
+#define MIN_APART      1024u /* tokens between two states */
+#define MAX_APART      8192u
+#define STATE_AIM      ((size_t)8 << 20) /* of states, for each MIN_APART tokens, where blocks are smaller than that */
 
 static kvf_status refuse(kvf_error *err, const char *why) {
     return kvfl_fail(err, KVF_REFUSED, "not proven safe to reuse: %s", why);
@@ -23,8 +23,8 @@ static kvf_status refuse(kvf_error *err, const char *why) {
 /* ---- by name and getters ---- */
 
 /* Indexed, compressed or borrowed caches beside the KV cache. Of some of them a seq_cp of a range ends the process. */
-static const char *const other_kinds[] = {"deepseek4", "deepseek32", "glm-dsa", "glm5-next", "qwen4exp", "minimax-m3",
-                                          "hy_v4",     "dots3note",  "dflash",  "gemma4-assistant"};
+static const char *const other_kinds[] = {"deepseek4",  "deepseek32", "glm-dsa",   "glm5-next", "qwen4exp",
+                                          "minimax-m3", "hy_v4",      "dots3note", "dflash",    "gemma4-assistant"};
 
 static kvf_status check_name(const struct llama_model *model, kvf_error *err) {
     char arch[64] = "";
@@ -82,7 +82,8 @@ static bool import_scratch(const kvf_llama *kv, llama_state_seq_flags flags, con
 
 static bool scratch_is(const kvf_llama *kv, const kvfl_bytes *expected) {
     kvfl_bytes now = {0};
-    bool same = export_scratch(kv, 0, &now) && now.len == expected->len && memcmp(now.data, expected->data, now.len) == 0;
+    bool same =
+        export_scratch(kv, 0, &now) && now.len == expected->len && memcmp(now.data, expected->data, now.len) == 0;
     free(now.data);
     return same;
 }
@@ -139,7 +140,8 @@ static kvf_status compute_probe(kvf_llama *kv, kvf_error *err) {
     llama_synchronize(kv->ctx);
     kv->pace.guess_us = (double)(kvfl_now_us() - begin) / sooner_in_batches();
     if (rc != 0) {
-        return kvfl_fail(err, KVF_REFUSED, "no token can be computed in the scratch sequence (llama_decode: %d): is the context full?",
+        return kvfl_fail(err, KVF_REFUSED,
+                         "no token can be computed in the scratch sequence (llama_decode: %d): is the context full?",
                          rc);
     }
     return KVF_OK;
@@ -199,7 +201,8 @@ static bool survives(kvf_llama *kv, const kvfl_bytes *probe) {
 /* A full-size window cache forgets nothing, so all of it can lie in blocks, as long as none is longer than the window. */
 static void choose_mode(kvfl_kind *kind, const struct llama_context_params *params, int32_t window) {
     const kvfl_shape *shape = &kind->shape;
-    bool whole = !shape->has_state && (shape->num_caches == 1 || (params->swa_full && window >= (int32_t)KVFL_MIN_BATCH));
+    bool whole =
+        !shape->has_state && (shape->num_caches == 1 || (params->swa_full && window >= (int32_t)KVFL_MIN_BATCH));
     kind->mode = shape->num_caches == 0 ? KVFL_SNAPSHOT : whole ? KVFL_RANGE : KVFL_SPLIT;
     kind->num_caches = whole ? shape->num_caches : shape->num_caches > 0 ? 1 : 0;
     kind->reseat = kind->mode == KVFL_SPLIT && shape->num_caches > 1;
@@ -214,7 +217,8 @@ static void choose_mode(kvfl_kind *kind, const struct llama_context_params *para
     kind->fixed_bytes += kind->rest_bytes;
 }
 
-static kvf_status take_probe(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params, kvfl_bytes *probe) {
+static kvf_status take_probe(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params,
+                             kvfl_bytes *probe) {
     kvf_status status = compute_probe(kv, err);
     if (status == KVF_OK && !export_scratch(kv, 0, probe)) {
         status = refuse(err, "llama.cpp can't export a sequence of this context");
@@ -283,9 +287,10 @@ static uint32_t choose_apart(const kvf_llama *kv) {
 kvf_status kvfl_set_block_tokens(kvf_llama *kv, kvf_error *err, uint32_t wanted) {
     uint32_t most = most_block_tokens(kv);
     kv->block_tokens = wanted != 0 ? wanted : choose_block_tokens(kv);
-    if ((kv->block_tokens & (kv->block_tokens - 1)) != 0 || kv->block_tokens < KVFL_MIN_BATCH || kv->block_tokens > most) {
-        return kvfl_fail(err, KVF_LIMIT, "block_tokens must be a power of two from %u to %u, not %u", KVFL_MIN_BATCH, most,
-                         kv->block_tokens);
+    if ((kv->block_tokens & (kv->block_tokens - 1)) != 0 || kv->block_tokens < KVFL_MIN_BATCH ||
+        kv->block_tokens > most) {
+        return kvfl_fail(err, KVF_LIMIT, "block_tokens must be a power of two from %u to %u, not %u", KVFL_MIN_BATCH,
+                         most, kv->block_tokens);
     }
     size_t bytes = kv->kind.fixed_bytes + kv->block_tokens * kv->kind.cell_bytes;
     kv->stride = (bytes + PAGE - 1) / PAGE * PAGE;

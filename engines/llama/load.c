@@ -9,15 +9,15 @@
 #define WAIT_US 5000 /* at most between two looks at how fast the store is */
 
 typedef struct load {
-    kvf_llama        *kv;
+    kvf_llama *kv;
     kvf_llama_report *report;
-    llama_seq_id      seq;
-    size_t            next, end; /* blocks: the next to import, and where what was matched ends */
-    kvfl_front       *front;     /* NULL: nothing may be computed here */
-    kvfl_patience     patience;
-    int64_t           deadline_us;
-    size_t            horizon;   /* beyond it nothing is asked for before the front has come there, as it could not be held */
-    bool              stop;      /* what is left is to be computed by whoever called */
+    llama_seq_id seq;
+    size_t next, end;  /* blocks: the next to import, and where what was matched ends */
+    kvfl_front *front; /* NULL: nothing may be computed here */
+    kvfl_patience patience;
+    int64_t deadline_us;
+    size_t horizon; /* beyond it nothing is asked for before the front has come there, as it could not be held */
+    bool stop;      /* what is left is to be computed by whoever called */
 } load;
 
 /* How long `blocks` take to be computed. */
@@ -27,7 +27,8 @@ static double compute_us(const load *l, size_t blocks) {
 
 /* Nothing waits for a flight beside a front that is computed, so that may take as long as the front does. */
 static uint32_t flight_ms(const load *l) {
-    int64_t left = l->deadline_us - kvfl_now_us(), beside = l->front != NULL ? (int64_t)compute_us(l, l->end - l->next) : 0;
+    int64_t left = l->deadline_us - kvfl_now_us(),
+            beside = l->front != NULL ? (int64_t)compute_us(l, l->end - l->next) : 0;
     left = left > beside ? left : beside;
     return left > 1000 ? (uint32_t)(left / 1000) : 1;
 }
@@ -37,7 +38,8 @@ static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llam
     if (kvfl_has_states(kv)) {
         return llama_state_seq_get_size(kv->ctx, kv->scratch) == len;
     }
-    return llama_memory_seq_pos_min(kv->mem, kv->scratch) == first && llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
+    return llama_memory_seq_pos_min(kv->mem, kv->scratch) == first &&
+           llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
 }
 
 /* The bytes have been verified: what llama.cpp makes of them is checked once more before they join the sequence. */
@@ -150,7 +152,8 @@ static void start_small(load *l) {
     kvf_llama *kv = l->kv;
     for (size_t which = 0; which < KVFL_SMALL_FLIGHTS; which++) {
         const kvfl_flight *f = &kv->flights[which], *other = &kv->flights[1 - which];
-        size_t first = other->num > 0 && other->first + other->num > l->next ? other->first + other->num : l->next, num = 0;
+        size_t first = other->num > 0 && other->first + other->num > l->next ? other->first + other->num : l->next,
+               num = 0;
         const struct iovec *iov = NULL;
         while (num < kv->group && first + num < l->end && kvfl_flight_of(kv, first + num, &iov) == KVFL_NOT_ASKED) {
             num++;
@@ -290,7 +293,8 @@ static void match(load *l) {
     kvf_llama *kv = l->kv;
     size_t run = 0, wanted = l->end - l->next;
     int64_t begin = kvfl_now_us(), left = l->deadline_us - begin;
-    kvf_status status = kvf_match(kv->space, &run, kv->found, kv->keys + l->next, wanted, left > 1 ? (uint32_t)left : 1);
+    kvf_status status =
+        kvf_match(kv->space, &run, kv->found, kv->keys + l->next, wanted, left > 1 ? (uint32_t)left : 1);
     if (status == KVF_OK && run < wanted) {
         l->report->why = kv->found[run].why;
     }
@@ -314,7 +318,9 @@ static void tell_plan(const load *l, uint32_t computed) {
     kvf_llama_report *r = l->report;
     const kvf_llama *kv = l->kv;
     if (r->stored_tokens > 0) {
-        r->plan = r->loaded_tokens == 0 ? KVF_LLAMA_PLAN_COMPUTE : computed > 0 ? KVF_LLAMA_PLAN_BOTH : KVF_LLAMA_PLAN_LOAD;
+        r->plan = r->loaded_tokens == 0 ? KVF_LLAMA_PLAN_COMPUTE
+                  : computed > 0        ? KVF_LLAMA_PLAN_BOTH
+                                        : KVF_LLAMA_PLAN_LOAD;
     }
     r->store_bytes_per_s = kvfl_link_rate(&kv->link, kvfl_now_us()) * 1e6;
     r->round_trip_us = (int64_t)kv->link.round_trip_us;
@@ -365,7 +371,8 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     return l.next;
 }
 
-size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
+size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                      size_t num) {
     kvf_llama_report unread = {0};
     size_t cut = kvf_llama_cut(kv, num);
     if (kv->space == NULL || cut == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq)) {

@@ -3,11 +3,11 @@
 
 #include <math.h>
 
-#define NEW_PACE 0.4     /* the weight of a batch just computed */
-#define SMALLEST_TO_GO_BY 6u /* batches of 64 */
-#define GUESS_DOUBT 8.0
-#define SO_SLOW 1e-9     /* nothing comes, which is also known */
-#define NEARLY_BEST 1.04 /* a size of batch that is no slower by the token than this, times the best, is large enough */
+#define NEW_PACE          0.4 /* the weight of a batch just computed */
+#define SMALLEST_TO_GO_BY 6u  /* batches of 64 */
+#define GUESS_DOUBT       8.0
+#define SO_SLOW           1e-9 /* nothing comes, which is also known */
+#define NEARLY_BEST       1.04 /* a size of batch that is no slower by the token than this, times the best, is large enough */
 
 /* ---- pace ---- */
 
@@ -64,7 +64,8 @@ void kvfl_link_note(kvfl_link *link, int64_t now_us, uint64_t bytes, int64_t us)
 void kvfl_link_note_round_trip(kvfl_link *link, int64_t us) {
     double now = (double)us;
     /* The shortest one seen, for the others waited for something else besides; but not for ever. */
-    link->round_trip_us = link->round_trip_us == 0 || now < link->round_trip_us ? now : link->round_trip_us * 0.9 + now * 0.1;
+    link->round_trip_us =
+        link->round_trip_us == 0 || now < link->round_trip_us ? now : link->round_trip_us * 0.9 + now * 0.1;
 }
 
 double kvfl_link_rate(const kvfl_link *link, int64_t now_us) {

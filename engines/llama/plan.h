@@ -16,7 +16,7 @@
 #define KVFL_PACE_SIZES 16u
 typedef struct kvfl_pace {
     double token_us[KVFL_PACE_SIZES]; /* of a token in batches of 2^i to 2^(i+1) - 1; 0 = not known */
-    double guess_us; /* while nothing is */
+    double guess_us;                  /* while nothing is */
 } kvfl_pace;
 void kvfl_pace_note(kvfl_pace *, size_t num_tokens, int64_t us);
 /* How long `num_tokens` take in batches of at most `step`; sizes that were not seen go by the next larger one, or else the next smaller. */
@@ -24,14 +24,14 @@ double kvfl_pace_us(const kvfl_pace *, size_t num_tokens, size_t step);
 
 /* ---- how fast the store delivers: what arrived lately, over how long that took */
 typedef struct kvfl_link {
-    double  bytes, us; /* both fade: KVFL_LINK_FADE_US ago counts a third */
-    int64_t noted_us;  /* when it was last looked at */
-    double  round_trip_us;
+    double bytes, us; /* both fade: KVFL_LINK_FADE_US ago counts a third */
+    int64_t noted_us; /* when it was last looked at */
+    double round_trip_us;
 } kvfl_link;
-#define KVFL_LINK_FADE_US 300000.0
+#define KVFL_LINK_FADE_US     300000.0
 #define KVFL_LINK_PROOF_BYTES 262144.0 /* a rate is believed when so much has come, ... */
-#define KVFL_LINK_PROOF_US 40000.0     /* ... or nothing like it in such a time; */
-#define KVFL_LINK_FRESH_US 10000000    /* and so long while nothing is loaded */
+#define KVFL_LINK_PROOF_US    40000.0  /* ... or nothing like it in such a time; */
+#define KVFL_LINK_FRESH_US    10000000 /* and so long while nothing is loaded */
 /* `bytes` arrived within the `us` before `now_us`, while something was on its way. */
 void kvfl_link_note(kvfl_link *, int64_t now_us, uint64_t bytes, int64_t us);
 void kvfl_link_note_round_trip(kvfl_link *, int64_t us);
@@ -41,10 +41,10 @@ double kvfl_link_rate(const kvfl_link *, int64_t now_us);
 /* ---- the gap */
 typedef struct kvfl_gap {
     size_t num_blocks, block_tokens;
-    size_t step;        /* tokens of a batch, at most */
+    size_t step; /* tokens of a batch, at most */
     double block_bytes;
-    double here_bytes;  /* that have already come of the blocks at its end */
-    double delay_us;    /* before any more come: a round trip, where nothing is on its way yet */
+    double here_bytes; /* that have already come of the blocks at its end */
+    double delay_us;   /* before any more come: a round trip, where nothing is on its way yet */
 } kvfl_gap;
 /* How long the last `num_blocks` of the gap take to arrive. */
 double kvfl_gap_load_us(const kvfl_gap *, size_t num_blocks, double rate);
@@ -57,7 +57,7 @@ size_t kvfl_plan_batch(const kvfl_gap *, const kvfl_pace *, size_t meeting);
 
 /* ---- waiting. All the time that computing nothing costs is paid by blocks that need not be computed, but for this part of what the whole would take to
  * compute, or a trifle: so a store that promised and does not deliver costs no more than that. */
-#define KVFL_PATIENCE 0.03
+#define KVFL_PATIENCE  0.03
 #define KVFL_TRIFLE_US 10000.0 /* of so little nothing is planned: it is loaded, and waited for so long */
 typedef struct kvfl_patience {
     double credit_us;

@@ -2,13 +2,13 @@
 #include "llama/engine.h"
 
 typedef struct prefill {
-    kvf_llama         *kv;
-    kvf_llama_report  *report;
-    kvf_error         *err;
-    llama_seq_id       seq;
+    kvf_llama *kv;
+    kvf_llama_report *report;
+    kvf_error *err;
+    llama_seq_id seq;
     const llama_token *tokens;
-    size_t             num, cut;
-    size_t             have; /* tokens that the sequence holds */
+    size_t num, cut;
+    size_t have; /* tokens that the sequence holds */
 } prefill;
 
 /* ---- computing ---- */
@@ -143,8 +143,8 @@ static kvf_status fill(prefill *p) {
     return status;
 }
 
-kvf_status kvfl_fill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq, const llama_token *tokens,
-                     size_t num, size_t have) {
+kvf_status kvfl_fill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
+                     const llama_token *tokens, size_t num, size_t have) {
     prefill p = {.kv = kv,
                  .report = report,
                  .err = err,
@@ -181,7 +181,8 @@ static void drop_from(const prefill *p, size_t have) {
 kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
                              const llama_token *tokens, size_t num) {
     kvf_llama_report own = {0};
-    prefill p = {.kv = kv, .report = &own, .err = err, .seq = seq, .tokens = tokens, .num = num, .cut = kvf_llama_cut(kv, num)};
+    prefill p = {
+        .kv = kv, .report = &own, .err = err, .seq = seq, .tokens = tokens, .num = num, .cut = kvf_llama_cut(kv, num)};
     kvf_status status = check(&p);
     if (status != KVF_OK) {
         return status;

@@ -63,7 +63,8 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     return saved;
 }
 
-size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
+size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                      size_t num) {
     kvf_llama_report unread = {0};
     size_t blocks = num / kv->block_tokens;
     if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||

@@ -87,7 +87,8 @@ bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id se
 /* ---- in ---- */
 
 static bool import_state(const kvf_llama *kv, llama_seq_id seq, size_t index, const void *data, size_t len) {
-    return llama_state_seq_set_data_ext(kv->ctx, data, len, seq, PARTIAL) == len && ends_at(kv, seq, kvfl_position(kv, index));
+    return llama_state_seq_set_data_ext(kv->ctx, data, len, seq, PARTIAL) == len &&
+           ends_at(kv, seq, kvfl_position(kv, index));
 }
 
 static uint32_t left_us(int64_t deadline_us) {

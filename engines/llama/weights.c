@@ -17,7 +17,7 @@
 
 #include "llama/engine.h"
 
-#define CHUNK ((size_t)8 << 20)
+#define CHUNK     ((size_t)8 << 20)
 #define SETTLED_S 2
 
 static void to_hex(char *out, const uint8_t *bytes, size_t num) {
@@ -158,8 +158,8 @@ static kvf_status hash_file(char out[65], kvf_error *err, const char *path) {
 static int split_of(char *prefix, size_t size, const char *path) {
     int number = 0, count = 0;
     const char *dash = strrchr(path, '-');
-    if (dash == NULL || dash - path < 9 || sscanf(dash - 9, "-%5d-of-%5d.gguf", &number, &count) != 2 ||
-        number != 1 || count < 2 || llama_split_prefix(prefix, size, path, number - 1, count) <= 0) {
+    if (dash == NULL || dash - path < 9 || sscanf(dash - 9, "-%5d-of-%5d.gguf", &number, &count) != 2 || number != 1 ||
+        count < 2 || llama_split_prefix(prefix, size, path, number - 1, count) <= 0) {
         return 1;
     }
     return count;

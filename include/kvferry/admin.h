@@ -11,23 +11,29 @@
 extern "C" {
 #endif
 
-typedef enum kvf_entry_kind { KVF_ENTRY_BLOCK, KVF_ENTRY_SPACE_CARD, KVF_ENTRY_SESSION, KVF_ENTRY_FOREIGN } kvf_entry_kind;
+typedef enum kvf_entry_kind {
+    KVF_ENTRY_BLOCK,
+    KVF_ENTRY_SPACE_CARD,
+    KVF_ENTRY_SESSION,
+    KVF_ENTRY_FOREIGN
+} kvf_entry_kind;
 
 /* One thing in a store. */
 typedef struct kvf_entry {
-    kvf_entry_kind  kind;
-    uint32_t        tier;
-    const char     *name;          /* the store's own name for it: a Redis key, a file's path below the folder */
-    uint8_t         space[32];
-    kvf_key         key;
-    uint64_t        stored_bytes;  /* header and payload, as the store keeps them */
-    uint64_t        payload_bytes;
-    uint32_t        first_token, num_tokens;
-    const uint32_t *tokens;        /* NULL unless the walk reads whole values, or where the record has none */
-    const void     *payload;       /* NULL unless the walk reads whole values */
-    int64_t         stored_s;      /* 0 = unknown */
-    int64_t         ttl_ms;        /* -1 = none */
-    kvf_reason      damage;        /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it is
+    kvf_entry_kind kind;
+    uint32_t tier;
+    const char *name; /* the store's own name for it: a Redis key, a file's path below the folder */
+    uint8_t space[32];
+    kvf_key key;
+    uint64_t stored_bytes; /* header and payload, as the store keeps them */
+    uint64_t payload_bytes;
+    uint32_t first_token, num_tokens;
+    const uint32_t *tokens; /* NULL unless the walk reads whole values, or where the record has none */
+    const void *payload;    /* NULL unless the walk reads whole values */
+    int64_t stored_s;       /* 0 = unknown */
+    int64_t ttl_ms;         /* -1 = none */
+    kvf_reason
+        damage; /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it is
                                       not there (evicted, or it was removed while being written): a miss, and no damage */
 } kvf_entry;
 
@@ -35,16 +41,18 @@ typedef struct kvf_entry {
 typedef int (*kvf_visit_fn)(void *ctx, const kvf_entry *);
 
 typedef struct kvf_walk_options {
-    uint32_t       struct_size;
-    int            whole;  /* read and verify whole values, not only headers */
-    const uint8_t *space;  /* only this space (32 bytes); NULL = all */
-    uint32_t       budget_ms; /* for one step of the store, not for the whole walk; 0 = 5000 */
-    const kvf_key *key;    /* with `space`: only this record, read directly instead of by a walk; its name is "" and its ttl_ms -1 */
+    uint32_t struct_size;
+    int whole;            /* read and verify whole values, not only headers */
+    const uint8_t *space; /* only this space (32 bytes); NULL = all */
+    uint32_t budget_ms;   /* for one step of the store, not for the whole walk; 0 = 5000 */
+    const kvf_key
+        *key; /* with `space`: only this record, read directly instead of by a walk; its name is "" and its ttl_ms -1 */
 } kvf_walk_options;
 
 /* kvf_walk visits every record (and session) of every tier. What comes or goes meanwhile may or may not be seen.
  * Returns KVF_OK, KVF_IO or KVF_CONFIG with err, KVF_NOMEM. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_walk(kvf_store *, kvf_error *err, kvf_visit_fn, void *ctx, const kvf_walk_options *options);
+KVF_API KVF_MUST_CHECK kvf_status kvf_walk(kvf_store *, kvf_error *err, kvf_visit_fn, void *ctx,
+                                           const kvf_walk_options *options);
 
 /* kvf_clear removes all records of one space (32 bytes), or all records and sessions of kvferry (NULL); nothing else in the server or folder is touched. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_clear(kvf_store *, uint64_t *out_removed, kvf_error *err, const uint8_t *space);
@@ -59,10 +67,10 @@ KVF_API void kvf_free(void *);
 typedef enum kvf_severity { KVF_FINE, KVF_NOTE, KVF_WARNING, KVF_FATAL } kvf_severity;
 typedef struct kvf_finding {
     kvf_severity severity;
-    uint32_t     tier;
-    const char  *code; /* a stable word, e.g. "noeviction" */
-    const char  *what; /* what was found, with its values */
-    const char  *mend; /* what to do, often a command to type; empty when fine */
+    uint32_t tier;
+    const char *code; /* a stable word, e.g. "noeviction" */
+    const char *what; /* what was found, with its values */
+    const char *mend; /* what to do, often a command to type; empty when fine */
 } kvf_finding;
 typedef void (*kvf_finding_fn)(void *ctx, const kvf_finding *);
 KVF_API KVF_MUST_CHECK kvf_status kvf_doctor(kvf_store *, kvf_error *err, kvf_finding_fn, void *ctx);
@@ -70,9 +78,9 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_doctor(kvf_store *, kvf_error *err, kvf_fi
 /* What one tier is and holds, as far as it can tell cheaply; -1 = unknown. */
 typedef struct kvf_tier_info {
     uint32_t struct_size;
-    char     url[256]; /* without password */
-    int      reachable;
-    int64_t  num_records, used_bytes, max_bytes;
+    char url[256]; /* without password */
+    int reachable;
+    int64_t num_records, used_bytes, max_bytes;
     /* Servers, by the breakers of this process: after a failure nobody tries for a moment (open), then one does (half-open). */
     uint32_t num_servers, num_open, num_half_open;
     uint32_t num_refusing; /* those that refuse saves (out of memory, no disk), and are spared them for a while */

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define KVF_MAX_BLOCKS 65536u                  /* in one call */
+#define KVF_MAX_BLOCKS        65536u            /* in one call */
 #define KVF_MAX_PAYLOAD_BYTES ((size_t)1 << 34) /* of one block */
 
 /* ---- where payloads lie ---------------------------------------------------------------------------------------------
@@ -22,38 +22,39 @@ extern "C" {
  * payload of slot s is the concatenation, region by region, of `num_runs` runs of `run_bytes`; run r of region g begins at
  * base + s * slot_stride + r * run_stride. Throw-away memory is passed as iovecs in the block instead. */
 typedef struct kvf_region {
-    void    *base;
-    size_t   slot_stride, run_bytes, run_stride;
+    void *base;
+    size_t slot_stride, run_bytes, run_stride;
     uint32_t num_runs;
 } kvf_region;
 
 typedef struct kvf_view kvf_view;
-KVF_API KVF_MUST_CHECK kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regions, size_t num_regions,
-                                                size_t num_slots);
+KVF_API KVF_MUST_CHECK kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regions,
+                                                size_t num_regions, size_t num_slots);
 KVF_API void kvf_view_close(kvf_view *); /* waits until no operation touches it any more */
 
 /* kvf_fence returns when no operation reads or writes these slots any more. Every operation has a deadline, so this ends. */
 KVF_API void kvf_fence(kvf_view *, const int64_t *slots, size_t num);
 
 typedef struct kvf_block {
-    kvf_key         key;
-    const uint32_t *tokens;      /* the block's tokens, checked on load and stored on save; NULL where only the engine knows them */
-    uint32_t        num_tokens;  /* 0 when tokens is NULL */
-    uint32_t        first_token; /* the position of the first of them in the prompt; part of the check */
-    struct iovec   *iov;         /* where the payload goes to or comes from; its length is the payload's; or, if NULL: */
-    uint32_t        num_iov;
-    int64_t         slot;        /* the slot of the view of the call */
-    kvf_status      status;      /* out: KVF_OK or KVF_MISS (load); KVF_OK, KVF_AGAIN (shed) or KVF_MISS (save) */
-    kvf_reason      why;         /* out, when status is not KVF_OK */
+    kvf_key key;
+    const uint32_t
+        *tokens; /* the block's tokens, checked on load and stored on save; NULL where only the engine knows them */
+    uint32_t num_tokens;  /* 0 when tokens is NULL */
+    uint32_t first_token; /* the position of the first of them in the prompt; part of the check */
+    struct iovec *iov;    /* where the payload goes to or comes from; its length is the payload's; or, if NULL: */
+    uint32_t num_iov;
+    int64_t slot;      /* the slot of the view of the call */
+    kvf_status status; /* out: KVF_OK or KVF_MISS (load); KVF_OK, KVF_AGAIN (shed) or KVF_MISS (save) */
+    kvf_reason why;    /* out, when status is not KVF_OK */
 } kvf_block;
 
 /* ---- match ----------------------------------------------------------------------------------------------------------*/
 typedef struct kvf_found {
     uint64_t payload_bytes; /* what a load needs room for */
-    int64_t  stored_s;      /* when it was stored, in seconds since 1970 */
+    int64_t stored_s;       /* when it was stored, in seconds since 1970 */
     uint32_t num_tokens;
-    uint32_t tier;          /* the index of the fastest tier that has it */
-    kvf_reason why;         /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
+    uint32_t tier;  /* the index of the fastest tier that has it */
+    kvf_reason why; /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
 } kvf_found;
 
 /* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per shard), whatever their number. `found` may
@@ -61,8 +62,8 @@ typedef struct kvf_found {
  * A match is a hint: the load is the truth.
  * Returns KVF_OK (also for a run of 0), KVF_AGAIN with budget_us = 0 when the answer is not known yet (it is being asked for in the
  * background: call again with the same keys), KVF_LIMIT for more than KVF_MAX_BLOCKS. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num,
-                                            uint32_t budget_us);
+KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys,
+                                            size_t num, uint32_t budget_us);
 
 /* ---- load -----------------------------------------------------------------------------------------------------------
  * kvf_load reads blocks into their places within budget_ms (0 = 10000). Returns how many *leading* blocks are there and verified:
@@ -76,8 +77,8 @@ KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
  * Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier that lends has it: use kvf_load then). */
 typedef struct kvf_borrowed {
     const void *data;
-    size_t      len;
-    void       *opaque; /* for kvf_release */
+    size_t len;
+    void *opaque; /* for kvf_release */
 } kvf_borrowed;
 KVF_API KVF_MUST_CHECK kvf_status kvf_borrow(kvf_space *, kvf_borrowed *out, kvf_block *block);
 KVF_API void kvf_release(kvf_space *, kvf_borrowed *);
@@ -92,9 +93,9 @@ KVF_API size_t kvf_save(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
  * it, commit it. Returns KVF_OK; KVF_AGAIN (backlog full: skip this block); KVF_NOMEM. A reservation is committed or abandoned.
  * kvf_commit writes *used* bytes of it (at most the reserved ones); block->iov and slot are not used. */
 typedef struct kvf_reserved {
-    void  *data;
+    void *data;
     size_t len;
-    void  *opaque;
+    void *opaque;
 } kvf_reserved;
 KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, size_t payload_bytes);
 KVF_API void kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
@@ -109,9 +110,10 @@ KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
  * threads apart; of each kind of the first two, four batches at least are under way at once, beside the write-behind, and what is
  * submitted beyond waits for one of them. */
 typedef struct kvf_queue kvf_queue;
-KVF_API KVF_MUST_CHECK kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *, uint32_t depth); /* 1 to 4096 batches */
-KVF_API void kvf_queue_close(kvf_queue *); /* waits for what is in flight (each batch has its deadline), then frees */
-KVF_API int  kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped */
+KVF_API KVF_MUST_CHECK kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *,
+                                                 uint32_t depth); /* 1 to 4096 batches */
+KVF_API void kvf_queue_close(kvf_queue *);   /* waits for what is in flight (each batch has its deadline), then frees */
+KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped */
 
 typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many are there */
@@ -124,7 +126,7 @@ typedef enum kvf_op {
  * changed before the completion. */
 typedef struct kvf_arrivals {
     uint64_t bytes; /* that have come so far; read it with kvf_arrived_bytes */
-    int64_t  at_us; /* when the last of them came, by CLOCK_MONOTONIC; written before `bytes` */
+    int64_t at_us;  /* when the last of them came, by CLOCK_MONOTONIC; written before `bytes` */
     uint8_t *each;  /* one byte for each block, all zero; read it with kvf_arrival_of */
 } kvf_arrivals;
 
@@ -150,21 +152,21 @@ static inline kvf_reason kvf_arrival_why(const kvf_arrivals *a, size_t block) {
 }
 
 typedef struct kvf_batch {
-    uint32_t   struct_size;
-    kvf_op     op;
+    uint32_t struct_size;
+    kvf_op op;
     kvf_space *space;
     kvf_block *blocks; /* the caller's until completion; their status and why are written before it */
-    size_t     num;
-    kvf_view  *view;
-    uint32_t   budget_ms; /* from the submission on; 0 = 10000 */
-    uint64_t   user;      /* comes back in the completion */
+    size_t num;
+    kvf_view *view;
+    uint32_t budget_ms;     /* from the submission on; 0 = 10000 */
+    uint64_t user;          /* comes back in the completion */
     kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
 } kvf_batch;
 
 typedef struct kvf_completion {
     uint64_t ticket, user;
-    kvf_op   op;
-    size_t   num_ok; /* load and match: the leading run; save: how many are written */
+    kvf_op op;
+    size_t num_ok; /* load and match: the leading run; save: how many are written */
 } kvf_completion;
 
 /* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT; KVF_NOMEM; KVF_CLOSED. */

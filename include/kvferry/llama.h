@@ -27,28 +27,31 @@ typedef struct kvf_llama kvf_llama;
 typedef int (*kvf_llama_progress_fn)(void *ctx, uint32_t done_tokens, uint32_t num_tokens);
 
 typedef struct kvf_llama_options {
-    uint32_t    struct_size;
-    llama_seq_id scratch_seq;    /* a sequence id below n_seq_max that the program does not use */
-    const char *model_path;      /* the GGUF the model came from (of a split model, the first file): its bytes are hashed, and the hash is remembered per file */
+    uint32_t struct_size;
+    llama_seq_id scratch_seq; /* a sequence id below n_seq_max that the program does not use */
+    const char *
+        model_path; /* the GGUF the model came from (of a split model, the first file): its bytes are hashed, and the hash is remembered per file */
     const struct llama_context_params *context_params; /* what the context was created with */
-    const char *adapters;        /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again after a change. */
-    const char *tenant;          /* NULL = none */
-    const void *secret;          /* see kvf_space_options */
-    size_t      secret_len;
-    uint32_t    block_tokens;    /* a power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
-    uint32_t    budget_ms;       /* of one prefill's lookup and load; 0 = 10000 */
-    int         portable;        /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a hit equals
+    const char *
+        adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again after a change. */
+    const char *tenant; /* NULL = none */
+    const void *secret; /* see kvf_space_options */
+    size_t secret_len;
+    uint32_t
+        block_tokens; /* a power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
+    uint32_t budget_ms; /* of one prefill's lookup and load; 0 = 10000 */
+    int portable; /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a hit equals
                                     what would be computed here to the bit; 1: share across kinds of CPU, GPU and thread counts */
     kvf_llama_progress_fn progress;
-    void       *progress_ctx;
+    void *progress_ctx;
 } kvf_llama_options;
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for byte, and names
  * its space. Computes one token in the scratch sequence: outputs of an earlier llama_decode are gone afterwards.
  * Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, a kind of memory that is not known or not proven, no free
  * sequence or cell); KVF_CONFIG (model file unreadable); KVF_IO, KVF_NOMEM. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *, struct llama_context *ctx,
-                                                   const kvf_llama_options *options);
+KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
+                                                   struct llama_context *ctx, const kvf_llama_options *options);
 KVF_API void kvf_llama_detach(kvf_llama *);
 KVF_API kvf_space *kvf_llama_space(kvf_llama *);
 
@@ -67,17 +70,19 @@ typedef struct kvf_llama_report {
     uint32_t loaded_tokens;   /* from the store */
     uint32_t computed_tokens; /* by llama_decode */
     uint64_t loaded_bytes;
-    uint32_t saved_blocks, known_blocks, shed_blocks; /* handed to the writers, already stored, dropped because the backlog was full */
-    int64_t  match_us, load_us, import_us, compute_us, export_us;
-    kvf_reason why;           /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded, or computed while others were */
+    uint32_t saved_blocks, known_blocks,
+        shed_blocks; /* handed to the writers, already stored, dropped because the backlog was full */
+    int64_t match_us, load_us, import_us, compute_us, export_us;
+    kvf_reason
+        why; /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded, or computed while others were */
     /* What was decided, and from which figures; docs/llama.md explains it. */
     kvf_llama_plan plan;
-    uint32_t stored_tokens;   /* found in the store by the lookup, behind what is resident */
-    uint32_t missed_blocks;   /* found, but not to be had when they were loaded: computed; why: `missed_why` */
-    kvf_reason missed_why;    /* of the first of them */
-    double   store_bytes_per_s, compute_tokens_per_s; /* as measured by the end of the prefill; 0: not known */
-    int64_t  round_trip_us;
-    int64_t  waited_us;       /* for the store, while nothing was computed; part of load_us */
+    uint32_t stored_tokens; /* found in the store by the lookup, behind what is resident */
+    uint32_t missed_blocks; /* found, but not to be had when they were loaded: computed; why: `missed_why` */
+    kvf_reason missed_why;  /* of the first of them */
+    double store_bytes_per_s, compute_tokens_per_s; /* as measured by the end of the prefill; 0: not known */
+    int64_t round_trip_us;
+    int64_t waited_us; /* for the store, while nothing was computed; part of load_us */
 } kvf_llama_report;
 
 /* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
@@ -92,16 +97,18 @@ typedef struct kvf_llama_report {
  * Store trouble is never an error here.
  * Returns KVF_OK; KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is
  * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
-                                                    const llama_token *tokens, size_t num);
+KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
+                                                    llama_seq_id seq, const llama_token *tokens, size_t num);
 
 /* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the longest
  * stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt). kvf_llama_save saves the whole
  * blocks of the `num` tokens that the sequence holds and that the store is not known to have, as they are (blocks with generated tokens
  * too: a later hit then continues this very computation); returns how many were handed over. Not for a sequence whose positions were moved
  * (llama_memory_seq_add, seq_div): what that holds is not what its tokens would compute. */
-KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
-KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num);
+KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                              size_t num);
+KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                              size_t num);
 
 /* kvf_llama_cut returns where a prompt of num tokens is cut: the end of its last whole block that leaves at least one token. */
 KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
@@ -147,7 +154,7 @@ KVF_API const char *kvf_llama_aside_name(kvf_llama_aside);
 
 typedef struct kvf_llama_counters {
     uint32_t struct_size;
-    uint64_t prompts;         /* of two or more tokens, that were followed to their end */
+    uint64_t prompts; /* of two or more tokens, that were followed to their end */
     uint64_t prompt_tokens;
     uint64_t resident_tokens; /* of these, already in their sequence */
     uint64_t copied_tokens;   /* from another sequence */

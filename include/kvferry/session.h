@@ -14,24 +14,24 @@
 extern "C" {
 #endif
 
-#define KVF_MAX_DIMS 8u
+#define KVF_MAX_DIMS     8u
 #define KVF_MAX_ID_BYTES 512u
 
 typedef struct kvf_tensor {
     const void *data;
-    size_t      len;                /* bytes; contiguous, C order */
-    char        dtype[16];          /* numpy's name: "float16", "float32", "bfloat16", "uint8", ...; empty = unknown */
-    uint32_t    num_dims;           /* 0 = unknown */
-    uint64_t    dims[KVF_MAX_DIMS]; /* their product times the size of the dtype, where it is known, must be `len` */
+    size_t len;                  /* bytes; contiguous, C order */
+    char dtype[16];              /* numpy's name: "float16", "float32", "bfloat16", "uint8", ...; empty = unknown */
+    uint32_t num_dims;           /* 0 = unknown */
+    uint64_t dims[KVF_MAX_DIMS]; /* their product times the size of the dtype, where it is known, must be `len` */
 } kvf_tensor;
 
 typedef struct kvf_session_options {
-    uint32_t    struct_size;
-    uint32_t    ttl_s;      /* 0 = 3600 */
-    uint32_t    num_tokens; /* how many tokens the arrays cover; 0 = unknown */
-    uint32_t    budget_ms;  /* 0 = 30000 */
-    const char *layout;     /* a free word for the order of the axes, e.g. "LHTD"; NULL = none; up to 64 bytes */
-    const uint8_t *space;   /* 32 bytes: the digest of the space the arrays belong to (kvf_space_digest); NULL = none */
+    uint32_t struct_size;
+    uint32_t ttl_s;       /* 0 = 3600 */
+    uint32_t num_tokens;  /* how many tokens the arrays cover; 0 = unknown */
+    uint32_t budget_ms;   /* 0 = 30000 */
+    const char *layout;   /* a free word for the order of the axes, e.g. "LHTD"; NULL = none; up to 64 bytes */
+    const uint8_t *space; /* 32 bytes: the digest of the space the arrays belong to (kvf_space_digest); NULL = none */
 } kvf_session_options;
 
 /* kvf_session_save replaces the session as a whole: a reader sees the old one or the new one. It is written to the first tier that
@@ -41,12 +41,12 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_session_save(kvf_store *, kvf_error *err, 
                                                    const kvf_tensor *v, const kvf_session_options *options);
 
 typedef struct kvf_session {
-    kvf_tensor k, v;       /* data belongs to the session; dtype empty and num_dims 0 when there was no meta */
-    uint32_t   num_tokens; /* 0 = unknown */
-    char       layout[65];
-    uint8_t    space[32];  /* zeros = unknown */
-    int        has_meta;   /* 0: written by a plain client; nothing but the lengths is known, and no checksum was verified */
-    void      *opaque;
+    kvf_tensor k, v;     /* data belongs to the session; dtype empty and num_dims 0 when there was no meta */
+    uint32_t num_tokens; /* 0 = unknown */
+    char layout[65];
+    uint8_t space[32]; /* zeros = unknown */
+    int has_meta; /* 0: written by a plain client; nothing but the lengths is known, and no checksum was verified */
+    void *opaque;
 } kvf_session;
 
 /* kvf_session_load returns KVF_OK; KVF_MISS with err->what saying why (no such session, a field is missing, checksum differs);

@@ -24,10 +24,10 @@ typedef struct kvf_field {
 typedef struct kvf_space kvf_space;
 
 typedef struct kvf_space_options {
-    uint32_t    struct_size;
-    uint32_t    block_tokens; /* tokens of a block, a power of two from 1 to 4096; part of the identity; 0 = 256 */
-    const void *secret;       /* a tenant's secret: keys become HMACs under it and can't be guessed without it; NULL = none */
-    size_t      secret_len;   /* up to 1024 bytes */
+    uint32_t struct_size;
+    uint32_t block_tokens; /* tokens of a block, a power of two from 1 to 4096; part of the identity; 0 = 256 */
+    const void *secret; /* a tenant's secret: keys become HMACs under it and can't be guessed without it; NULL = none */
+    size_t secret_len;  /* up to 1024 bytes */
 } kvf_space_options;
 
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *, const kvf_field *fields,

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-#define KVF_API __attribute__((visibility("default")))
+#define KVF_API        __attribute__((visibility("default")))
 #define KVF_MUST_CHECK __attribute__((warn_unused_result))
 #else
 #define KVF_API
@@ -45,7 +45,7 @@ typedef enum kvf_status {
     KVF_LIMIT,   /* an argument is larger than its documented bound, or malformed */
     KVF_IO,      /* the operating system or the server failed where the call can't be a miss (admin calls, sessions) */
     KVF_NOMEM,
-    KVF_CLOSED   /* the store was closed, or belongs to another process */
+    KVF_CLOSED /* the store was closed, or belongs to another process */
 } kvf_status;
 
 /* Why a block did not load, or was not stored. Counted under these names (kvf_reason_name) in kvf_stats. */
@@ -65,18 +65,18 @@ typedef enum kvf_reason {
     KVF_WHY_NOMEM,        /* no memory for the bookkeeping of the operation */
     KVF_WHY_AFTER_GAP,    /* behind the first block that missed: not used, its destination is undefined */
     KVF_WHY_CLOSED,
-    KVF_WHY_SLOW,         /* not loaded: computing it was sooner */
+    KVF_WHY_SLOW, /* not loaded: computing it was sooner */
     KVF_NUM_REASONS
 } kvf_reason;
 
 /* One sentence: what is wrong, and what mends it. Never holds a password. */
 typedef struct kvf_error {
     kvf_status status;
-    char       what[252];
+    char what[252];
 } kvf_error;
 
-KVF_API const char *kvf_status_name(kvf_status);  /* "ok", "miss", ...; "unknown" for anything else */
-KVF_API const char *kvf_reason_name(kvf_reason);  /* "absent", "other-tokens", ... */
+KVF_API const char *kvf_status_name(kvf_status); /* "ok", "miss", ...; "unknown" for anything else */
+KVF_API const char *kvf_reason_name(kvf_reason); /* "absent", "other-tokens", ... */
 
 /* Where the library's messages go; none are written until this is called. `fn` may be called from any thread, at most one
  * message at a time, and must not call back into kvferry. Set it before the first store is opened. */

@@ -26,7 +26,7 @@ typedef struct kvf_store kvf_store;
 typedef struct kvf_options {
     uint32_t struct_size;
     uint32_t drain_ms;      /* how long kvf_store_close waits for blocks on their way out; 0 = 5000 */
-    size_t   backlog_bytes; /* bound of blocks waiting to be written; more are shed; 0 = 256 MiB */
+    size_t backlog_bytes;   /* bound of blocks waiting to be written; more are shed; 0 = 256 MiB */
     uint32_t load_threads;  /* threads that help to load beside the caller's; 0 = as many as the tiers have use for */
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
 } kvf_options;
@@ -34,8 +34,8 @@ typedef struct kvf_options {
 /* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change (KVF_CONFIG) or
  * without memory; an unreachable server opens, answers misses, and is tried again. `options` may be NULL.
  * Threads are started by the first operation that has use for them, not here. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls,
-                                                 const kvf_options *options);
+KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
+                                                 size_t num_urls, const kvf_options *options);
 
 /* kvf_store_close waits up to drain_ms for the backlog (and, where a server stands still just then, for what is half sent: four times stall_ms of
  * its URL at most), ends the threads and frees the store. Spaces, queues, borrowed blocks and
@@ -49,23 +49,24 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_store_flush(kvf_store *, uint32_t budget_m
 typedef struct kvf_stats {
     uint32_t struct_size;
     uint32_t num_tiers;
-    uint64_t lookups;                     /* keys asked for by kvf_match */
+    uint64_t lookups; /* keys asked for by kvf_match */
     uint64_t lookup_hits;
-    uint64_t lookup_round_trips;          /* times that a lookup waited for a server: 1 a call (and shard), whatever the number of keys */
-    uint64_t loads;                       /* blocks asked for by load or borrow */
+    uint64_t
+        lookup_round_trips; /* times that a lookup waited for a server: 1 a call (and shard), whatever the number of keys */
+    uint64_t loads;         /* blocks asked for by load or borrow */
     uint64_t load_hits;
-    uint64_t misses[KVF_NUM_REASONS];     /* blocks that did not load, by reason */
+    uint64_t misses[KVF_NUM_REASONS]; /* blocks that did not load, by reason */
     uint64_t loaded_bytes;
-    uint64_t saves;                       /* blocks handed over to be written */
-    uint64_t saved;                       /* ... of these, written to every tier */
-    uint64_t known;                       /* ... not written because the store has them */
+    uint64_t saves; /* blocks handed over to be written */
+    uint64_t saved; /* ... of these, written to every tier */
+    uint64_t known; /* ... not written because the store has them */
     uint64_t save_failures[KVF_NUM_REASONS];
     uint64_t saved_bytes;
-    uint64_t promoted;                    /* blocks copied up to a faster tier */
-    uint64_t connects;                    /* connections opened */
-    uint64_t disconnects;                 /* ... of these, closed after an error or a deadline */
-    size_t   backlog_bytes;               /* blocks waiting to be written, now */
-    size_t   backlog_peak_bytes;
+    uint64_t promoted;    /* blocks copied up to a faster tier */
+    uint64_t connects;    /* connections opened */
+    uint64_t disconnects; /* ... of these, closed after an error or a deadline */
+    size_t backlog_bytes; /* blocks waiting to be written, now */
+    size_t backlog_peak_bytes;
 } kvf_stats;
 KVF_API void kvf_store_stats(kvf_store *, kvf_stats *out); /* out->struct_size must be set */
 

@@ -8,18 +8,18 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "kvferry/status.h"
 #include "base/sys.h"
+#include "kvferry/status.h"
 
 /* ---- errors: `return kvfi_fail(err, KVF_CONFIG, "...", ...)`. err may be NULL. */
 kvf_status kvfi_fail(kvf_error *err, kvf_status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-#define KVFI_TRY(expr)                       \
-    do {                                     \
-        kvf_status kvfi_try_ = (expr);       \
-        if (kvfi_try_ != KVF_OK) {           \
-            return kvfi_try_;                \
-        }                                    \
+#define KVFI_TRY(expr)                                                                                                 \
+    do {                                                                                                               \
+        kvf_status kvfi_try_ = (expr);                                                                                 \
+        if (kvfi_try_ != KVF_OK) {                                                                                     \
+            return kvfi_try_;                                                                                          \
+        }                                                                                                              \
     } while (0)
 
 /* ---- log */
@@ -43,19 +43,20 @@ static inline uint32_t kvfi_get32(const uint8_t *p) {
 static inline uint64_t kvfi_get64(const uint8_t *p) {
     return (uint64_t)kvfi_get32(p) | (uint64_t)kvfi_get32(p + 4) << 32;
 }
-void kvfi_hex(char *out, const uint8_t *bytes, size_t num); /* 2 * num lower-case digits and a NUL */
+void kvfi_hex(char *out, const uint8_t *bytes, size_t num);       /* 2 * num lower-case digits and a NUL */
 bool kvfi_unhex(uint8_t *out, const char *hex, size_t num_bytes); /* exactly 2 * num_bytes digits; false otherwise */
-bool kvfi_parse_u64(uint64_t *out, const char *text, size_t len);   /* decimal digits only, no overflow */
-bool kvfi_parse_size(uint64_t *out, const char *text, size_t len);  /* the same with an optional K, M, G or T (1024-based) */
+bool kvfi_parse_u64(uint64_t *out, const char *text, size_t len); /* decimal digits only, no overflow */
+bool kvfi_parse_size(uint64_t *out, const char *text,
+                     size_t len); /* the same with an optional K, M, G or T (1024-based) */
 
 /* ---- hashes: libcrypto's SHA-256 and libxxhash's XXH3. The state lives on the caller's stack; nothing allocates, so nothing fails.
  * With a secret the SHA-256 becomes HMAC-SHA-256 under it. */
 typedef struct kvfi_secret {
-    bool    set;
+    bool set;
     uint8_t inner[112], outer[112]; /* SHA256_CTX after the padded key, so that each use saves two compressions */
 } kvfi_secret;
 typedef struct kvfi_sha {
-    uint8_t            ctx[112];
+    uint8_t ctx[112];
     const kvfi_secret *secret;
 } kvfi_sha;
 void kvfi_secret_init(kvfi_secret *, const void *bytes, size_t len); /* len 0: not set */

@@ -19,16 +19,17 @@
 
 typedef struct kvfi_systable {
     /* memory */
-    void *(*alloc)(size_t bytes);                /* never of 0 bytes */
+    void *(*alloc)(size_t bytes); /* never of 0 bytes */
     void *(*resize)(void *old, size_t bytes);
     void (*release)(void *);
-    void *(*map)(size_t bytes, int fd, off_t at); /* mmap: fd -1 = anonymous, read and write; else shared and read-only; NULL on failure */
-    int (*populate)(void *, size_t bytes);       /* madvise MADV_POPULATE_READ: 0, or -1 where a page can't be read */
+    void *(*map)(size_t bytes, int fd,
+                 off_t at); /* mmap: fd -1 = anonymous, read and write; else shared and read-only; NULL on failure */
+    int (*populate)(void *, size_t bytes); /* madvise MADV_POPULATE_READ: 0, or -1 where a page can't be read */
     int (*unmap)(void *, size_t bytes);
     /* time */
-    int64_t (*now_us)(void);                     /* monotonic */
-    int64_t (*wall_us)(void);                    /* since 1970 */
-    int (*random)(void *, size_t bytes);         /* getrandom; 0 or -1 */
+    int64_t (*now_us)(void);             /* monotonic */
+    int64_t (*wall_us)(void);            /* since 1970 */
+    int (*random)(void *, size_t bytes); /* getrandom; 0 or -1 */
     /* files */
     int (*open)(const char *path, int flags, mode_t);
     int (*openat)(int dir, const char *path, int flags, mode_t);
@@ -47,7 +48,8 @@ typedef struct kvfi_systable {
     int (*futimens)(int fd, const struct timespec times[2]);
     int (*flock)(int fd, int op);
     /* sockets and waiting */
-    int (*resolve)(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out); /* getaddrinfo */
+    int (*resolve)(const char *host, const char *service, const struct addrinfo *hints,
+                   struct addrinfo **out); /* getaddrinfo */
     int (*socket)(int family, int type, int protocol);
     int (*connect)(int fd, const struct sockaddr *, socklen_t);
     int (*setsockopt)(int fd, int level, int name, const void *, socklen_t);
@@ -57,7 +59,8 @@ typedef struct kvfi_systable {
     int (*poll)(struct pollfd *, nfds_t, int timeout_ms);
     int (*eventfd)(unsigned initial, int flags);
     /* threads */
-    int (*thread)(void *out_pthread, void *(*run)(void *), void *arg); /* pthread_create, with all signals blocked; 0 or an errno */
+    int (*thread)(void *out_pthread, void *(*run)(void *),
+                  void *arg); /* pthread_create, with all signals blocked; 0 or an errno */
 } kvfi_systable;
 
 extern const kvfi_systable *kvfi_sys_table; /* set by tests only, while no store is open */
@@ -72,7 +75,7 @@ char *kvfi_strndup(const char *, size_t len);
 
 /* Deadlines are absolute times of kvfi_sys->now_us(); KVFI_NEVER waits for ever and is for tests. */
 #define KVFI_NEVER INT64_MAX
-int64_t kvfi_deadline(int64_t budget_us);     /* now + budget, saturating */
-int kvfi_poll_ms(int64_t deadline_us);        /* what is left of it for poll: rounded up, 0 when it has passed */
+int64_t kvfi_deadline(int64_t budget_us); /* now + budget, saturating */
+int kvfi_poll_ms(int64_t deadline_us);    /* what is left of it for poll: rounded up, 0 when it has passed */
 
 #endif

@@ -18,10 +18,10 @@ static bool is_sound(const kvf_block *block, const kvf_view *view) {
 
 /* The parts of the one allocation, in order of alignment. */
 typedef struct layout {
-    kvfi_item        *items;
-    struct iovec     *iov;
+    kvfi_item *items;
+    struct iovec *iov;
     kvfi_put_outcome *outcomes;
-    uint8_t          *ends; /* head and checksum of each */
+    uint8_t *ends; /* head and checksum of each */
 } layout;
 
 static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, const kvf_view *view) {

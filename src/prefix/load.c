@@ -5,7 +5,8 @@
 
 static kvf_reason check(kvfi_item *item) {
     uint32_t last = item->num_iov - 1;
-    return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1, last - 1);
+    return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
+                             last - 1);
 }
 
 /* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it for ever. */
@@ -83,7 +84,8 @@ static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
         } else if (item->status != KVF_AGAIN) {
             note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
         }
-        __atomic_store_n(&watch->each[i], (uint8_t)(hit ? KVFI_ITEM_HERE : KVFI_ITEM_MISSED + block->why), __ATOMIC_RELEASE);
+        __atomic_store_n(&watch->each[i], (uint8_t)(hit ? KVFI_ITEM_HERE : KVFI_ITEM_MISSED + block->why),
+                         __ATOMIC_RELEASE);
     }
     atomic_fetch_add(&store->stats.loads, begun);
     atomic_fetch_add(&store->stats.load_hits, here);
@@ -125,7 +127,7 @@ size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
 
 typedef struct loan {
     kvfi_tier *tier;
-    kvfi_loan  loan;
+    kvfi_loan loan;
 } loan;
 
 /* Whether what was lent is the block that was asked for. The record's own token count is not trusted: the one asked for says where the
@@ -209,7 +211,8 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
         return borrow_miss(space, &addr, block, why);
     }
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    *out = (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head - KVFI_SUM_BYTES, .opaque = lent};
+    *out =
+        (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head - KVFI_SUM_BYTES, .opaque = lent};
     atomic_fetch_add(&store->stats.loads, 1);
     atomic_fetch_add(&store->stats.load_hits, 1);
     atomic_fetch_add(&store->stats.loaded_bytes, lent->loan.len);

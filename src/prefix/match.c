@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "prefix/prefix.h"
 
-#define ASK_BUDGET_US 2000000   /* of a question in the background */
-#define ASK_FRESH_US 2000000    /* how long its answer is worth something */
+#define ASK_BUDGET_US 2000000 /* of a question in the background */
+#define ASK_FRESH_US  2000000 /* how long its answer is worth something */
 
 typedef struct lookup {
     kvfi_addr *addrs;
     kvfi_peek *peeks;
-    size_t    *from; /* which key each of the addresses is */
-    bool      *hit;
+    size_t *from; /* which key each of the addresses is */
+    bool *hit;
     kvf_found *found;
 } lookup;
 
@@ -83,7 +83,8 @@ static size_t know_nothing(kvf_found *found, size_t num, kvf_reason why) {
     return 0;
 }
 
-size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us) {
+size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num,
+                  int64_t deadline_us) {
     kvf_store *store = space->store;
     lookup at;
     if (num == 0 || !kvfi_store_is_ours(store) || !make_room(&at, num)) {
@@ -188,7 +189,8 @@ static kvf_status take_answer(kvf_space *space, size_t *out_run, kvf_found *foun
     return status;
 }
 
-kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num, uint32_t budget_us) {
+kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num,
+                     uint32_t budget_us) {
     if (num > KVF_MAX_BLOCKS) {
         return KVF_LIMIT;
     }

@@ -10,26 +10,26 @@
 #include "store/store.h"
 
 #define KVFI_DEFAULT_BUDGET_MS 10000u
-#define KVFI_NUM_ASKS 16u
+#define KVFI_NUM_ASKS          16u
 
 /* A match that was asked for with no budget and is answered in the background. */
 typedef struct kvfi_ask {
-    kvfi_job           job;
-    struct kvf_space  *space;
+    kvfi_job job;
+    struct kvf_space *space;
     enum { KVFI_ASK_FREE, KVFI_ASK_ASKED, KVFI_ASK_ANSWERED } state;
-    kvf_key           *keys;
-    kvf_found         *found;
-    size_t             num, run;
-    int64_t            answered_us;
+    kvf_key *keys;
+    kvf_found *found;
+    size_t num, run;
+    int64_t answered_us;
 } kvfi_ask;
 
 struct kvf_space {
-    kvf_store       *store;
-    kvfi_identity    identity;
-    _Atomic int64_t  card_due_us; /* when the space card is to be stored again */
-    pthread_mutex_t  ask_lock;
-    pthread_cond_t   ask_done;
-    kvfi_ask         asks[KVFI_NUM_ASKS];
+    kvf_store *store;
+    kvfi_identity identity;
+    _Atomic int64_t card_due_us; /* when the space card is to be stored again */
+    pthread_mutex_t ask_lock;
+    pthread_cond_t ask_done;
+    kvfi_ask asks[KVFI_NUM_ASKS];
 };
 
 int64_t kvfi_budget_deadline(uint32_t budget_ms); /* 0 = the default */
@@ -39,23 +39,23 @@ void kvfi_space_card(kvf_space *);
 
 /* A batch of blocks as items of a feed; all of its memory is one allocation. */
 typedef struct kvfi_blocks {
-    kvf_space        *space;
-    kvf_block        *blocks;
-    size_t            num;
-    kvf_view         *view;
-    kvfi_feed         feed;
+    kvf_space *space;
+    kvf_block *blocks;
+    size_t num;
+    kvf_view *view;
+    kvfi_feed feed;
     kvfi_put_outcome *outcomes;
 } kvfi_blocks;
 
 /* Blocks is KVF_LIMIT when a block has no memory, too many tokens or a slot outside of the view; KVF_NOMEM. */
-kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                            const atomic_bool *cancelled);
+kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view,
+                            int64_t deadline_us, const atomic_bool *cancelled);
 void kvfi_blocks_cleanup(kvfi_blocks *);
 
 /* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and the queue share. With a
  * watch, a load takes each block by itself: a gap does not end it. */
-size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us, const atomic_bool *cancelled,
-                 kvfi_watch *watch);
+size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                 const atomic_bool *cancelled, kvfi_watch *watch);
 size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
                          const atomic_bool *cancelled);
 size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us);

@@ -3,30 +3,30 @@
 
 #include "prefix/prefix.h"
 
-#define MAX_DEPTH 4096u
+#define MAX_DEPTH    4096u
 #define OLDEST_BATCH offsetof(kvf_batch, arrivals) /* what a caller that knows no later fields sends */
 
 typedef struct slot {
-    kvfi_job     job;
-    kvf_queue   *queue;
+    kvfi_job job;
+    kvf_queue *queue;
     struct slot *next; /* in the free list, or in the list of the done ones */
-    kvf_batch    batch;
-    int64_t      deadline_us;
-    uint64_t     ticket; /* 0 = free */
-    size_t       num_ok;
-    atomic_bool  cancelled;
-    kvfi_watch   watch;
+    kvf_batch batch;
+    int64_t deadline_us;
+    uint64_t ticket; /* 0 = free */
+    size_t num_ok;
+    atomic_bool cancelled;
+    kvfi_watch watch;
 } slot;
 
 struct kvf_queue {
-    kvf_store      *store;
-    int             fd;
+    kvf_store *store;
+    int fd;
     pthread_mutex_t lock;
-    pthread_cond_t  idle;
-    uint64_t        last_ticket;
-    size_t          depth, num_running;
-    slot           *free_slots, *first_done, *last_done;
-    slot            slots[];
+    pthread_cond_t idle;
+    uint64_t last_ticket;
+    size_t depth, num_running;
+    slot *free_slots, *first_done, *last_done;
+    slot slots[];
 };
 
 kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *store, uint32_t depth) {
@@ -149,7 +149,8 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     memcpy(&s->batch, batch, batch->struct_size < sizeof s->batch ? batch->struct_size : sizeof s->batch);
     if (s->batch.arrivals != NULL) {
         kvf_arrivals *a = s->batch.arrivals;
-        s->watch = (kvfi_watch){.wanted = batch->num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
+        s->watch = (kvfi_watch){
+            .wanted = batch->num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
     }
     s->deadline_us = kvfi_budget_deadline(batch->budget_ms);
     s->job = (kvfi_job){.run = run, .arg = s};
@@ -177,7 +178,8 @@ size_t kvf_reap(kvf_queue *queue, kvf_completion *out, size_t cap) {
         if (queue->first_done == NULL) {
             queue->last_done = NULL;
         }
-        out[num++] = (kvf_completion){.ticket = s->ticket, .user = s->batch.user, .op = s->batch.op, .num_ok = s->num_ok};
+        out[num++] =
+            (kvf_completion){.ticket = s->ticket, .user = s->batch.user, .op = s->batch.op, .num_ok = s->num_ok};
         s->ticket = 0;
         s->next = queue->free_slots;
         queue->free_slots = s;

@@ -2,16 +2,16 @@
 #include "prefix/prefix.h"
 
 #define MAX_REGIONS 4096u
-#define MAX_RUNS 65536u
-#define MAX_SLOTS ((size_t)1 << 26)
+#define MAX_RUNS    65536u
+#define MAX_SLOTS   ((size_t)1 << 26)
 
 struct kvf_view {
-    size_t          num_slots, num_regions, num_runs, slot_bytes;
+    size_t num_slots, num_regions, num_runs, slot_bytes;
     pthread_mutex_t lock;
-    pthread_cond_t  left;
-    uint16_t       *users;      /* of each slot: operations that touch it now */
-    size_t          num_users;  /* sum of them */
-    kvf_region      regions[];
+    pthread_cond_t left;
+    uint16_t *users;  /* of each slot: operations that touch it now */
+    size_t num_users; /* sum of them */
+    kvf_region regions[];
 };
 
 static kvf_status measure(kvf_view *view, kvf_error *err) {
@@ -32,7 +32,8 @@ static kvf_status measure(kvf_view *view, kvf_error *err) {
     return KVF_OK;
 }
 
-kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regions, size_t num_regions, size_t num_slots) {
+kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regions, size_t num_regions,
+                         size_t num_slots) {
     if (num_regions == 0 || num_regions > MAX_REGIONS || num_slots == 0 || num_slots > MAX_SLOTS) {
         return kvfi_fail(err, KVF_LIMIT, "a view has 1 to %u regions and 1 to %zu slots", MAX_REGIONS, MAX_SLOTS);
     }

@@ -117,7 +117,8 @@ void kvfi_record_sum_init(kvfi_xxh3 *sum, const uint8_t header[KVFI_HEADER_BYTES
     kvfi_xxh3_add(sum, header, AT_STORED);
 }
 
-static void checksum_of(uint8_t out[KVFI_SUM_BYTES], const uint8_t *head, uint32_t num_tokens, const struct iovec *payload, size_t num_iov) {
+static void checksum_of(uint8_t out[KVFI_SUM_BYTES], const uint8_t *head, uint32_t num_tokens,
+                        const struct iovec *payload, size_t num_iov) {
     kvfi_xxh3 sum;
     kvfi_record_sum_init(&sum, head);
     kvfi_xxh3_add(&sum, head + KVFI_HEADER_BYTES, 4 * (size_t)num_tokens);
@@ -127,8 +128,8 @@ static void checksum_of(uint8_t out[KVFI_SUM_BYTES], const uint8_t *head, uint32
     kvfi_xxh3_end(&sum, out);
 }
 
-void kvfi_record_begin(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, size_t payload_bytes, uint16_t flags,
-                       int64_t stored_s) {
+void kvfi_record_begin(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, size_t payload_bytes,
+                       uint16_t flags, int64_t stored_s) {
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     put_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens);
     kvfi_header header = {
@@ -143,8 +144,8 @@ void kvfi_record_begin(uint8_t *head, const kvfi_addr *addr, const kvf_block *bl
     kvfi_header_encode(head, &header);
 }
 
-void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block, const struct iovec *payload,
-                      size_t num_iov, uint16_t flags, int64_t stored_s) {
+void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block,
+                      const struct iovec *payload, size_t num_iov, uint16_t flags, int64_t stored_s) {
     kvfi_record_begin(head, addr, block, kvfi_iov_bytes(payload, num_iov), flags, stored_s);
     checksum_of(sum, head, block->tokens == NULL ? 0 : block->num_tokens, payload, num_iov);
 }
@@ -161,8 +162,8 @@ static kvf_reason header_matches(const kvfi_header *header, const kvfi_addr *add
     return KVF_WHY_NONE;
 }
 
-kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block,
-                             const struct iovec *payload, size_t num_iov) {
+kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr,
+                             const kvf_block *block, const struct iovec *payload, size_t num_iov) {
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     kvfi_header header;
     kvf_reason why = kvfi_header_decode(&header, head);
@@ -200,7 +201,8 @@ kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const
     if (len != kvfi_record_bytes(&header)) { /* no overflow: its parts are bounded by the header's limits */
         return KVF_WHY_TRUNCATED;
     }
-    struct iovec payload = {(void *)(uintptr_t)(bytes + KVFI_HEAD_BYTES(header.num_tokens)), (size_t)header.payload_bytes};
+    struct iovec payload = {(void *)(uintptr_t)(bytes + KVFI_HEAD_BYTES(header.num_tokens)),
+                            (size_t)header.payload_bytes};
     uint8_t computed[KVFI_SUM_BYTES];
     checksum_of(computed, bytes, header.num_tokens, &payload, 1);
     if (memcmp(computed, bytes + len - KVFI_SUM_BYTES, sizeof computed) != 0) {

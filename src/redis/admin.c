@@ -24,12 +24,12 @@ static void extend(kvfi_talk *talk, uint32_t step_ms) {
 /* ---- one value ---- */
 
 typedef struct look {
-    kvfi_talk    *talk;
+    kvfi_talk *talk;
     kvfi_sight_fn see;
-    void         *ctx;
-    bool          whole;
-    uint32_t      step_ms;
-    bool          stopped;
+    void *ctx;
+    bool whole;
+    uint32_t step_ms;
+    bool stopped;
 } look;
 
 /* The key is on another server of a Cluster by now: to a walk through this one it has gone. */
@@ -59,7 +59,7 @@ static kvf_status hear_number(kvfi_talk *talk, int64_t *out) {
 /* What is known of a value without reading it. */
 typedef struct outline {
     uint8_t head[KVFI_HEADER_BYTES];
-    size_t  head_len;
+    size_t head_len;
     int64_t len;    /* of the first part; -1: not a string */
     int64_t ttl_ms; /* -2: it has gone meanwhile */
 } outline;
@@ -228,10 +228,8 @@ static kvf_status show_session(look *l, const char *id) {
     uint64_t bytes = (uint64_t)shape.keys + (uint64_t)shape.values + (shape.meta > 0 ? (uint64_t)shape.meta : 0);
     KVFI_TRY(sum_more(l->talk, id, "keys", &bytes));
     KVFI_TRY(sum_more(l->talk, id, "values", &bytes));
-    kvfi_sight sight = {.kind = KVF_ENTRY_SESSION,
-                        .name = id,
-                        .stored_bytes = bytes,
-                        .ttl_ms = shape.ttl_ms < 0 ? -1 : shape.ttl_ms};
+    kvfi_sight sight = {
+        .kind = KVF_ENTRY_SESSION, .name = id, .stored_bytes = bytes, .ttl_ms = shape.ttl_ms < 0 ? -1 : shape.ttl_ms};
     show(l, &sight);
     return KVF_OK;
 }
@@ -293,8 +291,8 @@ static kvf_status nobody(kvf_error *err, const kvfi_redis *tier) {
     return kvfi_fail(err, KVF_IO, "%s: no server can be reached", tier->conf.text);
 }
 
-kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn see, void *ctx,
-                           uint32_t step_ms) {
+kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn see,
+                           void *ctx, uint32_t step_ms) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node *nodes[KVFI_MAX_NODES];
     look l = {.see = see, .ctx = ctx, .whole = whole, .step_ms = step_ms};
@@ -402,7 +400,8 @@ static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *remove
     return status;
 }
 
-kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
+kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const uint8_t *space,
+                            uint32_t step_ms) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node *nodes[KVFI_MAX_NODES];
     size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "redis/conf.h"
 
-#define MAX_DB 1000000u
+#define MAX_DB      1000000u
 #define LARGE_VALUE ((uint64_t)2 << 20)
 
 static bool is_plain(const char *text, size_t max) {
@@ -16,8 +16,8 @@ static kvf_status read_tcp(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url
     const char *db = url->path[0] == '/' ? url->path + 1 : url->path;
     uint64_t number = 0;
     if (db[0] != '\0' && (!kvfi_parse_u64(&number, db, strlen(db)) || number > MAX_DB)) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: what follows the host is the number of a database, as in redis://host:6379/0",
-                         url->text);
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%s: what follows the host is the number of a database, as in redis://host:6379/0", url->text);
     }
     conf->db = (uint32_t)number;
     return KVF_OK;
@@ -26,8 +26,8 @@ static kvf_status read_tcp(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url
 /* redis+unix:///run/redis.sock?db=7 */
 static kvf_status read_unix(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url *url) {
     if (url->hosts[0] != '\0' || url->path[0] != '/') {
-        return kvfi_fail(err, KVF_CONFIG, "%s: a unix socket is named by its whole path, as in redis+unix:///run/redis.sock",
-                         url->text);
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%s: a unix socket is named by its whole path, as in redis+unix:///run/redis.sock", url->text);
     }
     if (strlen(url->path) > 107) {
         return kvfi_fail(err, KVF_CONFIG, "%s: the path of a unix socket has at most 107 bytes", url->text);
@@ -41,7 +41,8 @@ static kvf_status read_cluster(kvfi_redis_conf *conf, kvf_error *err, const kvfi
     conf->kind = KVFI_REDIS_CLUSTER;
     KVFI_TRY(kvfi_url_host(url, err, 0, conf->server.host, &conf->server.port, 6379));
     if (url->path[0] != '\0' && strcmp(url->path, "/") != 0 && strcmp(url->path, "/0") != 0) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: a Cluster has one database only, 0: nothing follows the hosts", url->text);
+        return kvfi_fail(err, KVF_CONFIG, "%s: a Cluster has one database only, 0: nothing follows the hosts",
+                         url->text);
     }
     return KVF_OK;
 }
@@ -54,8 +55,10 @@ static kvf_status read_sentinel(kvfi_redis_conf *conf, kvf_error *err, kvfi_url 
     KVFI_TRY(kvfi_url_take_text(url, err, "sentinel_user", &conf->sentinel_user));
     KVFI_TRY(kvfi_url_take_text(url, err, "sentinel_password", &conf->sentinel_password));
     if (!is_plain(conf->master, 200)) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: behind the sentinels stands the name of the master, as in "
-                                          "redis+sentinel://host1,host2/mymaster", url->text);
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%s: behind the sentinels stands the name of the master, as in "
+                         "redis+sentinel://host1,host2/mymaster",
+                         url->text);
     }
     if (conf->sentinel_user != NULL && conf->sentinel_password == NULL) {
         return kvfi_fail(err, KVF_CONFIG, "%s: sentinel_user= needs sentinel_password= beside it", url->text);
@@ -78,11 +81,14 @@ static kvf_status check_hosts(kvf_error *err, const kvfi_url *url, uint16_t defa
     return KVF_OK;
 }
 
-static kvf_status take_yes(bool *out, kvf_error *err, kvfi_url *url, const char *name, const char *yes, const char *no) {
+static kvf_status take_yes(bool *out, kvf_error *err, kvfi_url *url, const char *name, const char *yes,
+                           const char *no) {
     const char *text = *out ? yes : no;
     KVFI_TRY(kvfi_url_take_text(url, err, name, &text));
     *out = strcmp(text, yes) == 0;
-    return *out || strcmp(text, no) == 0 ? KVF_OK : kvfi_fail(err, KVF_CONFIG, "%.100s: %s= is %s or %s", url->text, name, yes, no);
+    return *out || strcmp(text, no) == 0
+               ? KVF_OK
+               : kvfi_fail(err, KVF_CONFIG, "%.100s: %s= is %s or %s", url->text, name, yes, no);
 }
 
 /* Of rediss://...: the names are those of redis-py. */
@@ -104,8 +110,10 @@ static kvf_status read_tls(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url)
         return kvfi_fail(err, KVF_CONFIG, "%.100s: ssl_server_hostname= is the name of a host", url->text);
     }
     if (!tls->verify) {
-        kvfi_log(KVF_LOG_WARN, "%s: the server's certificate is not verified (ssl_cert_reqs=none): whoever is on the way can read "
-                               "and change everything", url->text);
+        kvfi_log(KVF_LOG_WARN,
+                 "%s: the server's certificate is not verified (ssl_cert_reqs=none): whoever is on the way can read "
+                 "and change everything",
+                 url->text);
     } else if (!tls->check_name) {
         kvfi_log(KVF_LOG_WARN, "%s: whose certificate it is is not checked (ssl_check_hostname=false)", url->text);
     }
@@ -133,7 +141,8 @@ static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
 static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     uint32_t asked = 0;
     KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));
-    bool one_will_do = conf->server.path != NULL || conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
+    bool one_will_do = conf->server.path != NULL ||
+                       conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
     conf->conns = asked > 0 ? asked : one_will_do ? 1 : 2;
     conf->save_conns = asked > 0 ? asked : 1;
     conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;

@@ -8,10 +8,10 @@
 #include <stdio.h>
 
 #define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
-#define LARGE_BODY ((size_t)2 << 20)
-#define LARGE_BUFFER (1 << 20)
-#define SMALL_BUFFER (256 << 10)
-#define TLS_HOLDS ((size_t)32 << 10) /* what has left the socket and is no whole record yet, at most; and a margin */
+#define LARGE_BODY     ((size_t)2 << 20)
+#define LARGE_BUFFER   (1 << 20)
+#define SMALL_BUFFER   (256 << 10)
+#define TLS_HOLDS      ((size_t)32 << 10) /* what has left the socket and is no whole record yet, at most; and a margin */
 
 void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *disconnects) {
     conn->fd = -1;
@@ -70,11 +70,13 @@ void kvfi_conn_note_error(kvfi_conn *conn, const kvfi_reply *reply) {
 /* ---- the transport: as writev and readv do ---- */
 
 static ssize_t transmit(kvfi_conn *conn, size_t num) {
-    return conn->tls != NULL ? kvfi_tls_send(conn->tls, conn->iov, num) : kvfi_sys->writev(conn->fd, conn->iov, (int)num);
+    return conn->tls != NULL ? kvfi_tls_send(conn->tls, conn->iov, num)
+                             : kvfi_sys->writev(conn->fd, conn->iov, (int)num);
 }
 
 static ssize_t receive(kvfi_conn *conn, size_t num) {
-    return conn->tls != NULL ? kvfi_tls_recv(conn->tls, conn->iov, num) : kvfi_sys->readv(conn->fd, conn->iov, (int)num);
+    return conn->tls != NULL ? kvfi_tls_recv(conn->tls, conn->iov, num)
+                             : kvfi_sys->readv(conn->fd, conn->iov, (int)num);
 }
 
 /* ---- writing ---- */

@@ -19,47 +19,47 @@
 #include "resp/encode.h"
 
 #define KVFI_CONN_SCRATCH 32768u /* more than any INFO */
-#define KVFI_CONN_OUT 16384u
-#define KVFI_CONN_BATCH (128 << 10) /* in the middle of a body we are woken for so much, not for each segment */
-#define KVFI_CONN_IOV 1024u /* IOV_MAX of Linux */
+#define KVFI_CONN_OUT     16384u
+#define KVFI_CONN_BATCH   (128 << 10) /* in the middle of a body we are woken for so much, not for each segment */
+#define KVFI_CONN_IOV     1024u       /* IOV_MAX of Linux */
 
 typedef struct kvfi_conn {
-    int         fd; /* -1: closed */
+    int fd;             /* -1: closed */
     kvfi_tls_link *tls; /* NULL: in plain */
-    uint32_t    stall_ms;
-    kvfi_resp   in;
-    kvfi_cmd    out;       /* commands; out.data[sent, out.len) is still to be sent */
-    size_t      sent;
-    kvfi_place  body;      /* what is left of the body; it stands in front of out.data[mark] */
-    size_t      held;      /* bytes at the end of the body that may not go yet: `fill` releases the next of them */
-    size_t    (*fill)(void *);
-    void       *fill_arg;
-    size_t      mark;
-    uint64_t    received;  /* bytes, ever */
-    uint64_t    owed;      /* answers that nobody will ask for: they come before those of the next command */
-    bool        tcp;
-    bool        readable;  /* the last kvfi_conn_wait saw something to read */
-    bool        slow;      /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
-    int         low_water; /* SO_RCVLOWAT now */
-    int         send_buffer; /* SO_SNDBUF now; 0 = as the system has it */
+    uint32_t stall_ms;
+    kvfi_resp in;
+    kvfi_cmd out; /* commands; out.data[sent, out.len) is still to be sent */
+    size_t sent;
+    kvfi_place body; /* what is left of the body; it stands in front of out.data[mark] */
+    size_t held;     /* bytes at the end of the body that may not go yet: `fill` releases the next of them */
+    size_t (*fill)(void *);
+    void *fill_arg;
+    size_t mark;
+    uint64_t received; /* bytes, ever */
+    uint64_t owed;     /* answers that nobody will ask for: they come before those of the next command */
+    bool tcp;
+    bool readable;                /* the last kvfi_conn_wait saw something to read */
+    bool slow;                    /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
+    int low_water;                /* SO_RCVLOWAT now */
+    int send_buffer;              /* SO_SNDBUF now; 0 = as the system has it */
     const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
-    bool        asking;    /* each command is preceded by ASKING: the server gets the slot of its key just now */
-    bool        stalled;   /* it was closed because nothing moved */
-    bool        mute;      /* it could not be opened, and the server has not said a byte */
-    bool        config;    /* it was closed for a reason that the operator must mend */
-    bool        refuses;   /* the server refuses saves, all of them */
-    char        said[200]; /* the last error of the server, for messages */
+    bool asking;                  /* each command is preceded by ASKING: the server gets the slot of its key just now */
+    bool stalled;                 /* it was closed because nothing moved */
+    bool mute;                    /* it could not be opened, and the server has not said a byte */
+    bool config;                  /* it was closed for a reason that the operator must mend */
+    bool refuses;                 /* the server refuses saves, all of them */
+    char said[200];               /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;
     struct iovec iov[KVFI_CONN_IOV];
-    char        scratch[KVFI_CONN_SCRATCH];
-    char        out_buffer[KVFI_CONN_OUT];
+    char scratch[KVFI_CONN_SCRATCH];
+    char out_buffer[KVFI_CONN_OUT];
 } kvfi_conn;
 
 /* A server's address: a path of a unix socket, or host and port. */
 typedef struct kvfi_endpoint {
     const char *path; /* NULL: host and port */
-    char        host[256];
-    uint16_t    port;
+    char host[256];
+    uint16_t port;
 } kvfi_endpoint;
 
 void kvfi_conn_init(kvfi_conn *, uint32_t stall_ms, _Atomic uint64_t *disconnects); /* closed */
@@ -90,8 +90,9 @@ static inline bool kvfi_conn_all_sent(const kvfi_conn *conn) {
 }
 
 /* ---- moving bytes. KVF_WHY_NONE, or the connection is closed. */
-kvf_reason kvfi_conn_send(kvfi_conn *);            /* as much as goes without waiting */
-kvf_reason kvfi_conn_recv(kvfi_conn *, bool *got); /* the same; *got: something came. Only after kvfi_resp_next said MORE. */
+kvf_reason kvfi_conn_send(kvfi_conn *); /* as much as goes without waiting */
+kvf_reason kvfi_conn_recv(kvfi_conn *,
+                          bool *got); /* the same; *got: something came. Only after kvfi_resp_next said MORE. */
 /* Waits until there is something to read or, if something is to be sent, room for it. Nothing within stall_ms: KVF_WHY_UNREACHABLE;
  * the deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);

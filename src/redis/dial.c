@@ -16,11 +16,11 @@
 
 /* Shared by the thread that looks up and the one that waits for it; whoever leaves last frees it. */
 typedef struct lookup {
-    pthread_mutex_t  lock;
-    pthread_cond_t   done_cond;
-    unsigned         refs;
-    bool             done;
-    char             host[256], service[8];
+    pthread_mutex_t lock;
+    pthread_cond_t done_cond;
+    unsigned refs;
+    bool done;
+    char host[256], service[8];
     struct addrinfo *result; /* NULL after done: not found */
 } lookup;
 
@@ -254,7 +254,8 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     if (why != KVF_WHY_NONE) {
         conn->fd = -1;
         char text[64];
-        snprintf(conn->said, sizeof conn->said, "%s", why == KVF_WHY_NOMEM ? "no memory" : strerror_r(errno, text, sizeof text));
+        snprintf(conn->said, sizeof conn->said, "%s",
+                 why == KVF_WHY_NOMEM ? "no memory" : strerror_r(errno, text, sizeof text));
         return why;
     }
     return peer->tls != NULL ? secure(conn, peer, deadline_us) : KVF_WHY_NONE;
@@ -267,7 +268,8 @@ static bool answers_in_plain(int fd, int64_t deadline_us) {
     char text[] = "PING\r\n";
     struct iovec iov = {text, sizeof text - 1};
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (kvfi_sys->writev(fd, &iov, 1) != (ssize_t)iov.iov_len || kvfi_sys->poll(&p, 1, kvfi_poll_ms(deadline_us)) <= 0) {
+    if (kvfi_sys->writev(fd, &iov, 1) != (ssize_t)iov.iov_len ||
+        kvfi_sys->poll(&p, 1, kvfi_poll_ms(deadline_us)) <= 0) {
         return false;
     }
     return kvfi_sys->readv(fd, &iov, 1) > 0 && (text[0] == '+' || text[0] == '-'); /* PONG, NOAUTH, DENIED, LOADING */

@@ -9,19 +9,19 @@
 #include "redis/redis.h"
 
 #define INFO_BYTES 24576u
-#define BUDGET_US 5000000
+#define BUDGET_US  5000000
 
 typedef struct exam {
-    kvfi_redis    *tier;
-    kvfi_talk      talk;
+    kvfi_redis *tier;
+    kvfi_talk talk;
     kvf_finding_fn found;
-    void          *ctx;
-    size_t         info_len;
-    char           where[280]; /* which of several servers; "" = the one */
-    bool           config; /* CONFIG GET is allowed */
-    unsigned       num_bad;
-    char           value[256]; /* of the last info_text or config_text */
-    char           info[INFO_BYTES];
+    void *ctx;
+    size_t info_len;
+    char where[280]; /* which of several servers; "" = the one */
+    bool config;     /* CONFIG GET is allowed */
+    unsigned num_bad;
+    char value[256]; /* of the last info_text or config_text */
+    char info[INFO_BYTES];
 } exam;
 
 /* ---- findings ---- */
@@ -133,10 +133,12 @@ static void examine_memory(exam *e) {
             (unsigned long long)max);
     }
     if (strcmp(policy, "noeviction") == 0) {
-        say(e, KVF_FATAL, "noeviction", "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data)",
+        say(e, KVF_FATAL, "noeviction",
+            "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data)",
             "the server evicts nothing: once it is full, every save fails");
     } else if (strncmp(policy, "volatile-", 9) == 0 && e->tier->conf.ttl_s == 0) {
-        say(e, KVF_FATAL, "volatile-without-ttl", "remove ttl=0 from the URL, or CONFIG SET maxmemory-policy allkeys-lru",
+        say(e, KVF_FATAL, "volatile-without-ttl",
+            "remove ttl=0 from the URL, or CONFIG SET maxmemory-policy allkeys-lru",
             "the policy %s evicts only keys with a time to live, and ttl=0 gives them none", policy);
     } else if (strstr(policy, "-lrm") != NULL) {
         say(e, KVF_WARNING, "lrm", "CONFIG SET maxmemory-policy allkeys-lru",
@@ -144,7 +146,8 @@ static void examine_memory(exam *e) {
     }
     if (strstr(policy, "-lru") != NULL && config_number(e, "maxmemory-samples", &samples) && samples < 10) {
         say(e, KVF_NOTE, "samples", "CONFIG SET maxmemory-samples 10",
-            "the server evicts the oldest of %llu candidates: with ten, more prefixes stay whole", (unsigned long long)samples);
+            "the server evicts the oldest of %llu candidates: with ten, more prefixes stay whole",
+            (unsigned long long)samples);
     }
     if (!info_is(e, "mem_allocator", "") && strncmp(info_text(e, "mem_allocator"), "jemalloc", 8) != 0) {
         say(e, KVF_NOTE, "allocator", "", "the server's allocator is %s, not jemalloc: memory may fragment", e->value);
@@ -162,7 +165,8 @@ static void examine_limits(exam *e) {
     }
     if (config_number(e, "maxmemory-clients", &number) && number > 0 && number < 4 * need) {
         say(e, KVF_WARNING, "maxmemory-clients", "CONFIG SET maxmemory-clients 0",
-            "all clients together get %llu bytes of buffers; loads and saves may need %llu", (unsigned long long)number, 4 * need);
+            "all clients together get %llu bytes of buffers; loads and saves may need %llu", (unsigned long long)number,
+            4 * need);
     }
     if (config_number(e, "proto-max-bulk-len", &number) && number > 0 && number < e->tier->conf.part) {
         say(e, KVF_FATAL, "proto-max-bulk-len", "CONFIG SET proto-max-bulk-len 512mb, or a smaller part= in the URL",
@@ -175,17 +179,19 @@ static void examine_disk(exam *e) {
     uint64_t backlog = 0, replicas = 0;
     if (config_text(e, "save")[0] != '\0') {
         say(e, KVF_WARNING, "snapshots", "CONFIG SET save \"\"",
-            "the server writes snapshots (save \"%s\"): a fork and its copies for data that can be computed again", e->value);
+            "the server writes snapshots (save \"%s\"): a fork and its copies for data that can be computed again",
+            e->value);
     }
     if (info_is(e, "aof_enabled", "1")) {
         say(e, KVF_WARNING, "aof", "CONFIG SET appendonly no", "the server logs every value to disk (appendonly)");
     }
-    if (info_is(e, "rdb_last_bgsave_status", "err") && strcmp(config_text(e, "stop-writes-on-bgsave-error"), "no") != 0) {
+    if (info_is(e, "rdb_last_bgsave_status", "err") &&
+        strcmp(config_text(e, "stop-writes-on-bgsave-error"), "no") != 0) {
         say(e, KVF_FATAL, "bgsave-failed", "CONFIG SET save \"\" and CONFIG SET stop-writes-on-bgsave-error no",
             "the last snapshot failed, and the server refuses writes because of it (MISCONF)");
     }
-    if (info_number(e, "connected_slaves", &replicas) && replicas > 0 && info_number(e, "repl_backlog_size", &backlog) &&
-        backlog < ((uint64_t)256 << 20)) {
+    if (info_number(e, "connected_slaves", &replicas) && replicas > 0 &&
+        info_number(e, "repl_backlog_size", &backlog) && backlog < ((uint64_t)256 << 20)) {
         say(e, KVF_WARNING, "replica-backlog",
             "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit \"replica 2gb 1gb 60\"",
             "%llu replicas with a backlog of %llu bytes: a few seconds of saves start a full resynchronisation",
@@ -198,7 +204,8 @@ static void examine_state(exam *e) {
         say(e, KVF_FATAL, "replica", "name the primary in the URL", "the server is a replica: it takes no saves");
     }
     if (info_is(e, "loading", "1")) {
-        say(e, KVF_WARNING, "loading", "", "the server is loading its data from disk and answers nothing until it is done");
+        say(e, KVF_WARNING, "loading", "",
+            "the server is loading its data from disk and answers nothing until it is done");
     }
     if (info_is(e, "redis_mode", "cluster") && e->tier->conf.kind != KVFI_REDIS_CLUSTER) {
         say(e, KVF_WARNING, "cluster", "name the nodes as redis+cluster://, or use a single server",
@@ -243,7 +250,8 @@ static void examine_permissions(exam *e) {
         }
         bool perm = kvfi_reply_says(&reply, "NOPERM");
         snprintf(mend, sizeof mend, "ACL SETUSER <user> +%s ~%.24s:*", names[i], e->tier->conf.prefix);
-        say(e, KVF_FATAL, perm ? "noperm" : "refused", perm ? mend : "", "%s is refused: %s", names[i], e->talk.conn->said);
+        say(e, KVF_FATAL, perm ? "noperm" : "refused", perm ? mend : "", "%s is refused: %s", names[i],
+            e->talk.conn->said);
     }
 }
 
@@ -252,10 +260,11 @@ static void examine_version(exam *e) {
     snprintf(version, sizeof version, "%.63s", info_text(e, "redis_version"));
     unsigned major = 0;
     if (sscanf(version, "%u", &major) == 1 && major < 6) {
-        say(e, KVF_WARNING, "version", "use Redis 6 or later, or Valkey", "the server is Redis %s: not tested with kvferry", version);
+        say(e, KVF_WARNING, "version", "use Redis 6 or later, or Valkey",
+            "the server is Redis %s: not tested with kvferry", version);
     } else {
-        say(e, KVF_FINE, "server", "", "%s %s", info_is(e, "server_name", "valkey") ? "Valkey, compatible with Redis" : "Redis",
-            version);
+        say(e, KVF_FINE, "server", "", "%s %s",
+            info_is(e, "server_name", "valkey") ? "Valkey, compatible with Redis" : "Redis", version);
     }
 }
 
@@ -270,7 +279,8 @@ static void examine(exam *e, kvf_error *err) {
     e->config = true;
     (void)config_text(e, "maxmemory");
     if (!e->config) {
-        say(e, KVF_NOTE, "no-config", "ACL SETUSER <user> +config|get", "the server does not show its settings: some checks are left out");
+        say(e, KVF_NOTE, "no-config", "ACL SETUSER <user> +config|get",
+            "the server does not show its settings: some checks are left out");
     }
     if (status == KVF_OK) {
         examine_version(e);
@@ -287,8 +297,9 @@ static void examine_node(exam *e, kvfi_node *node) {
     kvf_status status = kvfi_talk_begin_on(&e->talk, e->tier, &err, node, KVFI_LANE_LOOKUP, kvfi_deadline(BUDGET_US));
     if (status != KVF_OK) {
         say(e, KVF_FATAL, status == KVF_CONFIG ? "refused" : "unreachable",
-            status == KVF_CONFIG ? "" : "is the server running, and are host and port, or the path of the socket, right?", "%s",
-            err.what);
+            status == KVF_CONFIG ? ""
+                                 : "is the server running, and are host and port, or the path of the socket, right?",
+            "%s", err.what);
         return;
     }
     examine(e, &err);
@@ -299,7 +310,8 @@ void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
     exam *e = kvfi_alloc_zero(1, sizeof *e);
     kvfi_node *nodes[KVFI_MAX_NODES];
     if (e == NULL) {
-        kvf_finding finding = {.severity = KVF_FATAL, .code = "memory", .what = "no memory for the examination", .mend = ""};
+        kvf_finding finding = {
+            .severity = KVF_FATAL, .code = "memory", .what = "no memory for the examination", .mend = ""};
         found(ctx, &finding);
         return;
     }
@@ -309,8 +321,8 @@ void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
     size_t num = kvfi_redis_nodes(e->tier, nodes, KVFI_MAX_NODES);
     if (num == 0) {
         kvf_error trouble = kvfi_topology_trouble(e->tier->topology);
-        say(e, KVF_FATAL, "unreachable", "are the servers running, and are hosts and ports right?", "no server can be reached: %s",
-            trouble.what);
+        say(e, KVF_FATAL, "unreachable", "are the servers running, and are hosts and ports right?",
+            "no server can be reached: %s", trouble.what);
     }
     for (size_t i = 0; i < num; i++) {
         if (e->tier->topology != NULL) {

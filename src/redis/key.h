@@ -12,7 +12,7 @@
 #define KVFI_KEY_BYTES (KVFI_REDIS_MAX_PREFIX + 1 + 16 + 1 + 66 + 12) /* with a part's number and a NUL */
 
 typedef struct kvfi_name {
-    char   text[KVFI_KEY_BYTES];
+    char text[KVFI_KEY_BYTES];
     size_t len;
 } kvfi_name;
 

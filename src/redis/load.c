@@ -9,31 +9,31 @@
  */
 #include "redis/redis.h"
 
-#define RING 256u
+#define RING          256u
 #define WORTH_CLOSING (512u << 10) /* so much on its way costs more than another connection */
-#define TAIL_BYTES (160u << 10) /* what a unix socket holds by default: by then the server has sent it all */
+#define TAIL_BYTES    (160u << 10) /* what a unix socket holds by default: by then the server has sent it all */
 
 /* One command that has been sent, or is about to be, and its answer. */
 typedef struct request {
-    kvfi_item *item;  /* NULL: a PEXPIRE, whose answer interests nobody */
+    kvfi_item *item; /* NULL: a PEXPIRE, whose answer interests nobody */
     kvfi_place place;
-    bool       last;  /* of its item */
+    bool last; /* of its item */
 } request;
 
 typedef struct loader {
     kvfi_redis *tier;
-    kvfi_conn  *conn;
-    kvfi_feed  *feed;
-    request     ring[RING];
-    unsigned    head, num;
-    uint64_t    asked;     /* bytes of the places in the ring */
-    size_t      usual;     /* the length of the last value asked for: a guess at the next */
-    kvfi_item  *item;      /* being asked for, when it has several parts */
-    uint64_t    part;      /* its next part */
-    kvfi_place  rest;      /* from there on */
-    kvf_reason  why;       /* of the item at the head of the ring, so far */
-    bool        dry;       /* the feed gives no more */
-    bool        named;     /* the decoder knows the place of the reply that comes next */
+    kvfi_conn *conn;
+    kvfi_feed *feed;
+    request ring[RING];
+    unsigned head, num;
+    uint64_t asked;  /* bytes of the places in the ring */
+    size_t usual;    /* the length of the last value asked for: a guess at the next */
+    kvfi_item *item; /* being asked for, when it has several parts */
+    uint64_t part;   /* its next part */
+    kvfi_place rest; /* from there on */
+    kvf_reason why;  /* of the item at the head of the ring, so far */
+    bool dry;        /* the feed gives no more */
+    bool named;      /* the decoder knows the place of the reply that comes next */
 } loader;
 
 static request *at(loader *l, unsigned index) {

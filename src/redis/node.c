@@ -9,10 +9,11 @@
 #define MAX_BACKOFF_MS 500u /* who comes back is in use again within a second */
 #define MIN_REFUSED_MS 100u
 #define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
-#define STORE_PATIENCE 4u    /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them */
-#define FAIR_TRY_US 10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
+#define STORE_PATIENCE                                                                                                 \
+    4u /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them */
+#define FAIR_TRY_US     10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
-#define RECHECK_US 2000 /* how often someone who waits for a connection looks whether there is work left for it */
+#define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */
 
 kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
     /* A key of another type was not written by us: it is no record. */
@@ -30,8 +31,9 @@ void kvfi_acl_rule(char out[96], const char *said, const char *prefix) {
 }
 
 bool kvfi_reply_refuses_saves(const kvfi_reply *reply, bool several) {
-    return reply->kind == KVFI_RESP_ERROR && (kvfi_reply_says(reply, "OOM ") || kvfi_reply_says(reply, "MISCONF ") ||
-                                              kvfi_reply_says(reply, "NOREPLICAS ") || (!several && kvfi_reply_says(reply, "READONLY ")));
+    return reply->kind == KVFI_RESP_ERROR &&
+           (kvfi_reply_says(reply, "OOM ") || kvfi_reply_says(reply, "MISCONF ") ||
+            kvfi_reply_says(reply, "NOREPLICAS ") || (!several && kvfi_reply_says(reply, "READONLY ")));
 }
 
 /* ---- breakers; all under the lock ---- */
@@ -98,7 +100,8 @@ static void remember(kvfi_node *node, const kvf_error *trouble) {
 
 typedef enum step { STEP_AUTH, STEP_SELECT, STEP_NAME, STEP_PING } step;
 
-static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, step steps[4], size_t *num) {
+static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, step steps[4],
+                                   size_t *num) {
     size_t n = 0;
     kvfi_cmd *out = kvfi_conn_room(conn, KVFI_CONN_OUT);
     if (conf->password != NULL) {
@@ -132,10 +135,11 @@ static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_r
 }
 
 /* The sentence for what the operator must change; KVF_MISS for what passes by itself. */
-static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const kvfi_redis_conf *conf, const kvfi_reply *reply,
-                                  step at) {
+static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const kvfi_redis_conf *conf,
+                                  const kvfi_reply *reply, step at) {
     if (kvfi_reply_says(reply, "NOAUTH") && conf->password == NULL) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: the server asks for a password: write redis://user:password@...", conf->text);
+        return kvfi_fail(err, KVF_CONFIG, "%s: the server asks for a password: write redis://user:password@...",
+                         conf->text);
     }
     if (kvfi_reply_says(reply, "NOPERM")) {
         return kvfi_fail(err, KVF_CONFIG, "%s: the user lacks a permission: %s: %s", conf->text, conn->said,
@@ -147,12 +151,15 @@ static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const k
         return kvfi_fail(err, KVF_CONFIG, "%s: user or password refused: %s", conf->text, conn->said);
     }
     if (at == STEP_SELECT && (kvfi_reply_says(reply, "ERR") || kvfi_reply_says(reply, "NOAUTH"))) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: the server has no database %u: %s: use a lower number, or raise `databases` there",
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%s: the server has no database %u: %s: use a lower number, or raise `databases` there",
                          conf->text, conf->db, conn->said);
     }
     if (kvfi_reply_says(reply, "DENIED")) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: the server is in protected mode and lets only its own host in: set a password "
-                                          "there, or bind it to the right interface", conf->text);
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%s: the server is in protected mode and lets only its own host in: set a password "
+                         "there, or bind it to the right interface",
+                         conf->text);
     }
     return kvfi_fail(err, KVF_MISS, "%s: the server refuses: %s", conf->text, conn->said);
 }
@@ -171,12 +178,13 @@ static kvf_status no_connection(const kvfi_conn *conn, kvf_error *err, const kvf
 
 static kvf_status not_redis(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf) {
     (void)kvfi_conn_broken(conn, "this is not a Redis server");
-    return kvfi_fail(err, KVF_CONFIG, "%s: this is not a Redis server: its answer is not RESP; check host and port", conf->text);
+    return kvfi_fail(err, KVF_CONFIG, "%s: this is not a Redis server: its answer is not RESP; check host and port",
+                     conf->text);
 }
 
 /* Reads the answers to the introduction. KVF_OK, KVF_CONFIG, or KVF_MISS with the reason. */
-static kvf_status read_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, const step *steps, size_t num,
-                                    kvf_reason *why, int64_t deadline_us) {
+static kvf_status read_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, const step *steps,
+                                    size_t num, kvf_reason *why, int64_t deadline_us) {
     for (size_t i = 0; i < num; i++) {
         kvfi_reply reply;
         *why = kvfi_conn_next(conn, &reply, deadline_us);
@@ -201,7 +209,8 @@ static kvf_status read_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_
     return KVF_OK;
 }
 
-static kvf_status introduce(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, kvf_reason *why, int64_t deadline_us) {
+static kvf_status introduce(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, kvf_reason *why,
+                            int64_t deadline_us) {
     step steps[4];
     size_t num = 0;
     *why = KVF_WHY_SERVER;
@@ -218,8 +227,8 @@ static bool is_other_tongue(const kvfi_node *node, const kvfi_conn *conn, kvf_er
     }
     const char *sentence = tls ? "speaks no TLS on that port: name its tls-port, or write redis:// instead of rediss://"
                                : "speaks TLS on that port: write rediss:// instead of redis://, or name its plain port";
-    (void)kvfi_fail(err, KVF_CONFIG, "%.*s: the server %.80s:%u %s", short_len(node->conf), node->conf->text, node->server.host,
-                    node->server.port, sentence);
+    (void)kvfi_fail(err, KVF_CONFIG, "%.*s: the server %.80s:%u %s", short_len(node->conf), node->conf->text,
+                    node->server.host, node->server.port, sentence);
     return true;
 }
 
@@ -237,7 +246,8 @@ static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error
 }
 
 /* With an explanation: somebody will read it, and the server has never made sense yet, so the last quarter of the time goes into it where there was no answer. */
-static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool explain, int64_t deadline_us) {
+static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool explain,
+                                     int64_t deadline_us) {
     bool tls = node->conf->tls != NULL;
     explain = explain && node->server.path == NULL && !node->spoken;
     int64_t until_us = explain && tls ? deadline_us - (deadline_us - kvfi_sys->now_us()) / 4 : deadline_us;
@@ -277,7 +287,8 @@ static unsigned lane_max(const kvfi_node *node) {
 }
 
 /* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up while it waits. */
-static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed, int64_t deadline_us) {
+static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed,
+                            int64_t deadline_us) {
     while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
         int64_t now = kvfi_sys->now_us();
         if (now >= deadline_us || (feed != NULL && kvfi_feed_is_dry(feed))) {

@@ -17,44 +17,45 @@ typedef enum kvfi_lane_kind { KVFI_LANE_LOOKUP, KVFI_LANE_LOAD, KVFI_LANE_STORE,
 
 typedef struct kvfi_lane {
     kvfi_conn *idle[KVFI_REDIS_MAX_LANE]; /* the last used is on top; a closed one may be among them, for its memory */
-    unsigned   num_idle;
-    unsigned   num_taken;
+    unsigned num_idle;
+    unsigned num_taken;
 } kvfi_lane;
 
 /* A breaker: closed until something fails; then open, and nobody tries until `until_us`; then half-open: one tries, and the others wait for what
  * becomes of that. */
 typedef enum kvfi_breaker_state { KVFI_BREAKER_CLOSED, KVFI_BREAKER_OPEN, KVFI_BREAKER_HALF_OPEN } kvfi_breaker_state;
 typedef struct kvfi_breaker {
-    int64_t  until_us;   /* nobody tries before */
+    int64_t until_us;    /* nobody tries before */
     uint32_t backoff_ms; /* of the last failure; 0: closed */
-    bool     trying;     /* one does */
+    bool trying;         /* one does */
 } kvfi_breaker;
 
 typedef struct kvfi_node {
     const kvfi_redis_conf *conf;
-    kvfi_endpoint          server;
-    kvfi_tls_peer          peer;  /* the same server, for TLS */
-    char                   name[256]; /* which its certificate is for */
-    pthread_mutex_t        lock;  /* of all that follows; never held over I/O */
-    pthread_cond_t         freed; /* a connection was given back */
-    kvfi_lane              lanes[KVFI_NUM_LANES];
-    kvfi_breaker           breaker; /* for connections */
-    kvfi_breaker           saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
-    atomic_bool            spoken;  /* it has answered us once: it speaks as we do */
-    kvf_error              trouble; /* why it could not be connected to last time */
-    _Atomic uint64_t      *connects, *disconnects;
+    kvfi_endpoint server;
+    kvfi_tls_peer peer;   /* the same server, for TLS */
+    char name[256];       /* which its certificate is for */
+    pthread_mutex_t lock; /* of all that follows; never held over I/O */
+    pthread_cond_t freed; /* a connection was given back */
+    kvfi_lane lanes[KVFI_NUM_LANES];
+    kvfi_breaker breaker; /* for connections */
+    kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
+    atomic_bool spoken;   /* it has answered us once: it speaks as we do */
+    kvf_error trouble;    /* why it could not be connected to last time */
+    _Atomic uint64_t *connects, *disconnects;
 } kvfi_node;
 
 /* `name`: as the server is called where its address is not what it is called; or NULL. */
-void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, const kvfi_endpoint *, const char *name, _Atomic uint64_t *connects,
-                    _Atomic uint64_t *disconnects);
+void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, const kvfi_endpoint *, const char *name,
+                    _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
 void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
 void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not expected to be of use any more */
 
 /* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for one until the
  * deadline. With a feed it stops waiting when that is dry. When it fails, *out is NULL; `err` (or NULL) gets a sentence and, when the operator
  * must change something, KVF_CONFIG. */
-kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed, int64_t deadline_us);
+kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed,
+                          int64_t deadline_us);
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
 

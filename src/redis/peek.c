@@ -6,19 +6,19 @@
 #include "redis/redis.h"
 
 typedef struct lookup {
-    kvfi_redis      *tier;
-    kvfi_conn       *conn;
+    kvfi_redis *tier;
+    kvfi_conn *conn;
     const kvfi_addr *addrs;
-    kvfi_peek       *out;
-    size_t           num, asked, answered;
+    kvfi_peek *out;
+    size_t num, asked, answered;
     /* ---- where there are several servers: the share of one of them */
-    const uint32_t  *order; /* numbers of its keys */
-    uint8_t         *fates; /* by number of the key */
-    kvfi_node      **asks;
-    kvfi_node       *node;
-    bool             half;     /* the answer to an ASKING has come; the next is to its question */
-    int64_t          moved_us; /* when something came last */
-    kvf_reason       why;
+    const uint32_t *order; /* numbers of its keys */
+    uint8_t *fates;        /* by number of the key */
+    kvfi_node **asks;
+    kvfi_node *node;
+    bool half;        /* the answer to an ASKING has come; the next is to its question */
+    int64_t moved_us; /* when something came last */
+    kvf_reason why;
 } lookup;
 
 static size_t index_of(const lookup *l, size_t number) {
@@ -51,7 +51,8 @@ static bool read_answer(lookup *l, size_t number, const kvfi_reply *reply) {
     if (reply->kind == KVFI_RESP_ERROR) {
         peek->why = kvfi_reply_reason(reply);
         if (l->order != NULL) {
-            l->fates[index_of(l, number)] = (uint8_t)kvfi_redis_learn(l->tier, l->node, reply, &l->asks[index_of(l, number)]);
+            l->fates[index_of(l, number)] =
+                (uint8_t)kvfi_redis_learn(l->tier, l->node, reply, &l->asks[index_of(l, number)]);
         }
         return true;
     }
@@ -124,24 +125,24 @@ void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_p
 
 /* ---- several servers: all are asked before any answer is waited for ---- */
 
-#define MAX_SHARES 64u /* servers of one round; keys of further ones wait for the next */
-#define MAX_ROUNDS 6u  /* the first, and five redirections */
+#define MAX_SHARES    64u /* servers of one round; keys of further ones wait for the next */
+#define MAX_ROUNDS    6u  /* the first, and five redirections */
 #define FIRST_WAIT_MS 5
 
 typedef struct lookups {
-    kvfi_redis      *tier;
+    kvfi_redis *tier;
     const kvfi_addr *addrs;
-    kvfi_peek       *out;
-    int64_t          deadline_us;
-    kvfi_node      **asks;    /* for each key: whom to ask but this once */
-    uint32_t        *order;   /* numbers of keys, share after share */
-    uint32_t        *pending; /* numbers of the keys of the next round */
-    uint8_t         *place;   /* for each pending one: its share */
-    uint8_t         *fates;
-    size_t           num, num_pending;
-    unsigned         num_shares;
-    bool             asking[MAX_SHARES];
-    lookup           shares[MAX_SHARES];
+    kvfi_peek *out;
+    int64_t deadline_us;
+    kvfi_node **asks;  /* for each key: whom to ask but this once */
+    uint32_t *order;   /* numbers of keys, share after share */
+    uint32_t *pending; /* numbers of the keys of the next round */
+    uint8_t *place;    /* for each pending one: its share */
+    uint8_t *fates;
+    size_t num, num_pending;
+    unsigned num_shares;
+    bool asking[MAX_SHARES];
+    lookup shares[MAX_SHARES];
 } lookups;
 
 static unsigned share_of(lookups *all, kvfi_node *node, bool asking) {
@@ -154,8 +155,13 @@ static unsigned share_of(lookups *all, kvfi_node *node, bool asking) {
         return MAX_SHARES;
     }
     all->asking[all->num_shares] = asking;
-    all->shares[all->num_shares] = (lookup){.tier = all->tier, .addrs = all->addrs, .out = all->out, .fates = all->fates,
-                                            .asks = all->asks, .node = node, .why = KVF_WHY_UNREACHABLE};
+    all->shares[all->num_shares] = (lookup){.tier = all->tier,
+                                            .addrs = all->addrs,
+                                            .out = all->out,
+                                            .fates = all->fates,
+                                            .asks = all->asks,
+                                            .node = node,
+                                            .why = KVF_WHY_UNREACHABLE};
     return all->num_shares++;
 }
 
@@ -241,7 +247,8 @@ static void wait_for_any(lookups *all) {
         if (is_running(l)) {
             int64_t late_us = l->moved_us + (int64_t)all->tier->conf.stall_ms * 1000;
             until_us = late_us < until_us ? late_us : until_us;
-            fds[num++] = (struct pollfd){.fd = l->conn->fd, .events = kvfi_conn_all_sent(l->conn) ? POLLIN : POLLIN | POLLOUT};
+            fds[num++] =
+                (struct pollfd){.fd = l->conn->fd, .events = kvfi_conn_all_sent(l->conn) ? POLLIN : POLLIN | POLLOUT};
         }
     }
     if (num > 0) {

@@ -12,10 +12,10 @@
 #define KVFI_COMMAND_BYTES 512u /* any command without its body: the longest key, and all the rest */
 
 typedef struct kvfi_redis {
-    kvfi_tier        base;
-    kvfi_redis_conf  conf;
-    kvfi_node        node;     /* the server, where there is one */
-    kvfi_topology   *topology; /* the servers of a Cluster, or those that sentinels watch; else NULL */
+    kvfi_tier base;
+    kvfi_redis_conf conf;
+    kvfi_node node;            /* the server, where there is one */
+    kvfi_topology *topology;   /* the servers of a Cluster, or those that sentinels watch; else NULL */
     _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
 } kvfi_redis;
 
@@ -25,16 +25,20 @@ static inline kvfi_redis *kvfi_redis_of(kvfi_tier *tier) {
 
 void kvfi_redis_get(kvfi_tier *, kvfi_feed *);
 void kvfi_redis_put(kvfi_tier *, kvfi_feed *);
-void kvfi_redis_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
+void kvfi_redis_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                     int64_t deadline_us);
 
 kvf_status kvfi_redis_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
-kvf_status kvfi_redis_walk(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx, uint32_t step_ms);
+kvf_status kvfi_redis_walk(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx,
+                           uint32_t step_ms);
 kvf_status kvfi_redis_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
 
-kvf_status kvfi_redis_session_put(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s,
+kvf_status kvfi_redis_session_put(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num,
+                                  uint32_t ttl_s, int64_t deadline_us);
+kvf_status kvfi_redis_session_sizes(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num,
+                                    int64_t deadline_us);
+kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num,
                                   int64_t deadline_us);
-kvf_status kvfi_redis_session_sizes(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
-kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
 kvf_status kvfi_redis_session_remove(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
 uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 
@@ -60,7 +64,8 @@ bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);
 void kvfi_redis_spread(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
 void kvfi_redis_spread_get(kvfi_tier *, kvfi_feed *); /* on the calling thread: one server after the other */
 void kvfi_redis_spread_put(kvfi_tier *, kvfi_feed *);
-void kvfi_redis_spread_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
+void kvfi_redis_spread_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                            int64_t deadline_us);
 uint16_t kvfi_redis_slot(const kvfi_addr *);
 /* What an error reply of one of several servers means for what was asked of it, and what was learned of it. */
 typedef enum kvfi_fate { KVFI_FATE_OVER, KVFI_FATE_MOVED, KVFI_FATE_ASK, KVFI_FATE_WAIT } kvfi_fate;
@@ -71,16 +76,16 @@ uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
 
 /* ---- for calls that send one command after the other (admin, sessions, doctor) */
 typedef struct kvfi_talk {
-    kvfi_redis    *tier;
-    kvfi_node     *node;
-    kvfi_conn     *conn; /* NULL: the talk has not begun, or is over */
+    kvfi_redis *tier;
+    kvfi_node *node;
+    kvfi_conn *conn; /* NULL: the talk has not begun, or is over */
     kvfi_lane_kind lane;
-    kvf_error     *err;
-    int64_t        deadline_us;
-    uint64_t       unheard; /* commands whose answers have not been heard to their end */
-    kvfi_node     *ask;     /* who has the slot just now, and answers to ASKING; set by a talk that failed, for the next try */
-    bool           half;    /* the answer to an ASKING has been heard, that to its command has not, to its end */
-    bool           astray;  /* another server, or the same a little later, would have answered */
+    kvf_error *err;
+    int64_t deadline_us;
+    uint64_t unheard; /* commands whose answers have not been heard to their end */
+    kvfi_node *ask; /* who has the slot just now, and answers to ASKING; set by a talk that failed, for the next try */
+    bool half;      /* the answer to an ASKING has been heard, that to its command has not, to its end */
+    bool astray;    /* another server, or the same a little later, would have answered */
 } kvfi_talk;
 
 /* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one that has the slot, or

@@ -13,28 +13,30 @@
 #include "store/seal.h"
 
 #define RING 256u
-#define PIECE_BYTES ((size_t)512 << 10) /* fits into the cache of one core; each piece that a quick server has to wait for wakes it once more */
+#define PIECE_BYTES                                                                                                    \
+    ((size_t)512                                                                                                       \
+     << 10) /* fits into the cache of one core; each piece that a quick server has to wait for wakes it once more */
 
 /* One SET that has been sent, or is being sent. */
 typedef struct request {
     kvfi_item *item; /* NULL: an ASKING */
-    size_t     bytes;
-    bool       last; /* of its item */
+    size_t bytes;
+    bool last; /* of its item */
 } request;
 
 typedef struct saver {
     kvfi_redis *tier;
-    kvfi_conn  *conn;
-    kvfi_feed  *feed;
-    kvfi_seal   seal;       /* of the item being sent */
-    request     ring[RING];
-    unsigned    head, num;
-    uint64_t    unanswered; /* bytes of the bodies in the ring */
-    kvfi_item  *item;       /* being sent */
-    uint64_t    sent_parts; /* of it */
-    kvfi_place  rest;       /* its next part, from there on */
-    kvf_reason  why;        /* of the item at the head of the ring, so far */
-    bool        dry;
+    kvfi_conn *conn;
+    kvfi_feed *feed;
+    kvfi_seal seal; /* of the item being sent */
+    request ring[RING];
+    unsigned head, num;
+    uint64_t unanswered; /* bytes of the bodies in the ring */
+    kvfi_item *item;     /* being sent */
+    uint64_t sent_parts; /* of it */
+    kvfi_place rest;     /* its next part, from there on */
+    kvf_reason why;      /* of the item at the head of the ring, so far */
+    bool dry;
 } saver;
 
 static request *at(saver *s, unsigned index) {

@@ -8,18 +8,18 @@
 #include "redis/redis.h"
 
 typedef struct kvfi_page {
-    char  *text;     /* the names, one after the other, each with a NUL */
+    char *text; /* the names, one after the other, each with a NUL */
     size_t used, cap;
     size_t num;
 } kvfi_page;
 
 typedef struct kvfi_scan {
-    kvfi_talk  *talk;
-    const char *pattern;  /* MATCH, or NULL */
-    bool        hashes;   /* only keys of type hash */
-    char        cursor[24];
-    bool        begun;
-    kvfi_page   page;     /* of the last kvfi_scan_next */
+    kvfi_talk *talk;
+    const char *pattern; /* MATCH, or NULL */
+    bool hashes;         /* only keys of type hash */
+    char cursor[24];
+    bool begun;
+    kvfi_page page; /* of the last kvfi_scan_next */
 } kvfi_scan;
 
 /* The next page, which may be empty. *more is false once all have been seen. */

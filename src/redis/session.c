@@ -7,8 +7,8 @@
 
 #include "redis/redis.h"
 
-#define MAX_ID_BYTES 512u
-#define TEMPORARY_MS "600000" /* what a writer that dies halfway leaves behind goes away by itself */
+#define MAX_ID_BYTES     512u
+#define TEMPORARY_MS     "600000" /* what a writer that dies halfway leaves behind goes away by itself */
 #define DEFAULT_MAX_BULK ((uint64_t)512 << 20)
 
 /* A server that copies a field of hundreds of megabytes into its answer does not move for a second or more, which says nothing about its
@@ -135,7 +135,8 @@ static void clean_up(kvfi_talk *talk, const char *key) {
     talk->err = err;
 }
 
-static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num, uint32_t ttl_s) {
+static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
+                           uint32_t ttl_s) {
     KVFI_TRY(check_type(talk, id));
     kvf_status status = put_fields(talk, key, parts, num);
     if (status == KVF_OK) {
@@ -155,7 +156,8 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
     kvf_status status;
     KVFI_TRY(name_temporary(key, err, id));
     do {
-        talk.ask = NULL; /* on a slot that is only coming nothing can be renamed: it is tried again when that has come */
+        talk.ask =
+            NULL; /* on a slot that is only coming nothing can be renamed: it is tried again when that has come */
         KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_STORE, deadline_us));
         status = put_once(&talk, key, id, parts, num, ttl_s);
         end_patient(&talk);
@@ -175,7 +177,8 @@ static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const 
 }
 
 /* All questions go out before the first answer is heard: the server then answers them in one go, without another client in between. */
-static kvf_status ask_all(kvfi_talk *talk, const char *command, const char *id, const kvfi_part *parts, size_t from, size_t to) {
+static kvf_status ask_all(kvfi_talk *talk, const char *command, const char *id, const kvfi_part *parts, size_t from,
+                          size_t to) {
     for (size_t i = from; i < to; i++) {
         KVFI_TRY(kvfi_talk_say(talk, command, id, parts[i].name, NULL));
     }
@@ -240,7 +243,8 @@ static kvf_status fields(kvfi_talk *talk, const char *id, kvfi_part *parts, size
 }
 
 /* Runs one of the two above over all parts, in batches. */
-static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num, int64_t deadline_us,
+static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
+                             int64_t deadline_us,
                              kvf_status (*read)(kvfi_talk *, const char *, kvfi_part *, size_t, size_t)) {
     kvfi_talk talk = {.ask = NULL};
     kvf_status status = KVF_OK;

@@ -169,7 +169,8 @@ bool kvfi_slots_take(kvfi_slots *slots, const kvfi_reply *reply) {
     if (slots->bad || (slots->begun && slots->depth == 0)) {
         return false;
     }
-    bool good = slots->begun ? take_element(slots, reply) : reply->kind == KVFI_RESP_ARRAY && reply->num <= KVFI_NUM_SLOTS;
+    bool good =
+        slots->begun ? take_element(slots, reply) : reply->kind == KVFI_RESP_ARRAY && reply->num <= KVFI_NUM_SLOTS;
     slots->begun = true;
     slots->bad = !good || !step(slots, reply);
     return !slots->bad;
@@ -190,7 +191,8 @@ static bool parse_address(kvfi_host *to, const char *text, size_t len) {
     if (before >= 2 && text[0] == '[' && text[before - 1] == ']') {
         return set_name(to, text + 1, before - 2);
     }
-    return set_name(to, text, before); /* servers write IPv6 addresses without brackets: the port is behind the last colon */
+    return set_name(to, text,
+                    before); /* servers write IPv6 addresses without brackets: the port is behind the last colon */
 }
 
 kvfi_redirect_kind kvfi_redirect_parse(uint16_t *slot, kvfi_host *to, const char *text, size_t len) {

@@ -9,30 +9,30 @@
 #include "resp/decode.h"
 
 #define KVFI_NUM_SLOTS 16384u
-#define KVFI_NO_OWNER UINT16_MAX
+#define KVFI_NO_OWNER  UINT16_MAX
 #define KVFI_MAX_NODES 256u /* of one Cluster with slots; more are refused */
 
 /* The slot of a key: CRC16 of what stands in its first {...}, or of all of it where nothing does. */
 uint16_t kvfi_slot_of(const char *key, size_t len);
 
 typedef struct kvfi_host {
-    char     name[256]; /* "" = that of the server which said so */
-    char     alias[256]; /* what it is called, where `name` is an address (cluster-announce-hostname); or "" */
+    char name[256];  /* "" = that of the server which said so */
+    char alias[256]; /* what it is called, where `name` is an address (cluster-announce-hostname); or "" */
     uint16_t port;
 } kvfi_host;
 
 /* The answer to CLUSTER SLOTS, taken reply by reply as the decoder hands them out. */
 typedef struct kvfi_slots {
-    uint16_t  owner[KVFI_NUM_SLOTS]; /* an index into hosts, or KVFI_NO_OWNER */
+    uint16_t owner[KVFI_NUM_SLOTS];  /* an index into hosts, or KVFI_NO_OWNER */
     kvfi_host hosts[KVFI_MAX_NODES]; /* primaries only */
-    unsigned  num_hosts;
+    unsigned num_hosts;
     /* ---- of the parser */
-    bool      begun, bad;
-    unsigned  depth;
-    int64_t   left[4];  /* elements still to come, by depth */
-    int64_t   index[4]; /* the next element's */
-    int64_t   first, last;
-    bool      hostname; /* the next string of the primary's metadata is its host name */
+    bool begun, bad;
+    unsigned depth;
+    int64_t left[4];  /* elements still to come, by depth */
+    int64_t index[4]; /* the next element's */
+    int64_t first, last;
+    bool hostname; /* the next string of the primary's metadata is its host name */
     kvfi_host host;
 } kvfi_slots;
 

@@ -10,8 +10,8 @@
 
 #include "redis/redis.h"
 
-#define MAX_ROUNDS 6u /* the first, and five redirections */
-#define MAX_GROUPS 64u /* of one round; what belongs to further servers waits for the next */
+#define MAX_ROUNDS    6u  /* the first, and five redirections */
+#define MAX_GROUPS    64u /* of one round; what belongs to further servers waits for the next */
 #define FIRST_WAIT_MS 5
 
 uint16_t kvfi_redis_slot(const kvfi_addr *addr) {
@@ -44,36 +44,36 @@ kvfi_fate kvfi_redis_learn(kvfi_redis *tier, kvfi_node *from, const kvfi_reply *
 /* What becomes of an item in the next round. */
 typedef struct plan {
     kvfi_node *ask; /* only this once: ASKING */
-    uint8_t    fate;
-    uint8_t    why; /* in case there is no next round */
+    uint8_t fate;
+    uint8_t why; /* in case there is no next round */
 } plan;
 
 struct flight;
 
 /* The items of one server. */
 typedef struct group {
-    kvfi_feed        feed; /* the first member: kvfi_feed.again finds its group by it */
-    struct flight   *flight;
-    kvfi_node       *node;
-    bool             asking;
-    size_t           from; /* where its numbers stand in flight->order */
+    kvfi_feed feed; /* the first member: kvfi_feed.again finds its group by it */
+    struct flight *flight;
+    kvfi_node *node;
+    bool asking;
+    size_t from; /* where its numbers stand in flight->order */
     _Atomic uint32_t workers;
 } group;
 
 typedef struct flight {
-    kvfi_redis     *tier;
-    kvfi_feed      *whole;
-    kvfi_lane_kind  lane;
-    kvfi_exchange  *exchange;
-    plan           *plans;   /* for each item */
-    uint32_t       *order;   /* numbers of items, group after group */
-    uint32_t       *pending; /* numbers of the items of the next round */
-    uint8_t        *place;   /* for each pending one: its group */
-    size_t          num_pending;
-    unsigned        num_groups;
+    kvfi_redis *tier;
+    kvfi_feed *whole;
+    kvfi_lane_kind lane;
+    kvfi_exchange *exchange;
+    plan *plans;       /* for each item */
+    uint32_t *order;   /* numbers of items, group after group */
+    uint32_t *pending; /* numbers of the items of the next round */
+    uint8_t *place;    /* for each pending one: its group */
+    size_t num_pending;
+    unsigned num_groups;
     _Atomic unsigned next_start;
-    atomic_bool     must_refresh;
-    group           groups[MAX_GROUPS];
+    atomic_bool must_refresh;
+    group groups[MAX_GROUPS];
 } flight;
 
 static plan *plan_of(const group *g, const kvfi_item *item) {
@@ -97,7 +97,8 @@ kvf_reason kvfi_redis_refusal(kvfi_feed *feed, const kvfi_item *item, const kvfi
         atomic_store_explicit(&g->flight->must_refresh, true, memory_order_relaxed);
     }
     if (p->fate == KVFI_FATE_OVER && g->flight->lane == KVFI_LANE_STORE) {
-        kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %.*s", (int)(reply->len < 160 ? reply->len : 160), reply->text);
+        kvfi_log(KVF_LOG_WARN, "redis: a block was not stored: %.*s", (int)(reply->len < 160 ? reply->len : 160),
+                 reply->text);
     }
     return kvfi_reply_reason(reply);
 }

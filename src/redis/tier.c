@@ -218,7 +218,8 @@ kvf_status kvfi_talk_hear(kvfi_talk *talk, kvfi_reply *reply) {
 kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
     if (reply->kind == KVFI_RESP_ERROR) {
         char rule[96];
-        if (talk->tier->topology != NULL && kvfi_redis_learn(talk->tier, talk->node, reply, &talk->ask) != KVFI_FATE_OVER) {
+        if (talk->tier->topology != NULL &&
+            kvfi_redis_learn(talk->tier, talk->node, reply, &talk->ask) != KVFI_FATE_OVER) {
             talk->astray = true;
         }
         if (talk->tier->topology == NULL && kvfi_reply_says(reply, "READONLY")) {
@@ -227,8 +228,8 @@ kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const cha
         }
         if (kvfi_reply_says(reply, "NOPERM")) {
             kvfi_acl_rule(rule, talk->conn->said, talk->tier->conf.prefix);
-            return kvfi_fail(talk->err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL", talk->tier->conf.text,
-                             doing, rule);
+            return kvfi_fail(talk->err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL",
+                             talk->tier->conf.text, doing, rule);
         }
         kvf_status status = KVF_IO;
         return kvfi_fail(talk->err, status, "%s: %s: %s", talk->tier->conf.text, doing, talk->conn->said);
@@ -288,7 +289,8 @@ static const kvfi_tier_ops spread_ops = {
 /* Finds the servers, and makes use of as many threads as there are. A Cluster that is away has three, for now. */
 static kvf_status open_topology(kvfi_redis *tier, kvf_error *err) {
     kvfi_node *nodes[KVFI_MAX_NODES];
-    KVFI_TRY(kvfi_topology_open(&tier->topology, err, &tier->conf, tier->base.url, &tier->base.connects, &tier->base.disconnects));
+    KVFI_TRY(kvfi_topology_open(&tier->topology, err, &tier->conf, tier->base.url, &tier->base.connects,
+                                &tier->base.disconnects));
     tier->base.ops = &spread_ops;
     size_t num = kvfi_topology_primaries(tier->topology, nodes, KVFI_MAX_NODES);
     if (num < 3 && tier->conf.kind == KVFI_REDIS_CLUSTER) {

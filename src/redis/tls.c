@@ -11,25 +11,25 @@
 #include <stdio.h>
 
 #define MAX_PEM_BYTES ((off_t)4 << 20)
-#define READ_BUFFER (64 << 10) /* what one read of the socket takes in: a few records */
+#define READ_BUFFER   (64 << 10) /* what one read of the socket takes in: a few records */
 
 struct kvfi_tls {
     kvfi_tls_conf conf;
-    SSL_CTX      *ctx;
-    BIO_METHOD   *method;
+    SSL_CTX *ctx;
+    BIO_METHOD *method;
 };
 
 struct kvfi_tls_link {
-    kvfi_tls_peer   *peer;
-    SSL             *ssl;
-    int              fd;
-    int              error;   /* of the last system call that failed in earnest */
-    bool             ended;   /* the server has closed its side */
-    bool             more;
-    bool             greeted; /* the first byte has come, and it is this one: */
-    uint8_t          first;
-    bool             heard;   /* data came, so the handshake is over for the server, too */
-    bool             wanted;  /* the server asked for a certificate, and we have none */
+    kvfi_tls_peer *peer;
+    SSL *ssl;
+    int fd;
+    int error;  /* of the last system call that failed in earnest */
+    bool ended; /* the server has closed its side */
+    bool more;
+    bool greeted; /* the first byte has come, and it is this one: */
+    uint8_t first;
+    bool heard;  /* data came, so the handshake is over for the server, too */
+    bool wanted; /* the server asked for a certificate, and we have none */
     kvfi_tls_trouble trouble;
 };
 
@@ -100,7 +100,8 @@ static void names_of(char out[80], X509 *cert) {
         const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
         char text[64] = "";
         if (name->type == GEN_DNS) {
-            snprintf(text, sizeof text, "%.*s", ASN1_STRING_length(name->d.dNSName), ASN1_STRING_get0_data(name->d.dNSName));
+            snprintf(text, sizeof text, "%.*s", ASN1_STRING_length(name->d.dNSName),
+                     ASN1_STRING_get0_data(name->d.dNSName));
         } else if (name->type == GEN_IPADD) {
             int family = ASN1_STRING_length(name->d.iPAddress) == 4 ? AF_INET : AF_INET6;
             (void)inet_ntop(family, ASN1_STRING_get0_data(name->d.iPAddress), text, sizeof text);
@@ -130,7 +131,8 @@ static int see_verdict(int good, X509_STORE_CTX *store) {
     kvfi_tls_link *l = SSL_get_app_data(ssl);
     X509 *cert = X509_STORE_CTX_get_current_cert(store);
     int verdict = X509_STORE_CTX_get_error(store);
-    const char *whose = X509_STORE_CTX_get_error_depth(store) == 0 ? "the server's certificate" : "the certificate of a CA";
+    const char *whose =
+        X509_STORE_CTX_get_error_depth(store) == 0 ? "the server's certificate" : "the certificate of a CA";
     char text[80] = "", date[24];
     switch (verdict) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
@@ -144,8 +146,10 @@ static int see_verdict(int good, X509_STORE_CTX *store) {
     case X509_V_ERR_HOSTNAME_MISMATCH:
     case X509_V_ERR_IP_ADDRESS_MISMATCH:
         names_of(text, cert);
-        note(l, true, "the server's certificate is for %.64s, not for %.48s: connect by such a name, or give it as "
-                      "ssl_server_hostname=", text, l->peer->name);
+        note(l, true,
+             "the server's certificate is for %.64s, not for %.48s: connect by such a name, or give it as "
+             "ssl_server_hostname=",
+             text, l->peer->name);
         break;
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
@@ -153,8 +157,10 @@ static int see_verdict(int good, X509_STORE_CTX *store) {
     case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
     case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
         (void)X509_NAME_get_text_by_NID(X509_get_issuer_name(cert), NID_commonName, text, sizeof text);
-        note(l, true, "the server's certificate is from a CA that is not trusted here (\"%.60s\"): name the file of the right "
-                      "CA by ssl_ca_certs=", text);
+        note(l, true,
+             "the server's certificate is from a CA that is not trusted here (\"%.60s\"): name the file of the right "
+             "CA by ssl_ca_certs=",
+             text);
         break;
     default:
         note(l, true, "%s is refused: %.80s", whose, X509_verify_cert_error_string(verdict));
@@ -166,11 +172,13 @@ static int see_verdict(int good, X509_STORE_CTX *store) {
 static void explain_refused(kvfi_tls_link *l) {
     const kvfi_tls_conf *conf = &l->peer->tls->conf;
     if (conf->cert_file == NULL) {
-        note(l, true, "the server asks for a client certificate: give ssl_certfile= and ssl_keyfile= (or set tls-auth-clients "
-                      "no there)");
+        note(l, true,
+             "the server asks for a client certificate: give ssl_certfile= and ssl_keyfile= (or set tls-auth-clients "
+             "no there)");
     } else {
-        note(l, true, "the server does not accept the client certificate of ssl_certfile=: is it from the CA of the server's "
-                      "tls-ca-cert-file, and valid?");
+        note(l, true,
+             "the server does not accept the client certificate of ssl_certfile=: is it from the CA of the server's "
+             "tls-ca-cert-file, and valid?");
     }
 }
 
@@ -197,7 +205,8 @@ static void explain(kvfi_tls_link *l) {
         return;
     case SSL_R_WRONG_VERSION_NUMBER:
     case SSL_R_PACKET_LENGTH_TOO_LONG:
-        note(l, true, "the server answers, but not in TLS: check the port (tls-port), or write redis:// instead of rediss://");
+        note(l, true,
+             "the server answers, but not in TLS: check the port (tls-port), or write redis:// instead of rediss://");
         return;
     default:
         break;
@@ -257,9 +266,9 @@ static kvf_status read_file(char **out, size_t *out_len, kvf_error *err, const c
 
 /* The same as a BIO to parse it by. To be closed by close_pem. */
 typedef struct pem {
-    char  *data;
+    char *data;
     size_t len;
-    BIO   *bio;
+    BIO *bio;
 } pem;
 
 static void close_pem(pem *p) {
@@ -316,7 +325,8 @@ static kvf_status trust_dir(kvfi_tls *tls, kvf_error *err) {
         return kvfi_fail(err, KVF_CONFIG, "ssl_ca_path=%.100s is no folder: a file is named by ssl_ca_certs=", path);
     }
     /* OpenSSL looks into it by itself, when it needs a certificate. */
-    return SSL_CTX_load_verify_dir(tls->ctx, path) == 1 ? KVF_OK : kvfi_fail(err, KVF_NOMEM, "no memory for ssl_ca_path");
+    return SSL_CTX_load_verify_dir(tls->ctx, path) == 1 ? KVF_OK
+                                                        : kvfi_fail(err, KVF_NOMEM, "no memory for ssl_ca_path");
 }
 
 static kvf_status trust(kvfi_tls *tls, kvf_error *err) {
@@ -346,8 +356,9 @@ static kvf_status take_cert(kvfi_tls *tls, kvf_error *err) {
     if (num == 0) {
         return kvfi_fail(err, KVF_CONFIG, "ssl_certfile=%.100s holds no certificate (PEM)", path);
     }
-    return good ? KVF_OK : kvfi_fail(err, KVF_CONFIG, "ssl_certfile=%.100s holds a certificate that OpenSSL refuses: %.60s", path,
-                                     ERR_reason_error_string(ERR_peek_last_error()));
+    return good ? KVF_OK
+                : kvfi_fail(err, KVF_CONFIG, "ssl_certfile=%.100s holds a certificate that OpenSSL refuses: %.60s",
+                            path, ERR_reason_error_string(ERR_peek_last_error()));
 }
 
 static kvf_status take_key(kvfi_tls *tls, kvf_error *err) {
@@ -369,8 +380,9 @@ static kvf_status take_key(kvfi_tls *tls, kvf_error *err) {
     }
     bool good = SSL_CTX_use_PrivateKey(tls->ctx, key) == 1 && SSL_CTX_check_private_key(tls->ctx) == 1;
     EVP_PKEY_free(key);
-    return good ? KVF_OK : kvfi_fail(err, KVF_CONFIG, "the key in %s=%.80s is not the one of ssl_certfile=%.80s", param, path,
-                                     tls->conf.cert_file);
+    return good ? KVF_OK
+                : kvfi_fail(err, KVF_CONFIG, "the key in %s=%.80s is not the one of ssl_certfile=%.80s", param, path,
+                            tls->conf.cert_file);
 }
 
 /* ---- trust and identity of a store ---- */
@@ -404,8 +416,10 @@ static kvf_status make_context(kvfi_tls *tls, kvf_error *err) {
         BIO_meth_set_read(tls->method, bio_read) != 1 || BIO_meth_set_ctrl(tls->method, bio_ctrl) != 1 ||
         SSL_CTX_set_min_proto_version(tls->ctx, TLS1_2_VERSION) != 1 ||
         /* All three are safe; 128 bits are the fastest where the processor knows AES. */
-        SSL_CTX_set_ciphersuites(tls->ctx, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1) {
-        return kvfi_fail(err, KVF_NOMEM, "OpenSSL could not be set up: %.100s", ERR_reason_error_string(ERR_peek_last_error()));
+        SSL_CTX_set_ciphersuites(tls->ctx,
+                                 "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1) {
+        return kvfi_fail(err, KVF_NOMEM, "OpenSSL could not be set up: %.100s",
+                         ERR_reason_error_string(ERR_peek_last_error()));
     }
     SSL_CTX_set_mode(tls->ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_clear_mode(tls->ctx, SSL_MODE_AUTO_RETRY);
@@ -415,7 +429,8 @@ static kvf_status make_context(kvfi_tls *tls, kvf_error *err) {
     SSL_CTX_set_session_cache_mode(tls->ctx, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
     SSL_CTX_sess_set_new_cb(tls->ctx, keep_session);
     SSL_CTX_set_client_cert_cb(tls->ctx, see_want);
-    SSL_CTX_set_verify(tls->ctx, tls->conf.verify ? SSL_VERIFY_PEER : SSL_VERIFY_NONE, tls->conf.verify ? see_verdict : NULL);
+    SSL_CTX_set_verify(tls->ctx, tls->conf.verify ? SSL_VERIFY_PEER : SSL_VERIFY_NONE,
+                       tls->conf.verify ? see_verdict : NULL);
     return KVF_OK;
 }
 
@@ -467,7 +482,8 @@ static bool name_peer(kvfi_tls_link *l) {
         return true;
     }
     SSL_set_hostflags(l->ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
-    return numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(l->ssl), name) == 1 : SSL_set1_host(l->ssl, name) == 1;
+    return numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(l->ssl), name) == 1
+                   : SSL_set1_host(l->ssl, name) == 1;
 }
 
 static bool set_up(kvfi_tls_link *l) {
@@ -548,7 +564,8 @@ void kvfi_tls_free(kvfi_tls_link *l) {
     kvfi_free(l);
 }
 
-kvf_reason kvfi_tls_connect(kvfi_tls_link **out, kvfi_tls_trouble *trouble, kvfi_tls_peer *peer, int fd, int64_t deadline_us) {
+kvf_reason kvfi_tls_connect(kvfi_tls_link **out, kvfi_tls_trouble *trouble, kvfi_tls_peer *peer, int fd,
+                            int64_t deadline_us) {
     kvfi_tls_link *l = kvfi_alloc_zero(1, sizeof *l);
     kvf_reason why = KVF_WHY_NOMEM;
     *trouble = (kvfi_tls_trouble){.what = "no memory for TLS"};
@@ -656,7 +673,8 @@ ssize_t kvfi_tls_recv(kvfi_tls_link *l, const struct iovec *iov, size_t num) {
             int result = SSL_read_ex(l->ssl, (char *)iov[i].iov_base + at, iov[i].iov_len - at, &len);
             if (result != 1) {
                 ssize_t moved = nothing_moved(l, result);
-                l->more = moved >= 0 || errno != EAGAIN; /* an end or an error is told again, when it is asked for alone */
+                l->more =
+                    moved >= 0 || errno != EAGAIN; /* an end or an error is told again, when it is asked for alone */
                 return total > 0 ? (ssize_t)total : moved;
             }
             l->heard = true;

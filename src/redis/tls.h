@@ -14,12 +14,12 @@
 
 /* What the URL says. */
 typedef struct kvfi_tls_conf {
-    bool        on;
-    bool        verify;     /* the chain of the server's certificate */
-    bool        check_name; /* and that it is for this server */
-    const char *ca_file, *ca_dir;                   /* both NULL: the system's */
+    bool on;
+    bool verify;                                     /* the chain of the server's certificate */
+    bool check_name;                                 /* and that it is for this server */
+    const char *ca_file, *ca_dir;                    /* both NULL: the system's */
     const char *cert_file, *key_file, *key_password; /* of the client; NULL: none, in cert_file, none */
-    const char *server_name;                        /* in place of each server's address, for SNI and check; or NULL */
+    const char *server_name;                         /* in place of each server's address, for SNI and check; or NULL */
 } kvfi_tls_conf;
 
 typedef struct kvfi_tls kvfi_tls;           /* trust and identity of a store. Used by all threads at once. */
@@ -31,7 +31,7 @@ void kvfi_tls_close(kvfi_tls *); /* NULL is fine */
 
 /* A server to speak TLS with: its name for SNI and the check of its certificate, and a session to resume. */
 typedef struct kvfi_tls_peer {
-    kvfi_tls   *tls; /* NULL: in plain */
+    kvfi_tls *tls; /* NULL: in plain */
     const char *name;
     _Atomic(void *) session; /* the next connection takes it; the server gives new ones */
 } kvfi_tls_peer;

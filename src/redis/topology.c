@@ -5,7 +5,8 @@
 
 /* ---- members; under the lock ---- */
 
-static kvfi_node *new_node(kvfi_topology *t, const kvfi_redis_conf *conf, const char *host, uint16_t port, const char *name) {
+static kvfi_node *new_node(kvfi_topology *t, const kvfi_redis_conf *conf, const char *host, uint16_t port,
+                           const char *name) {
     kvfi_node *node = kvfi_alloc_zero(1, sizeof *node);
     kvfi_endpoint server = {.port = port};
     if (node == NULL) {
@@ -26,7 +27,8 @@ static void free_node(kvfi_node *node) {
 /* Is it the one with that address? With TLS also by that name, where one was announced. */
 static bool is_member(const kvfi_node *node, const char *host, uint16_t port, const char *name) {
     bool named = name == NULL || node->conf->tls == NULL || node->conf->tls_conf.server_name != NULL;
-    return node->server.port == port && strcmp(node->server.host, host) == 0 && (named || strcmp(node->name, name) == 0);
+    return node->server.port == port && strcmp(node->server.host, host) == 0 &&
+           (named || strcmp(node->name, name) == 0);
 }
 
 /* The number of the member with that address, which may be new; KVF_NO_OWNER where there is no room. `name`: what it is called, or NULL.
@@ -96,14 +98,16 @@ static kvf_status hear(kvfi_conn *conn, kvfi_reply *reply, kvf_error *err, const
     return KVF_OK;
 }
 
-static kvf_status refused(kvfi_conn *conn, const kvfi_reply *reply, kvf_error *err, const kvfi_node *node, const char *command) {
-    bool config = reply->kind == KVFI_RESP_ERROR &&
-                  (kvfi_reply_says(reply, "NOPERM") || kvfi_reply_says(reply, "NOAUTH") || kvfi_reply_says(reply, "ERR"));
+static kvf_status refused(kvfi_conn *conn, const kvfi_reply *reply, kvf_error *err, const kvfi_node *node,
+                          const char *command) {
+    bool config = reply->kind == KVFI_RESP_ERROR && (kvfi_reply_says(reply, "NOPERM") ||
+                                                     kvfi_reply_says(reply, "NOAUTH") || kvfi_reply_says(reply, "ERR"));
     const char *said = reply->kind == KVFI_RESP_ERROR ? conn->said : "an answer of the wrong kind";
     if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "NOPERM")) {
         char rule[96];
         kvfi_acl_rule(rule, said, node->conf->prefix);
-        return kvfi_fail(err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL", node->conf->text, command, rule);
+        return kvfi_fail(err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL", node->conf->text,
+                         command, rule);
     }
     return kvfi_fail(err, config ? KVF_CONFIG : KVF_MISS, "%s: %s: %s", node->conf->text, command, said);
 }
@@ -196,7 +200,8 @@ static kvf_status check_role(kvf_error *err, kvfi_node *node, int64_t deadline_u
     return status;
 }
 
-static kvf_status ask_master(kvfi_topology *t, kvfi_conn *conn, kvf_error *err, kvfi_node *sentinel, int64_t deadline_us) {
+static kvf_status ask_master(kvfi_topology *t, kvfi_conn *conn, kvf_error *err, kvfi_node *sentinel,
+                             int64_t deadline_us) {
     const char *const words[] = {"SENTINEL", "GET-MASTER-ADDR-BY-NAME", t->conf->master};
     char host[256], text[256];
     uint64_t port = 0;
@@ -230,7 +235,8 @@ static kvf_status ask(kvfi_topology *t, kvf_error *err, kvfi_node *node, int64_t
     kvfi_conn *conn = NULL;
     KVFI_TRY(take(node, &conn, err, deadline_us));
     bool sentinel = t->conf->kind == KVFI_REDIS_SENTINEL;
-    kvf_status status = sentinel ? ask_master(t, conn, err, node, deadline_us) : ask_slots(t, conn, err, node, deadline_us);
+    kvf_status status =
+        sentinel ? ask_master(t, conn, err, node, deadline_us) : ask_slots(t, conn, err, node, deadline_us);
     give(node, conn, status);
     return status;
 }
@@ -340,7 +346,8 @@ size_t kvfi_topology_primaries(kvfi_topology *t, kvfi_node **out, size_t cap) {
     return num;
 }
 
-kvfi_node *kvfi_topology_redirect(kvfi_topology *t, const kvfi_node *from, uint16_t slot, const kvfi_host *to, bool ask) {
+kvfi_node *kvfi_topology_redirect(kvfi_topology *t, const kvfi_node *from, uint16_t slot, const kvfi_host *to,
+                                  bool ask) {
     kvfi_node *node = NULL;
     pthread_mutex_lock(&t->lock);
     bool same = to->name[0] == '\0';

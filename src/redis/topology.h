@@ -13,31 +13,31 @@
 #include "redis/node.h"
 #include "redis/slots.h"
 
-#define KVFI_REFRESH_MS 100u
+#define KVFI_REFRESH_MS  100u
 #define KVFI_MAX_MEMBERS 1024u /* addresses that a Cluster had over the life of the process; further ones are misses */
 
 typedef struct kvfi_topology {
     const kvfi_redis_conf *conf;
-    kvfi_redis_conf        sentinel_conf; /* how to introduce oneself to a sentinel */
-    const kvfi_url        *url;
-    _Atomic uint64_t      *connects, *disconnects;
-    kvfi_node            **sentinels;
-    size_t                 num_sentinels;
-    pthread_mutex_t        lock;      /* of all that follows; never held over I/O */
-    pthread_cond_t         refreshed;
-    bool                   refreshing;
-    kvf_error              trouble;   /* why the last map could not be had; KVF_OK: it could */
-    int64_t                again_us;  /* not refreshed before */
-    size_t                 asked;     /* the member, or the sentinel, that answered last time */
-    size_t                 num_members, num_seeds;
-    kvfi_node             *members[KVFI_MAX_MEMBERS]; /* first those that the URL names */
-    bool                   primary[KVFI_MAX_MEMBERS]; /* has slots */
-    uint16_t               owner[KVFI_NUM_SLOTS];     /* an index into members, or KVFI_NO_OWNER */
+    kvfi_redis_conf sentinel_conf; /* how to introduce oneself to a sentinel */
+    const kvfi_url *url;
+    _Atomic uint64_t *connects, *disconnects;
+    kvfi_node **sentinels;
+    size_t num_sentinels;
+    pthread_mutex_t lock; /* of all that follows; never held over I/O */
+    pthread_cond_t refreshed;
+    bool refreshing;
+    kvf_error trouble; /* why the last map could not be had; KVF_OK: it could */
+    int64_t again_us;  /* not refreshed before */
+    size_t asked;      /* the member, or the sentinel, that answered last time */
+    size_t num_members, num_seeds;
+    kvfi_node *members[KVFI_MAX_MEMBERS]; /* first those that the URL names */
+    bool primary[KVFI_MAX_MEMBERS];       /* has slots */
+    uint16_t owner[KVFI_NUM_SLOTS];       /* an index into members, or KVFI_NO_OWNER */
 } kvfi_topology;
 
 /* Asks for the map once. KVF_CONFIG, KVF_NOMEM; servers that are away are no error. */
-kvf_status kvfi_topology_open(kvfi_topology **out, kvf_error *, const kvfi_redis_conf *, const kvfi_url *, _Atomic uint64_t *connects,
-                              _Atomic uint64_t *disconnects);
+kvf_status kvfi_topology_open(kvfi_topology **out, kvf_error *, const kvfi_redis_conf *, const kvfi_url *,
+                              _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
 void kvfi_topology_free(kvfi_topology *);
 
 /* The node that has the slot, or NULL. */

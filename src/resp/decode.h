@@ -24,51 +24,51 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#define KVFI_RESP_MIN_SCRATCH 128u
-#define KVFI_RESP_MAX_LINE 1024u            /* of a status, an error, a number; also bounded by the scratch */
-#define KVFI_RESP_MAX_ELEMENTS (1u << 20)   /* announced and still to come, in one answer */
+#define KVFI_RESP_MIN_SCRATCH  128u
+#define KVFI_RESP_MAX_LINE     1024u      /* of a status, an error, a number; also bounded by the scratch */
+#define KVFI_RESP_MAX_ELEMENTS (1u << 20) /* announced and still to come, in one answer */
 
 typedef enum kvfi_resp_kind {
-    KVFI_RESP_STATUS,  /* +OK: `text` */
-    KVFI_RESP_ERROR,   /* -ERR ...: `text`, without the dash */
-    KVFI_RESP_INT,     /* :7: `num` */
-    KVFI_RESP_BULK,    /* `num` bytes, in their place, or, if none was named, as `text` in the scratch */
-    KVFI_RESP_NIL,     /* $-1 or *-1 */
-    KVFI_RESP_ARRAY,   /* `num` replies follow as its elements */
+    KVFI_RESP_STATUS, /* +OK: `text` */
+    KVFI_RESP_ERROR,  /* -ERR ...: `text`, without the dash */
+    KVFI_RESP_INT,    /* :7: `num` */
+    KVFI_RESP_BULK,   /* `num` bytes, in their place, or, if none was named, as `text` in the scratch */
+    KVFI_RESP_NIL,    /* $-1 or *-1 */
+    KVFI_RESP_ARRAY,  /* `num` replies follow as its elements */
     KVFI_RESP_OVERSIZE /* a bulk of `num` bytes that its place, or the scratch, can't hold, reported before its body is read. Close the
                           connection, or go on: the body is then thrown away, and comes to nobody's notice. */
 } kvfi_resp_kind;
 
 typedef struct kvfi_reply {
     kvfi_resp_kind kind;
-    bool           last; /* it completes the answer to a command */
-    int64_t        num;
-    const char    *text; /* not terminated; lies in the scratch, valid until the next call */
-    size_t         len;
+    bool last; /* it completes the answer to a command */
+    int64_t num;
+    const char *text; /* not terminated; lies in the scratch, valid until the next call */
+    size_t len;
 } kvfi_reply;
 
 /* Where a body goes: `bytes` bytes, from byte `skip` of iov[0] on. The iovecs hold at least that many, and stay as they are. */
 typedef struct kvfi_place {
     const struct iovec *iov;
-    size_t              skip;
-    size_t              bytes;
+    size_t skip;
+    size_t bytes;
 } kvfi_place;
 
 typedef enum kvfi_resp_event { KVFI_RESP_MORE, KVFI_RESP_REPLY, KVFI_RESP_BAD } kvfi_resp_event;
 
 typedef struct kvfi_resp {
-    char      *scratch; /* the caller's */
-    size_t     cap;
-    size_t     begin, end;  /* scratch[begin, end) has come and is not used yet */
-    size_t     seen;        /* so much of that is known to hold no end of a line */
-    kvfi_place place;       /* of the next bulk, then what is left of it */
-    bool       has_place;
-    uint8_t    state;
-    uint8_t    to;          /* where the body at hand goes */
-    uint64_t   body;        /* its length */
-    uint64_t   left;        /* so much of it is still to come */
-    uint64_t   elements;    /* replies that still belong to the answer at hand; 0 between answers */
-    size_t     header;      /* the length of the last "$<n>\r\n": a good guess for the next */
+    char *scratch; /* the caller's */
+    size_t cap;
+    size_t begin, end; /* scratch[begin, end) has come and is not used yet */
+    size_t seen;       /* so much of that is known to hold no end of a line */
+    kvfi_place place;  /* of the next bulk, then what is left of it */
+    bool has_place;
+    uint8_t state;
+    uint8_t to;        /* where the body at hand goes */
+    uint64_t body;     /* its length */
+    uint64_t left;     /* so much of it is still to come */
+    uint64_t elements; /* replies that still belong to the answer at hand; 0 between answers */
+    size_t header;     /* the length of the last "$<n>\r\n": a good guess for the next */
 } kvfi_resp;
 
 /* `scratch` holds at least KVFI_RESP_MIN_SCRATCH bytes and lives as long as the decoder. The longest bulk without a place, with its CRLF,

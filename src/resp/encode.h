@@ -16,9 +16,9 @@
 #include <stdint.h>
 
 typedef struct kvfi_cmd {
-    char  *data; /* the caller's */
+    char *data; /* the caller's */
     size_t cap, len;
-    bool   full;
+    bool full;
 } kvfi_cmd;
 
 void kvfi_cmd_array(kvfi_cmd *, size_t num_bulks);

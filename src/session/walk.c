@@ -28,8 +28,7 @@ static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
         entry->damage = KVF_WHY_TRUNCATED;
     } else {
         entry->damage = kvfi_header_decode(&header, sight->head);
-        if (entry->damage == KVF_WHY_NONE &&
-            sight->stored_bytes != kvfi_record_bytes(&header)) {
+        if (entry->damage == KVF_WHY_NONE && sight->stored_bytes != kvfi_record_bytes(&header)) {
             entry->damage = KVF_WHY_TRUNCATED;
         }
     }

@@ -109,8 +109,8 @@ void kvf_free(void *memory) {
 
 typedef struct examination {
     kvf_finding_fn found;
-    void          *ctx;
-    uint32_t       tier;
+    void *ctx;
+    uint32_t tier;
 } examination;
 
 static void with_tier(void *ctx, const kvf_finding *finding) {

@@ -3,12 +3,12 @@
 
 #include "store/store.h"
 
-#define PAGE 4096u
-#define GROUP_ITEMS 16u
-#define GROUP_BYTES ((size_t)16 << 20)
+#define PAGE            4096u
+#define GROUP_ITEMS     16u
+#define GROUP_BYTES     ((size_t)16 << 20)
 #define KEEP_FREE_BYTES ((size_t)32 << 20) /* buffers beyond this are given back to the system when they get free */
-#define PUT_BUDGET_US (30 * 1000000LL)     /* of one group; a connection that makes no progress is given up much sooner */
-#define LOOK_BUDGET_US 1000000
+#define PUT_BUDGET_US   (30 * 1000000LL) /* of one group; a connection that makes no progress is given up much sooner */
+#define LOOK_BUDGET_US  1000000
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
     *backlog = (kvfi_backlog){.store = store, .bound = bound};
@@ -89,10 +89,8 @@ kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t
     if (status != KVF_OK) {
         return status;
     }
-    *staged = (kvfi_staged){.data = staged->data,
-                            .capacity = staged->capacity,
-                            .head_room = head_room,
-                            .payload_bytes = payload_bytes};
+    *staged = (kvfi_staged){
+        .data = staged->data, .capacity = staged->capacity, .head_room = head_room, .payload_bytes = payload_bytes};
     *out = staged;
     return KVF_OK;
 }
@@ -107,10 +105,10 @@ void kvfi_backlog_abandon(kvfi_backlog *backlog, kvfi_staged *staged) {
 
 typedef struct group {
     kvfi_staged *staged[GROUP_ITEMS];
-    kvfi_item    items[GROUP_ITEMS];
+    kvfi_item items[GROUP_ITEMS];
     struct iovec iov[GROUP_ITEMS];
-    size_t       num;
-    uint8_t      tiers;
+    size_t num;
+    uint8_t tiers;
 } group;
 
 /* Under the lock: the next values that go to the same tiers. */
@@ -133,7 +131,8 @@ static void prepare(kvfi_item *item) {
     const kvfi_staged *staged = item->user;
     uint8_t *head = kvfi_staged_head(staged);
     /* kvfi_backlog_commit's caller left the tokens at their place in the head. */
-    kvf_block block = {.tokens = staged->num_tokens > 0 ? (const uint32_t *)(const void *)(head + KVFI_HEADER_BYTES) : NULL,
+    kvf_block block = {.tokens =
+                           staged->num_tokens > 0 ? (const uint32_t *)(const void *)(head + KVFI_HEADER_BYTES) : NULL,
                        .num_tokens = staged->num_tokens,
                        .first_token = staged->first_token};
     kvfi_record_begin(head, &staged->addr, &block, staged->payload_bytes, staged->flags, kvfi_sys->wall_us() / 1000000);

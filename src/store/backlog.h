@@ -20,36 +20,36 @@ struct kvf_store;
 
 typedef struct kvfi_staged {
     struct kvfi_staged *next;
-    uint8_t            *data;
-    size_t              capacity;
-    size_t              head_room;     /* KVFI_HEAD_BYTES of the longest head, rounded up to a page */
-    size_t              payload_bytes; /* what was asked for at first; what is used of it once queued */
-    kvfi_addr           addr;
-    uint32_t            first_token, num_tokens;
-    uint16_t            flags;  /* KVFI_FLAG_... */
-    uint8_t             tiers;  /* bit t: to be written to tier t */
-    bool                sealed; /* it is a whole record already: a promotion, or written to another tier before */
+    uint8_t *data;
+    size_t capacity;
+    size_t head_room;     /* KVFI_HEAD_BYTES of the longest head, rounded up to a page */
+    size_t payload_bytes; /* what was asked for at first; what is used of it once queued */
+    kvfi_addr addr;
+    uint32_t first_token, num_tokens;
+    uint16_t flags; /* KVFI_FLAG_... */
+    uint8_t tiers;  /* bit t: to be written to tier t */
+    bool sealed;    /* it is a whole record already: a promotion, or written to another tier before */
 } kvfi_staged;
 
 typedef struct kvfi_writer {
-    kvfi_job             job;
+    kvfi_job job;
     struct kvfi_backlog *backlog;
-    kvfi_feed           *active; /* what it is at, so that close can cut it short */
-    bool                 busy;
+    kvfi_feed *active; /* what it is at, so that close can cut it short */
+    bool busy;
 } kvfi_writer;
 
 typedef struct kvfi_backlog {
     struct kvf_store *store;
-    pthread_mutex_t   lock;
-    pthread_cond_t    idle;                  /* a value was written, or a writer ended */
-    kvfi_staged      *first, *last;          /* to be written, in order */
-    kvfi_staged      *free_list;             /* buffers without a value */
-    size_t            bound, held, free_bytes; /* bytes: allowed, of all buffers, of those in free_list */
-    size_t            num_pending;           /* values queued or being written */
-    size_t            pending_bytes, peak_bytes;
-    unsigned          max_writers, num_writers;
-    bool              closing;
-    kvfi_writer       writers[KVFI_MAX_WRITERS];
+    pthread_mutex_t lock;
+    pthread_cond_t idle;            /* a value was written, or a writer ended */
+    kvfi_staged *first, *last;      /* to be written, in order */
+    kvfi_staged *free_list;         /* buffers without a value */
+    size_t bound, held, free_bytes; /* bytes: allowed, of all buffers, of those in free_list */
+    size_t num_pending;             /* values queued or being written */
+    size_t pending_bytes, peak_bytes;
+    unsigned max_writers, num_writers;
+    bool closing;
+    kvfi_writer writers[KVFI_MAX_WRITERS];
 } kvfi_backlog;
 
 bool kvfi_backlog_init(kvfi_backlog *, struct kvf_store *, size_t bound, unsigned max_writers);

@@ -3,7 +3,8 @@
 
 /* The limit of a part is that of the whole: a miss on one server ends the run on all. */
 static bool is_behind(const kvfi_feed *feed, size_t index) {
-    return index >= atomic_load_explicit(feed->whole != NULL ? &feed->whole->limit : &feed->limit, memory_order_relaxed);
+    return index >=
+           atomic_load_explicit(feed->whole != NULL ? &feed->whole->limit : &feed->limit, memory_order_relaxed);
 }
 
 /* Nobody wants the item with that number in the feed any more. */
@@ -53,8 +54,8 @@ kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
 
 static void lower_limit(kvfi_feed *feed, size_t index) {
     size_t limit = atomic_load_explicit(&feed->limit, memory_order_relaxed);
-    while (index < limit &&
-           !atomic_compare_exchange_weak_explicit(&feed->limit, &limit, index, memory_order_relaxed, memory_order_relaxed)) {
+    while (index < limit && !atomic_compare_exchange_weak_explicit(&feed->limit, &limit, index, memory_order_relaxed,
+                                                                   memory_order_relaxed)) {
     }
 }
 

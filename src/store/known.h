@@ -10,18 +10,18 @@
 
 #include "record/record.h"
 
-#define KVFI_KNOWN_WAYS 4u
-#define KVFI_KNOWN_SETS 8192u /* 32,768 keys, 512 KiB */
-#define KVFI_KNOWN_FOR_S 600  /* then ask again: the TTL may have run out */
+#define KVFI_KNOWN_WAYS  4u
+#define KVFI_KNOWN_SETS  8192u /* 32,768 keys, 512 KiB */
+#define KVFI_KNOWN_FOR_S 600   /* then ask again: the TTL may have run out */
 
 typedef struct kvfi_known_entry {
     uint64_t tag; /* of a SHA-256, so two keys that share one are not to be met */
     uint32_t at_s;
-    uint8_t  tiers; /* bit t: tier t has it; 0: a load missed it */
+    uint8_t tiers; /* bit t: tier t has it; 0: a load missed it */
 } kvfi_known_entry;
 
 typedef struct kvfi_known {
-    pthread_mutex_t   lock;
+    pthread_mutex_t lock;
     kvfi_known_entry *entries; /* allocated at open; KVFI_KNOWN_SETS * KVFI_KNOWN_WAYS */
 } kvfi_known;
 

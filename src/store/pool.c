@@ -9,12 +9,12 @@
 
 struct kvfi_pool {
     pthread_mutex_t lock;
-    pthread_cond_t  work; /* a job was queued, or the pool ends */
-    pthread_cond_t  done; /* a helper has returned */
-    kvfi_job       *first, *last;
-    unsigned        max, num_threads, num_idle;
-    bool            ending;
-    pthread_t       threads[MAX_THREADS];
+    pthread_cond_t work; /* a job was queued, or the pool ends */
+    pthread_cond_t done; /* a helper has returned */
+    kvfi_job *first, *last;
+    unsigned max, num_threads, num_idle;
+    bool ending;
+    pthread_t threads[MAX_THREADS];
 };
 
 int kvfi_cond_init(pthread_cond_t *cond) {
@@ -122,13 +122,13 @@ bool kvfi_pool_post(kvfi_pool *pool, kvfi_job *job) {
 typedef struct share {
     kvfi_pool *pool;
     void (*run)(void *);
-    void    *arg;
+    void *arg;
     unsigned running;
 } share;
 
 typedef struct helper {
     kvfi_job job;
-    share   *of;
+    share *of;
 } helper;
 
 static void help(void *arg) {

@@ -14,9 +14,9 @@ typedef struct kvfi_pool kvfi_pool;
 /* A job for one thread; the memory is the caller's until run has been called. */
 typedef struct kvfi_job {
     void (*run)(void *arg);
-    void            *arg;
+    void *arg;
     struct kvfi_job *prev, *next; /* of the pool, while queued */
-    bool             queued;
+    bool queued;
 } kvfi_job;
 
 kvfi_pool *kvfi_pool_new(unsigned max_threads); /* NULL without memory */

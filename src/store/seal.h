@@ -9,10 +9,10 @@
 #include "store/value.h"
 
 typedef struct kvfi_seal {
-    kvfi_xxh3   sum;
-    kvfi_item  *item;
-    kvfi_cursor at;   /* what has not been hashed begins here */
-    size_t      left; /* so much of it, without the checksum */
+    kvfi_xxh3 sum;
+    kvfi_item *item;
+    kvfi_cursor at; /* what has not been hashed begins here */
+    size_t left;    /* so much of it, without the checksum */
 } kvfi_seal;
 
 /* The item's header is prepared, and lies in its first iovec; its checksum is the end of its last one. */

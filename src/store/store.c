@@ -4,8 +4,9 @@
 #include "kvferry/store.h"
 
 #define LOOKUP_THREADS 2u
-#define BATCH_THREADS 4u /* for batches of queues: they have deadlines, and must not wait for a writer that has none to speak of */
-#define DEFAULT_DRAIN_MS 5000u
+#define BATCH_THREADS                                                                                                  \
+    4u /* for batches of queues: they have deadlines, and must not wait for a writer that has none to speak of */
+#define DEFAULT_DRAIN_MS      5000u
 #define DEFAULT_BACKLOG_BYTES ((size_t)256 << 20)
 
 /* ---- open and close ---- */
@@ -14,7 +15,7 @@ typedef kvf_status (*open_fn)(kvfi_tier **, kvf_error *, kvfi_url *);
 
 static const struct {
     const char *scheme;
-    open_fn     open;
+    open_fn open;
 } KINDS[] = {
     {"mem", kvfi_mem_open},
     {"file", kvfi_file_open},
@@ -41,8 +42,10 @@ static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
     KVFI_TRY(kvfi_url_parse(&url, err, text));
     open_fn open = kind_of(url->scheme);
     if (open == NULL) {
-        kvf_status status = kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "
-                                                    "redis+cluster: or redis+sentinel:, or rediss: for TLS", url->scheme);
+        kvf_status status = kvfi_fail(err, KVF_CONFIG,
+                                      "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "
+                                      "redis+cluster: or redis+sentinel:, or rediss: for TLS",
+                                      url->scheme);
         kvfi_url_free(url);
         return status;
     }
@@ -86,14 +89,15 @@ static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *opt
     store->load_pool = kvfi_pool_new(or_default(options->load_threads, sum_threads(store, false)) + BATCH_THREADS);
     store->store_pool = kvfi_pool_new(writers + BATCH_THREADS);
     size_t bound = options->backlog_bytes != 0 ? options->backlog_bytes : DEFAULT_BACKLOG_BYTES;
-    if (store->lookup_pool == NULL || store->load_pool == NULL || store->store_pool == NULL || !kvfi_known_init(&store->known) ||
-        !kvfi_backlog_init(&store->backlog, store, bound, writers)) {
+    if (store->lookup_pool == NULL || store->load_pool == NULL || store->store_pool == NULL ||
+        !kvfi_known_init(&store->known) || !kvfi_backlog_init(&store->backlog, store, bound, writers)) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
     return KVF_OK;
 }
 
-kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls, const kvf_options *options) {
+kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls,
+                          const kvf_options *options) {
     if (num_urls == 0 || num_urls > KVFI_MAX_TIERS) {
         return kvfi_fail(err, KVF_CONFIG, "a store has 1 to %u tiers, not %zu", KVFI_MAX_TIERS, num_urls);
     }
@@ -193,12 +197,12 @@ static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put
 
 /* ---- get ---- */
 
-
 void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
     uint8_t faster = (uint8_t)((1u << from) - 1);
     size_t head = item->iov[0].iov_len;
     kvfi_staged *staged = NULL;
-    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, KVFI_MAX_TOKENS) != KVF_OK) {
+    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, KVFI_MAX_TOKENS) !=
+        KVF_OK) {
         return;
     }
     staged->addr = item->addr;
@@ -243,7 +247,8 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     size_t num = 0;
     for (size_t i = 0; i < all->num; i++) {
         uint8_t tiers = kvfi_known_tiers(&store->known, &all->items[i].addr.key);
-        bool elsewhere = tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0; /* only slower tiers are known to have it */
+        bool elsewhere =
+            tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0; /* only slower tiers are known to have it */
         if (all->items[i].status != KVF_OK && (last || !elsewhere)) {
             from[num] = i;
             subset[num++] = all->items[i];

@@ -24,13 +24,14 @@ typedef struct kvfi_counters {
 } kvfi_counters;
 
 struct kvf_store {
-    pid_t         pid;    /* of the process that opened it: threads and connections do not survive a fork */
-    size_t        num_tiers;
-    kvfi_tier    *tiers[KVFI_MAX_TIERS];
-    kvfi_pool    *lookup_pool, *load_pool, *store_pool; /* apart: a lookup never waits behind a load, nor a load behind a store */
-    uint32_t      drain_ms;
-    kvfi_backlog  backlog;
-    kvfi_known    known;
+    pid_t pid; /* of the process that opened it: threads and connections do not survive a fork */
+    size_t num_tiers;
+    kvfi_tier *tiers[KVFI_MAX_TIERS];
+    kvfi_pool *lookup_pool, *load_pool,
+        *store_pool; /* apart: a lookup never waits behind a load, nor a load behind a store */
+    uint32_t drain_ms;
+    kvfi_backlog backlog;
+    kvfi_known known;
     kvfi_counters stats;
 };
 
@@ -60,9 +61,9 @@ void kvfi_store_promote(kvf_store *, const kvfi_item *, size_t from);
 
 /* What became of one value that goes to several tiers. */
 typedef struct kvfi_put_outcome {
-    uint8_t    tiers; /* those that have it now */
+    uint8_t tiers; /* those that have it now */
     kvf_status status;
-    kvf_reason why;   /* of the first that failed */
+    kvf_reason why; /* of the first that failed */
 } kvfi_put_outcome;
 void kvfi_put_note(kvfi_put_outcome *, const kvfi_item *, size_t tier);
 /* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. `sent`: false when all had it. */

@@ -19,48 +19,52 @@
 /* One value on its way. */
 typedef struct kvfi_item kvfi_item;
 struct kvfi_item {
-    kvfi_addr     addr;
-    struct iovec *iov;     /* the whole value (header, tokens, payload, checksum): where it goes to or comes from. The tier must not change them. */
-    uint32_t      num_iov;
-    size_t        bytes;   /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
-    bool          unsealed; /* to be put: its head is to be prepared, and its checksum to be written (seal.h) */
-    kvf_status    status;  /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
-    kvf_reason    why;
-    size_t        number;  /* its place in the batch of the layer above */
-    void         *user;    /* of the layer above */
+    kvfi_addr addr;
+    struct iovec *
+        iov; /* the whole value (header, tokens, payload, checksum): where it goes to or comes from. The tier must not change them. */
+    uint32_t num_iov;
+    size_t bytes;      /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
+    bool unsealed;     /* to be put: its head is to be prepared, and its checksum to be written (seal.h) */
+    kvf_status status; /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
+    kvf_reason why;
+    size_t number; /* its place in the batch of the layer above */
+    void *user;    /* of the layer above */
 };
 
 /* Somebody looks while the items come, and may want fewer of them than he asked for. */
 typedef struct kvfi_watch {
-    _Atomic size_t wanted; /* items numbered from here on need not be begun */
-    uint64_t      *bytes;  /* grows as bodies come, atomically; where a tier can't tell, by whole items */
-    int64_t       *at_us;  /* when it grew last */
-    uint8_t       *each;   /* of each item: KVFI_ITEM_..., a miss with its reason added; atomically */
+    _Atomic size_t wanted;    /* items numbered from here on need not be begun */
+    uint64_t *bytes;          /* grows as bodies come, atomically; where a tier can't tell, by whole items */
+    int64_t *at_us;           /* when it grew last */
+    uint8_t *each;            /* of each item: KVFI_ITEM_..., a miss with its reason added; atomically */
     void (*moved)(void *arg); /* called after each item that is over */
-    void          *arg;
+    void *arg;
 } kvfi_watch;
 enum { KVFI_ITEM_AWAITED = 0, KVFI_ITEM_HERE = 1, KVFI_ITEM_MISSED = 2 };
 
 /* A feed hands out the items of one batch, in order, to as many threads as draw from it: whoever has room takes the next. */
 typedef struct kvfi_feed {
-    kvfi_item     *items;
-    size_t         num;
-    int64_t        deadline_us;
-    _Atomic size_t next;  /* the next item to hand out */
-    _Atomic size_t limit; /* items from here on are not handed out any more: for a prefix, the first that missed; 0 = cancelled */
-    bool           prefix; /* a miss lowers `limit`: what lies behind it is of no use */
+    kvfi_item *items;
+    size_t num;
+    int64_t deadline_us;
+    _Atomic size_t next; /* the next item to hand out */
+    _Atomic size_t
+        limit; /* items from here on are not handed out any more: for a prefix, the first that missed; 0 = cancelled */
+    bool prefix; /* a miss lowers `limit`: what lies behind it is of no use */
     /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread that read it, while
      * it is warm in its cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
     /* Called for an unsealed item that is handed out, on the thread that will send it: writes its header. NULL where no item is unsealed. */
     void (*prepare)(kvfi_item *);
-    const atomic_bool *cancelled; /* nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
-    kvfi_watch *watch;            /* NULL = nobody looks */
-    bool        last;             /* what is missing here is in no other tier */
+    const atomic_bool *
+        cancelled; /* nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
+    kvfi_watch *watch; /* NULL = nobody looks */
+    bool last;         /* what is missing here is in no other tier */
     /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three: it is a whole one. */
-    const uint32_t *order;        /* numbers of its items, ascending */
-    struct kvfi_feed *whole;      /* whose limit holds */
-    bool (*again)(struct kvfi_feed *, kvfi_item *); /* true: an item that failed is not over, but will be tried elsewhere */
+    const uint32_t *order;   /* numbers of its items, ascending */
+    struct kvfi_feed *whole; /* whose limit holds */
+    bool (*again)(struct kvfi_feed *,
+                  kvfi_item *); /* true: an item that failed is not over, but will be tried elsewhere */
 } kvfi_feed;
 
 /* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given back by
@@ -79,37 +83,39 @@ static inline bool kvfi_feed_is_cancelled(const kvfi_feed *feed) {
 
 /* What a lookup finds: the first KVFI_HEADER_BYTES of the value. */
 typedef struct kvfi_peek {
-    uint8_t    header[KVFI_HEADER_BYTES];
+    uint8_t header[KVFI_HEADER_BYTES];
     kvf_reason why; /* KVF_WHY_NONE: header is set */
 } kvfi_peek;
 
 /* Bytes lent by a tier, valid and unchanged until `give_back`. */
 typedef struct kvfi_loan {
     const uint8_t *data;
-    size_t         len;
-    void          *opaque;
+    size_t len;
+    void *opaque;
 } kvfi_loan;
 
 /* One field of a session, for tiers that keep sessions in a shape of their own (Redis: a HASH). */
 typedef struct kvfi_part {
-    char         name[32];
-    struct iovec data;  /* put: the bytes; get: where they go, and iov_len becomes the length that was there */
-    bool         found; /* get, out */
+    char name[32];
+    struct iovec data; /* put: the bytes; get: where they go, and iov_len becomes the length that was there */
+    bool found;        /* get, out */
 } kvfi_part;
 
 #define KVFI_SIGHT_BYTES 4096u
 /* What a walk shows: one value, or something else that lives in the tier. */
 typedef struct kvfi_sight {
-    kvf_entry_kind kind;        /* BLOCK for any record (the layer above tells cards from blocks), SESSION or FOREIGN */
-    const char    *name;
-    const uint8_t *head;        /* the first bytes of the value */
-    size_t         head_len;    /* the whole value when the walk reads whole ones, else at least its header where there is one; where sessions are
+    kvf_entry_kind kind; /* BLOCK for any record (the layer above tells cards from blocks), SESSION or FOREIGN */
+    const char *name;
+    const uint8_t *head; /* the first bytes of the value */
+    size_t
+        head_len; /* the whole value when the walk reads whole ones, else at least its header where there is one; where sessions are
                                    values, up to KVFI_SIGHT_BYTES, so that they can be named */
-    uint64_t       stored_bytes;
-    bool           incomplete;  /* it is kept in several parts, and one of them is not there */
-    int64_t        ttl_ms;      /* -1 = none */
-    int64_t        stored_s;    /* for what has no header; 0 = unknown */
-    const kvfi_addr *addr;      /* as the name says; NULL where the name is not an address. space: only its first 8 bytes are known. */
+    uint64_t stored_bytes;
+    bool incomplete;  /* it is kept in several parts, and one of them is not there */
+    int64_t ttl_ms;   /* -1 = none */
+    int64_t stored_s; /* for what has no header; 0 = unknown */
+    const kvfi_addr
+        *addr; /* as the name says; NULL where the name is not an address. space: only its first 8 bytes are known. */
 } kvfi_sight;
 typedef int (*kvfi_sight_fn)(void *ctx, const kvfi_sight *); /* nonzero stops */
 
@@ -124,19 +130,23 @@ typedef struct kvfi_tier_ops {
      * it is not NULL, get and put are for one thread. */
     void (*spread)(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
     /* peek looks up all of them, in one round trip to each server where there is a network. Adds 1 to *round_trips for each. */
-    void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us);
+    void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                 int64_t deadline_us);
     /* borrow lends a value without copying; NULL where that can't be. The lender removes what is torn (shorter than its header says). */
     kvf_reason (*borrow)(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
     void (*give_back)(kvfi_tier *, kvfi_loan *);
 
-    kvf_status (*remove)(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us); /* KVF_MISS: was not there */
+    kvf_status (*remove)(kvfi_tier *, kvf_error *, const kvfi_addr *,
+                         int64_t deadline_us); /* KVF_MISS: was not there */
     /* walk shows every value (of one space when `space` is set: its first 8 bytes), and sessions. */
-    kvf_status (*walk)(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx, uint32_t step_ms);
+    kvf_status (*walk)(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx,
+                       uint32_t step_ms);
     kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
 
     /* Sessions as fields; all three NULL where the layer above keeps them as values. put replaces the whole session at once. get fills the
      * parts that are there; a part that is longer than its memory: KVF_LIMIT. size: the length of each part, 0 and !found when absent. */
-    kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s, int64_t deadline_us);
+    kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s,
+                              int64_t deadline_us);
     kvf_status (*session_sizes)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
     kvf_status (*session_get)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
     kvf_status (*session_remove)(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
@@ -150,11 +160,11 @@ typedef struct kvfi_tier_ops {
 /* What every tier begins with; its own state follows. */
 struct kvfi_tier {
     const kvfi_tier_ops *ops;
-    kvfi_url            *url;         /* owned by the tier */
-    bool                 volatile_;   /* its contents end with the process */
-    uint32_t             get_threads; /* how many threads at once have a use, at most */
-    uint32_t             put_threads;
-    _Atomic uint64_t     connects, disconnects; /* counted by the tier */
+    kvfi_url *url;        /* owned by the tier */
+    bool volatile_;       /* its contents end with the process */
+    uint32_t get_threads; /* how many threads at once have a use, at most */
+    uint32_t put_threads;
+    _Atomic uint64_t connects, disconnects; /* counted by the tier */
 };
 
 /* The kinds. Each opens from a parsed URL (which it then owns, also on failure), and fails only on what the operator must change. */

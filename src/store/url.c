@@ -44,7 +44,8 @@ static const char *last_at_sign(const char *p, const char *end) {
 
 /* ---- the text for people */
 static bool is_secret_name(span name) {
-    static const char *const names[] = {"password", "sentinel_password", "ssl_password", "pass", "passwd", "auth", "secret", "token", "key"};
+    static const char *const names[] = {
+        "password", "sentinel_password", "ssl_password", "pass", "passwd", "auth", "secret", "token", "key"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strlen(names[i]) == name.len && strncasecmp(names[i], name.at, name.len) == 0) {
             return true;

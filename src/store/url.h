@@ -9,17 +9,17 @@
 
 typedef struct kvfi_url_param {
     char *name, *value;
-    bool  taken;
+    bool taken;
 } kvfi_url_param;
 
 /* scheme://[user[:password]@]host[:port][,host:port ...]/path?name=value&... ; percent escapes are decoded. Also "mem:" and "file:/path". */
 typedef struct kvfi_url {
-    char           *scheme, *user, *password; /* user and password: NULL when absent */
-    char           *hosts;                    /* the text between // (or @) and the path, IPv6 brackets kept; "" when absent */
-    char           *path;                     /* with its leading slash; "" when absent */
+    char *scheme, *user, *password; /* user and password: NULL when absent */
+    char *hosts;                    /* the text between // (or @) and the path, IPv6 brackets kept; "" when absent */
+    char *path;                     /* with its leading slash; "" when absent */
     kvfi_url_param *params;
-    size_t          num_params;
-    char            text[256];                /* the URL without its password, for people */
+    size_t num_params;
+    char text[256]; /* the URL without its password, for people */
 } kvfi_url;
 
 kvf_status kvfi_url_parse(kvfi_url **out, kvf_error *, const char *text);
@@ -33,6 +33,7 @@ kvf_status kvfi_url_take_u32(kvfi_url *, kvf_error *, const char *name, uint32_t
 kvf_status kvfi_url_all_taken(const kvfi_url *, kvf_error *);
 
 /* host[:port] or [v6]:port from the first entry of `hosts`; the rest (after a comma) is left for topologies. */
-kvf_status kvfi_url_host(const kvfi_url *, kvf_error *, size_t index, char host[256], uint16_t *port, uint16_t default_port);
+kvf_status kvfi_url_host(const kvfi_url *, kvf_error *, size_t index, char host[256], uint16_t *port,
+                         uint16_t default_port);
 
 #endif

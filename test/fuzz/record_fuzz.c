@@ -36,7 +36,8 @@ static void check_record(uint8_t *bytes, size_t len) {
     struct iovec iov = {(void *)(uintptr_t)payload, (size_t)header.payload_bytes};
     REQUIRE(kvfi_record_check(bytes, bytes + len - KVFI_SUM_BYTES, &header.addr, &block, &iov, 1) == KVF_WHY_NONE);
     header.addr.key.bytes[0] ^= 1;
-    REQUIRE(kvfi_record_check(bytes, bytes + len - KVFI_SUM_BYTES, &header.addr, &block, &iov, 1) == KVF_WHY_OTHER_SPACE);
+    REQUIRE(kvfi_record_check(bytes, bytes + len - KVFI_SUM_BYTES, &header.addr, &block, &iov, 1) ==
+            KVF_WHY_OTHER_SPACE);
     free(ids);
 }
 

@@ -57,7 +57,8 @@ static uint64_t decode(const uint8_t *data, size_t len, size_t place_bytes, size
     char *scratch = malloc(cap);
     uint8_t *place = malloc(place_bytes + 1);
     check(scratch != NULL && place != NULL);
-    struct iovec iov[3] = {{place, place_bytes / 2}, {place, 0}, {place + place_bytes / 2, place_bytes - place_bytes / 2}};
+    struct iovec iov[3] = {
+        {place, place_bytes / 2}, {place, 0}, {place + place_bytes / 2, place_bytes - place_bytes / 2}};
     kvfi_resp resp;
     kvfi_resp_event event = KVFI_RESP_MORE;
     uint64_t h = 14695981039346656037u;

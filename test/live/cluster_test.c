@@ -19,7 +19,7 @@
 #include "support/cluster.h"
 #include "support/kit.h"
 
-#define BLOCKS 48u
+#define BLOCKS  48u
 #define PAYLOAD 20000u
 
 static kvft_cluster *cluster;
@@ -36,16 +36,16 @@ static int stop(void **state) {
     return 0;
 }
 
-#define NEEDS_CLUSTER()      \
-    do {                     \
-        (void)state;         \
-        if (cluster == NULL) \
-            skip();          \
+#define NEEDS_CLUSTER()                                                                                                \
+    do {                                                                                                               \
+        (void)state;                                                                                                   \
+        if (cluster == NULL)                                                                                           \
+            skip();                                                                                                    \
     } while (0)
 
 typedef struct bench {
-    kvf_store   *store;
-    kvf_space   *space;
+    kvf_store *store;
+    kvf_space *space;
     kvft_prompt *prompt;
 } bench;
 
@@ -82,7 +82,8 @@ static kvf_stats stats_of(const bench *b) {
 
 static void test_slots_as_the_server_counts(void **state) {
     NEEDS_CLUSTER();
-    static const char *const keys[] = {"a", "{}x", "foo{bar}baz", "foo{}{bar}", "{user1000}.following", "123456789", "x{y", "{a}{b}"};
+    static const char *const keys[] = {"a",         "{}x", "foo{bar}baz", "foo{}{bar}", "{user1000}.following",
+                                       "123456789", "x{y", "{a}{b}"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char command[128], expected[32];
         snprintf(command, sizeof command, "CLUSTER KEYSLOT %s", keys[i]);
@@ -115,7 +116,7 @@ static void test_all_shards(void **state) {
 
 typedef struct mover {
     atomic_bool done;
-    int         from, to, src, dst;
+    int from, to, src, dst;
 } mover;
 
 static void *move(void *arg) {
@@ -160,9 +161,11 @@ static void test_resharding(void **state) {
 static void test_minimal_acl(void **state) {
     NEEDS_CLUSTER();
     for (int i = 0; i < KVFT_SHARDS; i++) {
-        assert_string_equal(kvft_server_say(cluster->nodes[i], "ACL SETUSER least on >pw resetkeys ~kvf1:* -@all +ping +select +client|setname "
-                                                               "+get +getrange +set +pexpire +unlink +cluster|slots +asking"),
-                            "+OK");
+        assert_string_equal(
+            kvft_server_say(cluster->nodes[i],
+                            "ACL SETUSER least on >pw resetkeys ~kvf1:* -@all +ping +select +client|setname "
+                            "+get +getrange +set +pexpire +unlink +cluster|slots +asking"),
+            "+OK");
     }
     char url[256];
     snprintf(url, sizeof url, "redis+cluster://least:pw@%s", cluster->url + strlen("redis+cluster://"));
@@ -192,7 +195,8 @@ static void check_session(kvf_store *store, const char *id) {
     }
     kvf_tensor k = {.data = keys, .len = sizeof keys, .dtype = "float32", .num_dims = 1, .dims = {64}};
     kvf_tensor v = {.data = values, .len = sizeof values, .dtype = "float32", .num_dims = 1, .dims = {64}};
-    if (kvf_session_save(store, &err, id, &k, &v, NULL) != KVF_OK || kvf_session_load(store, &session, &err, id, 5000) != KVF_OK) {
+    if (kvf_session_save(store, &err, id, &k, &v, NULL) != KVF_OK ||
+        kvf_session_load(store, &session, &err, id, 5000) != KVF_OK) {
         fail_msg("%s: %s", id, err.what);
     }
     assert_memory_equal(session->k.data, keys, sizeof keys);
@@ -406,8 +410,15 @@ int main(void) {
         kvf_set_log(log_line, NULL, KVF_LOG_INFO);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slots_as_the_server_counts), cmocka_unit_test(test_all_shards), cmocka_unit_test(test_resharding),
-        cmocka_unit_test(test_minimal_acl), cmocka_unit_test(test_doctor_and_sessions), cmocka_unit_test(test_half_moved), cmocka_unit_test(test_session_half_moved),    cmocka_unit_test(test_looking_after), cmocka_unit_test(test_standstill),
+        cmocka_unit_test(test_slots_as_the_server_counts),
+        cmocka_unit_test(test_all_shards),
+        cmocka_unit_test(test_resharding),
+        cmocka_unit_test(test_minimal_acl),
+        cmocka_unit_test(test_doctor_and_sessions),
+        cmocka_unit_test(test_half_moved),
+        cmocka_unit_test(test_session_half_moved),
+        cmocka_unit_test(test_looking_after),
+        cmocka_unit_test(test_standstill),
         cmocka_unit_test(test_death_and_failover),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -17,12 +17,11 @@
 #include "support/kit.h"
 #include "support/server.h"
 
-#define BLOCKS 3u
-#define PAYLOAD 9000u
+#define BLOCKS     3u
+#define PAYLOAD    9000u
 #define MAX_POINTS 20000u
 
 static uint64_t points_hit;
-
 
 static int count_entry(void *ctx, const kvf_entry *entry) {
     *(size_t *)ctx += entry->damage == KVF_WHY_NONE;
@@ -84,7 +83,11 @@ static void use_queue(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
         return;
     }
     kvft_prompt_poison(prompt);
-    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = space, .blocks = prompt->blocks, .num = BLOCKS,
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = space,
+                       .blocks = prompt->blocks,
+                       .num = BLOCKS,
                        .budget_ms = 2000};
     uint64_t ticket;
     if (kvf_submit(queue, &ticket, &batch) == KVF_OK) {
@@ -208,13 +211,11 @@ static void test_sentinel(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_folder),
-        cmocka_unit_test(test_redis),
-        cmocka_unit_test(test_cluster),
-        cmocka_unit_test(test_sentinel),
+        cmocka_unit_test(test_memory),  cmocka_unit_test(test_folder),   cmocka_unit_test(test_redis),
+        cmocka_unit_test(test_cluster), cmocka_unit_test(test_sentinel),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    printf("check-faults: %llu points failed one by one, %d scenarios not survived\n", (unsigned long long)points_hit, failed);
+    printf("check-faults: %llu points failed one by one, %d scenarios not survived\n", (unsigned long long)points_hit,
+           failed);
     return failed;
 }

@@ -82,13 +82,13 @@ static int64_t ms_since(int64_t from_us) {
 /* ---- many values at once, by any number of threads ---- */
 
 typedef struct batch {
-    kvfi_tier  *tier;
+    kvfi_tier *tier;
     kvft_value *values;
-    kvfi_item  *items;
-    uint64_t   *sums; /* of the bytes that each is to have */
-    size_t      num;
-    kvfi_feed   feed;
-    bool        put;
+    kvfi_item *items;
+    uint64_t *sums; /* of the bytes that each is to have */
+    size_t num;
+    kvfi_feed feed;
+    bool put;
 } batch;
 
 static uint64_t sum_of(const kvfi_item *item) {
@@ -103,7 +103,10 @@ static uint64_t sum_of(const kvfi_item *item) {
 }
 
 static batch batch_new(kvfi_tier *tier, uint64_t seed, size_t num, size_t bytes) {
-    batch b = {.tier = tier, .num = num, .values = calloc(num, sizeof *b.values), .items = calloc(num, sizeof *b.items),
+    batch b = {.tier = tier,
+               .num = num,
+               .values = calloc(num, sizeof *b.values),
+               .items = calloc(num, sizeof *b.items),
                .sums = calloc(num, sizeof *b.sums)};
     assert_true(b.values != NULL && b.items != NULL && b.sums != NULL);
     for (size_t i = 0; i < num; i++) {
@@ -219,7 +222,7 @@ static void memory_can_be_filled_11830(void **state) {
 }
 
 typedef struct watcher {
-    atomic_bool        ending;
+    atomic_bool ending;
     unsigned long long most_buffers, most_memory;
 } watcher;
 
@@ -231,7 +234,8 @@ static void *watch(void *arg) {
         char *list = kvft_server_ask(server, "CLIENT LIST");
         for (const char *at = list; (at = strstr(at, "name=kvferry")) != NULL; at++) {
             const char *used = strstr(at, "qbuf="), *spare = strstr(at, "qbuf-free=");
-            sum += (used != NULL ? strtoull(used + 5, NULL, 10) : 0) + (spare != NULL ? strtoull(spare + 10, NULL, 10) : 0);
+            sum += (used != NULL ? strtoull(used + 5, NULL, 10) : 0) +
+                   (spare != NULL ? strtoull(spare + 10, NULL, 10) : 0);
         }
         free(list);
         w->most_buffers = sum > w->most_buffers ? sum : w->most_buffers;
@@ -294,7 +298,7 @@ static void many_writers_of_2_5_mb_6646(void **state) {
 /* A code that the doctor is to find, with a command that mends it. */
 typedef struct finding {
     const char *code;
-    bool        found;
+    bool found;
 } finding;
 
 static void note_code(void *ctx, const kvf_finding *seen) {
@@ -415,9 +419,9 @@ static void loopback_is_no_trap_2385(void **state) {
 
 typedef struct shared {
     kvft_cluster *cluster;
-    kvf_store    *store;
-    kvf_space    *space;
-    kvft_prompt  *prompt;
+    kvf_store *store;
+    kvf_space *space;
+    kvft_prompt *prompt;
 } shared;
 
 static shared cluster_new(size_t blocks, size_t bytes) {
@@ -546,7 +550,9 @@ static int64_t decode_us(size_t bytes) {
         size_t num = kvfi_resp_want(&resp, iov, 4), put = 0, most = 16 << 10;
         for (size_t i = 0; i < num; i++) {
             for (size_t k = 0; k < iov[i].iov_len && put < most && at < total; k++, put++, at++) {
-                ((char *)iov[i].iov_base)[k] = at < line_len ? line[at] : at < total - 2 ? 'y' : "\r\n"[at - (total - 2)];
+                ((char *)iov[i].iov_base)[k] = at < line_len    ? line[at]
+                                               : at < total - 2 ? 'y'
+                                                                : "\r\n"[at - (total - 2)];
             }
         }
         kvfi_resp_got(&resp, put);
@@ -662,8 +668,11 @@ static void a_cancelled_load_2624(void **state) {
         cancelled = true;
         pthread_join(thread, NULL);
         cut += batch_ok(&b) < NUM;
-        for (size_t i = 0; i < NUM; i++) { /* it came whole (batch_ok has compared it), or was not asked for, or was given up with its connection */
-            assert_true(b.items[i].status == KVF_OK || b.items[i].status == KVF_AGAIN || b.items[i].why == KVF_WHY_CLOSED);
+        for (
+            size_t i = 0; i < NUM;
+            i++) { /* it came whole (batch_ok has compared it), or was not asked for, or was given up with its connection */
+            assert_true(b.items[i].status == KVF_OK || b.items[i].status == KVF_AGAIN ||
+                        b.items[i].why == KVF_WHY_CLOSED);
         }
         assert_int_equal(batch_go(&other, false), NUM);
     }
@@ -766,15 +775,24 @@ static int begin(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ISSUE(big_reads_do_not_evict_4496),      ISSUE(memory_can_be_filled_11830),
-        ISSUE(query_buffers_are_bounded_3423),   ISSUE(many_writers_of_2_5_mb_6646),
-        ISSUE(a_replica_keeps_up_11667),         ISSUE(parts_fit_a_size_class_3257),
-        ISSUE(no_multi_over_maxmemory_9926),     ISSUE(loopback_is_no_trap_2385),
-        ISSUE(eviction_fails_no_master_8696),    ISSUE(moved_without_a_host_12266),
-        ISSUE(a_failed_snapshot_584),            ISSUE(a_large_body_in_small_pieces_656),
-        ISSUE(a_late_reply_306),                 ISSUE(deadlines_hold_after_a_reconnect_593),
-        ISSUE(large_values_both_ways_1955),      ISSUE(a_cancelled_load_2624),
-        ISSUE(ranks_agree_1467),                 ISSUE(a_torn_save_is_not_seen_4991),
+        ISSUE(big_reads_do_not_evict_4496),
+        ISSUE(memory_can_be_filled_11830),
+        ISSUE(query_buffers_are_bounded_3423),
+        ISSUE(many_writers_of_2_5_mb_6646),
+        ISSUE(a_replica_keeps_up_11667),
+        ISSUE(parts_fit_a_size_class_3257),
+        ISSUE(no_multi_over_maxmemory_9926),
+        ISSUE(loopback_is_no_trap_2385),
+        ISSUE(eviction_fails_no_master_8696),
+        ISSUE(moved_without_a_host_12266),
+        ISSUE(a_failed_snapshot_584),
+        ISSUE(a_large_body_in_small_pieces_656),
+        ISSUE(a_late_reply_306),
+        ISSUE(deadlines_hold_after_a_reconnect_593),
+        ISSUE(large_values_both_ways_1955),
+        ISSUE(a_cancelled_load_2624),
+        ISSUE(ranks_agree_1467),
+        ISSUE(a_torn_save_is_not_seen_4991),
     };
     server = kvft_server_start(NULL);
     if (server == NULL) {

@@ -17,13 +17,13 @@
 #include "support/kit.h"
 #include "support/server.h"
 
-#define BLOCKS 8u
+#define BLOCKS  8u
 #define PAYLOAD 60000u
 
 typedef struct bench {
     kvft_server *server;
-    kvf_store   *store;
-    kvf_space   *space;
+    kvf_store *store;
+    kvf_space *space;
     kvft_prompt *kept; /* is in the store from the beginning */
 } bench;
 
@@ -248,12 +248,17 @@ static void test_batch_beside_stuck_writer(void **state) {
     kvf_error err = {0};
     kvf_completion done = {0};
     uint64_t ticket = 0;
-    kvft_prompt *p = kvft_prompt_new(b->space, 60, BLOCKS, PAYLOAD), *q = kvft_prompt_new(b->space, 61, BLOCKS, PAYLOAD);
+    kvft_prompt *p = kvft_prompt_new(b->space, 60, BLOCKS, PAYLOAD),
+                *q = kvft_prompt_new(b->space, 61, BLOCKS, PAYLOAD);
     assert_int_equal(kvf_queue_open(&queue, &err, b->store, 1), KVF_OK);
     kvft_server_signal(b->server, SIGSTOP);
     assert_int_equal(kvf_save(b->space, p->blocks, BLOCKS, NULL), BLOCKS);
     kvft_nap_ms(50);
-    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = b->space, .blocks = q->blocks, .num = BLOCKS,
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_SAVE,
+                       .space = b->space,
+                       .blocks = q->blocks,
+                       .num = BLOCKS,
                        .budget_ms = 30};
     double begin = kvft_now_ms();
     assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);

@@ -15,10 +15,10 @@
 #include "support/proxy.h"
 #include "support/server.h"
 
-#define BLOCKS 12u
-#define PAYLOAD 70000u
+#define BLOCKS    12u
+#define PAYLOAD   70000u
 #define BUDGET_MS 400u
-#define SLACK_MS 400.0 /* of a busy machine; the check of issue 4 is stricter */
+#define SLACK_MS  400.0 /* of a busy machine; the check of issue 4 is stricter */
 
 static kvft_server *server;
 static kvft_proxy *proxy;

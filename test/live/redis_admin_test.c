@@ -18,8 +18,8 @@
 #include "support/tiers.h"
 
 static kvft_server *server;
-static kvfi_tier   *tier; /* of each test */
-static kvf_error    err;
+static kvfi_tier *tier; /* of each test */
+static kvf_error err;
 
 static int64_t soon(void) {
     return kvfi_deadline(20000000);
@@ -78,7 +78,8 @@ static void session_round_trip(void **state) {
     assert_non_null(data);
     assert_non_null(got);
     kvft_bytes(data, 2 * LEN, 3);
-    kvfi_part parts[] = {part_of("keys", data, LEN), part_of("values", data + LEN, LEN - 5), part_of("meta", meta, strlen(meta))};
+    kvfi_part parts[] = {part_of("keys", data, LEN), part_of("values", data + LEN, LEN - 5),
+                         part_of("meta", meta, strlen(meta))};
     assert_int_equal(put("chat:1", parts, 3, 3600), KVF_OK);
     /* As any client sees it. */
     assert_string_equal(say("TYPE chat:1"), "+hash");
@@ -88,7 +89,8 @@ static void session_round_trip(void **state) {
     assert_in_range(ttl, 3590, 3600);
     assert_string_equal(say("DBSIZE"), ":1"); /* no temporary key is left */
 
-    kvfi_part look[] = {part_of("keys", NULL, 0), part_of("values", NULL, 0), part_of("nope", NULL, 0), part_of("meta", NULL, 0)};
+    kvfi_part look[] = {part_of("keys", NULL, 0), part_of("values", NULL, 0), part_of("nope", NULL, 0),
+                        part_of("meta", NULL, 0)};
     assert_int_equal(tier->ops->session_sizes(tier, &err, "chat:1", look, 4, soon()), KVF_OK);
     assert_true(look[0].found && look[1].found && !look[2].found && look[3].found);
     assert_int_equal(look[0].data.iov_len, LEN);
@@ -243,11 +245,11 @@ static void session_refused(void **state) {
 /* ---- what is in it ---- */
 
 typedef struct seen {
-    size_t   blocks, sessions, others, damaged;
+    size_t blocks, sessions, others, damaged;
     uint64_t bytes, session_bytes;
-    int64_t  min_ttl_ms;
-    size_t   stop_after;
-    char     last_session[64];
+    int64_t min_ttl_ms;
+    size_t stop_after;
+    char last_session[64];
 } seen;
 
 static int see(void *ctx, const kvfi_sight *sight) {
@@ -294,7 +296,8 @@ static void fill(void) {
     for (uint64_t seed = 1000; seed < 1010; seed++) {
         assert_int_equal(kvft_put(tier, seed, 300000), KVF_WHY_NONE);
     }
-    kvfi_part parts[] = {part_of("keys", data, 100), part_of("values", data, 50), part_of("meta", data, 7), part_of("keys.1", data, 3)};
+    kvfi_part parts[] = {part_of("keys", data, 100), part_of("values", data, 50), part_of("meta", data, 7),
+                         part_of("keys.1", data, 3)};
     assert_int_equal(put("mine", parts, 4, 60), KVF_OK);
     say("HSET theirs keys abc values def");
     say("HSET profile name bob");
@@ -332,8 +335,8 @@ static void walking(void **state) {
     kvft_addr(&addr, 1003);
     kvfi_name_of(&name, "kvf1", &addr, 2);
     say("DEL %s", name.text);
-    assert_int_equal(walk(addr.space, false, 0).bytes, 10 * (KVFT_VALUE_EXTRA + 300000) -
-                                                           (KVFT_VALUE_EXTRA + 300000 - 2 * 65536));
+    assert_int_equal(walk(addr.space, false, 0).bytes,
+                     10 * (KVFT_VALUE_EXTRA + 300000) - (KVFT_VALUE_EXTRA + 300000 - 2 * 65536));
     assert_int_equal(walk(addr.space, true, 0).damaged, 1);
 }
 
@@ -371,8 +374,8 @@ static void clearing(void **state) {
 /* ---- the doctor ---- */
 
 typedef struct findings {
-    char   codes[1024];
-    char   what[700]; /* of the last */
+    char codes[1024];
+    char what[700]; /* of the last */
     size_t num_bad;
 } findings;
 
@@ -478,7 +481,8 @@ static void doctor_of_the_absent(void **state) {
     gone->ops->info(gone, &info);
     assert_int_equal(info.reachable, 0);
     gone->ops->close(gone);
-    static const char *const urls[] = {"redis+cluster://127.0.0.1:1,127.0.0.1:2", "redis+sentinel://127.0.0.1:1/mymaster"};
+    static const char *const urls[] = {"redis+cluster://127.0.0.1:1,127.0.0.1:2",
+                                       "redis+sentinel://127.0.0.1:1/mymaster"};
     for (size_t i = 0; i < 2; i++) {
         gone = kvft_tier(urls[i]);
         f = examine(gone);
@@ -496,7 +500,8 @@ static void suggested_conf(void **state) {
     FILE *in = fopen(KVFT_GOLDEN "/../../docs/redis.conf", "r"), *out = fopen(path, "w");
     assert_true(in != NULL && out != NULL);
     while (fgets(line, sizeof line, in) != NULL) {
-        bool where = strncmp(line, "port ", 5) == 0 || strncmp(line, "bind ", 5) == 0 || strncmp(line, "unixsocket", 10) == 0;
+        bool where =
+            strncmp(line, "port ", 5) == 0 || strncmp(line, "bind ", 5) == 0 || strncmp(line, "unixsocket", 10) == 0;
         fputs(where ? "" : line, out);
     }
     fclose(in);
@@ -532,9 +537,19 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        LIVE(session_round_trip), LIVE(session_of_others), LIVE(session_names), LIVE(session_of_many_parts),
-        LIVE(session_limits),     LIVE(session_refused),   LIVE(walking),       LIVE(removing),
-        LIVE(clearing),           LIVE(doctor),            LIVE(doctor_without_rights), LIVE(doctor_of_the_absent), LIVE(suggested_conf),
+        LIVE(session_round_trip),
+        LIVE(session_of_others),
+        LIVE(session_names),
+        LIVE(session_of_many_parts),
+        LIVE(session_limits),
+        LIVE(session_refused),
+        LIVE(walking),
+        LIVE(removing),
+        LIVE(clearing),
+        LIVE(doctor),
+        LIVE(doctor_without_rights),
+        LIVE(doctor_of_the_absent),
+        LIVE(suggested_conf),
         LIVE(information),
     };
     kvft_server_use_acl(true);

@@ -23,7 +23,7 @@
 #include "support/tiers.h"
 
 static kvft_server *server;
-static kvf_error    err;
+static kvf_error err;
 
 static kvf_status try_open(kvfi_tier **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static kvf_status try_open(kvfi_tier **out, const char *format, ...) {
@@ -58,10 +58,10 @@ static void opens(kvf_status status, kvfi_tier **tier) {
 /* ---- a server of our own making ---- */
 
 typedef struct fake {
-    char        path[108];
-    int         fd;
+    char path[108];
+    int fd;
     const char *answers[8]; /* one for each command that arrives; NULL: silence from then on */
-    pthread_t   thread;
+    pthread_t thread;
     atomic_bool ending;
 } fake;
 
@@ -185,8 +185,11 @@ static void missing_rules(void **state) {
     refused(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "add ~kvf1:*");
     opens(try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0?name=&prefix=other", server->port), &tier);
     /* The least that the hot path needs. */
-    assert_string_equal(kvft_server_say(server, "ACL SETUSER bob reset on >pw ~kvf1:* -@all +ping +select +client|setname +get +getrange +set "
-                                                "+pexpire +unlink"), "+OK");
+    assert_string_equal(
+        kvft_server_say(server,
+                        "ACL SETUSER bob reset on >pw ~kvf1:* -@all +ping +select +client|setname +get +getrange +set "
+                        "+pexpire +unlink"),
+        "+OK");
     kvf_status status = try_open(&tier, "redis://bob:pw@127.0.0.1:%d/0", server->port);
     assert_int_equal(status, KVF_OK);
     assert_int_equal(kvft_put(tier, 1, 5 << 20), KVF_WHY_NONE);
@@ -208,7 +211,8 @@ static void client_name(void **state) {
     kvfi_reply reply;
     char list[4096];
     assert_int_equal(try_open(&tier, "redis+unix://%s?name=engine-7", server->socket), KVF_OK);
-    assert_int_equal(kvfi_talk_begin(&talk, kvfi_redis_of(tier), &err, 0, KVFI_LANE_LOOKUP, kvfi_deadline(5000000)), KVF_OK);
+    assert_int_equal(kvfi_talk_begin(&talk, kvfi_redis_of(tier), &err, 0, KVFI_LANE_LOOKUP, kvfi_deadline(5000000)),
+                     KVF_OK);
     assert_int_equal(kvfi_talk_say(&talk, "CLIENT", "LIST", NULL), KVF_OK);
     assert_int_equal(kvfi_talk_hear(&talk, &reply), KVF_OK);
     snprintf(list, sizeof list, "%.*s", (int)reply.len, reply.text);
@@ -259,8 +263,8 @@ static void silence(void **state) {
 
 static void nonsense(void **state) {
     (void)state;
-    static const char *const babble[] = {"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "SSH-2.0-OpenSSH_9.2\r\n",
-                                         "$5\r\nhello\r\n", ":1\r\n", "*0\r\n"};
+    static const char *const babble[] = {"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+                                         "SSH-2.0-OpenSSH_9.2\r\n", "$5\r\nhello\r\n", ":1\r\n", "*0\r\n"};
     for (size_t i = 0; i < sizeof babble / sizeof *babble; i++) {
         kvfi_tier *tier = NULL;
         fake f = {.answers = {babble[i]}};
@@ -328,11 +332,19 @@ static void lies_about_lengths(void **state) {
         /* One connection at a time: the first hears OK for the introduction and is closed by its silence. */
         fake f = {.answers = {"+OK\r\n", answers[i], answers[i]}};
         fake_start(&f);
-        kvfi_redis_conf conf = {.conns = 1, .connect_ms = 500, .stall_ms = 100, .window = 1 << 20, .part = 4 << 20, .prefix = "kvf1",
-                                .name = "x", .text = "fake", .server = {.path = f.path}};
+        kvfi_redis_conf conf = {.conns = 1,
+                                .connect_ms = 500,
+                                .stall_ms = 100,
+                                .window = 1 << 20,
+                                .part = 4 << 20,
+                                .prefix = "kvf1",
+                                .name = "x",
+                                .text = "fake",
+                                .server = {.path = f.path}};
         kvfi_redis redis = {.conf = conf};
         tier = &redis.base;
-        kvfi_node_init(&redis.node, &redis.conf, &redis.conf.server, NULL, &redis.base.connects, &redis.base.disconnects);
+        kvfi_node_init(&redis.node, &redis.conf, &redis.conf.server, NULL, &redis.base.connects,
+                       &redis.base.disconnects);
         kvft_value v;
         kvft_value_init(&v, 1, 100000);
         kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(5000000)};
@@ -362,9 +374,9 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_urls),    cmocka_unit_test(databases), cmocka_unit_test(missing_rules),
-        cmocka_unit_test(client_name), cmocka_unit_test(unreachable), cmocka_unit_test(silence),
-        cmocka_unit_test(nonsense),    cmocka_unit_test(refusals_that_pass), cmocka_unit_test(lies),
+        cmocka_unit_test(bad_urls),           cmocka_unit_test(databases),          cmocka_unit_test(missing_rules),
+        cmocka_unit_test(client_name),        cmocka_unit_test(unreachable),        cmocka_unit_test(silence),
+        cmocka_unit_test(nonsense),           cmocka_unit_test(refusals_that_pass), cmocka_unit_test(lies),
         cmocka_unit_test(lies_about_lengths), cmocka_unit_test(credentials),
     };
     if (set_up(NULL) != 0 || server == NULL) {

@@ -156,10 +156,10 @@ static void header_only(void **state) {
 enum { MANY = 400 };
 typedef struct crowd {
     kvft_value values[MANY];
-    kvfi_item  items[MANY];
-    kvfi_feed  feed;
+    kvfi_item items[MANY];
+    kvfi_feed feed;
     kvfi_tier *tier;
-    bool       put;
+    bool put;
 } crowd;
 
 static void *crowd_run(void *arg) {
@@ -268,7 +268,10 @@ static void peek_many(void **state) {
     tier->ops->peek(tier, addrs, KEYS, peeks, &trips, kvfi_deadline(10000000));
     assert_int_equal(trips, 1);
     for (size_t i = 0; i < KEYS; i++) {
-        kvf_reason expected = i == 7 ? KVF_WHY_VERSION : i == 8 ? KVF_WHY_TRUNCATED : i % 100 == 0 ? KVF_WHY_NONE : KVF_WHY_ABSENT;
+        kvf_reason expected = i == 7         ? KVF_WHY_VERSION
+                              : i == 8       ? KVF_WHY_TRUNCATED
+                              : i % 100 == 0 ? KVF_WHY_NONE
+                                             : KVF_WHY_ABSENT;
         assert_int_equal(peeks[i].why, expected);
         if (expected == KVF_WHY_NONE) {
             kvfi_header header;
@@ -307,12 +310,12 @@ static void foreign_values(void **state) {
     }
     say("DEL %s", kvft_redis_key(1, 0));
     say("LPUSH %s x", kvft_redis_key(1, 0));
-    say("SETRANGE %s 20500 x", kvft_redis_key(2, 0)); /* longer */
-    say("SET %s short", kvft_redis_key(3, 0));        /* shorter */
-    say("SETRANGE %s 5000 x", kvft_redis_key(4, 0));  /* of the right length, one byte changed */
-    say("DEL %s", kvft_redis_key(5, 2));              /* a part is missing */
-    say("SETRANGE %s 70000 x", kvft_redis_key(6, 1)); /* a part is too long */
-    say("APPEND %s x", kvft_redis_key(7, 3));         /* the last part too */
+    say("SETRANGE %s 20500 x", kvft_redis_key(2, 0));    /* longer */
+    say("SET %s short", kvft_redis_key(3, 0));           /* shorter */
+    say("SETRANGE %s 5000 x", kvft_redis_key(4, 0));     /* of the right length, one byte changed */
+    say("DEL %s", kvft_redis_key(5, 2));                 /* a part is missing */
+    say("SETRANGE %s 70000 x", kvft_redis_key(6, 1));    /* a part is too long */
+    say("APPEND %s x", kvft_redis_key(7, 3));            /* the last part too */
     say("SETRANGE %s 40000000 x", kvft_redis_key(8, 0)); /* far too long */
     assert_int_equal(kvft_get(tier, 1, 20000), KVF_WHY_VERSION);
     assert_int_equal(kvft_get(tier, 2, 20000), KVF_WHY_TRUNCATED);
@@ -527,7 +530,8 @@ static void ttl_of_fresh_records_stays(void **state) {
 static kvf_reason get_within(kvfi_tier *tier, uint64_t seed, size_t payload_bytes, int64_t budget_us) {
     kvft_value v;
     kvft_value_init(&v, seed, payload_bytes);
-    kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(budget_us), .check = kvft_value_check};
+    kvfi_feed feed = {
+        .items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(budget_us), .check = kvft_value_check};
     tier->ops->get(tier, &feed);
     kvf_reason why = v.item.status == KVF_OK ? KVF_WHY_NONE : v.item.why;
     kvft_value_cleanup(&v);
@@ -550,7 +554,8 @@ static void server_hangs(void **state) {
     assert_in_range(ms_since(from), 150, 450);
     from = kvfi_sys->now_us();
     assert_int_equal(get_within(tier, 1, 1000000, 10000000), KVF_WHY_BREAKER);
-    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_UNREACHABLE); /* the lookup lane had a connection of its own, and finds out for itself */
+    assert_int_equal(kvft_peek(tier, 1),
+                     KVF_WHY_UNREACHABLE); /* the lookup lane had a connection of its own, and finds out for itself */
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_BREAKER);
     kvft_server_signal(server, SIGCONT);
     from = kvfi_sys->now_us();
@@ -563,7 +568,7 @@ static void server_hangs(void **state) {
 }
 
 typedef struct meddler {
-    int      sig; /* SIGSTOP, or SIGKILL */
+    int sig; /* SIGSTOP, or SIGKILL */
     unsigned after_us;
 } meddler;
 
@@ -593,7 +598,12 @@ static void stopped_mid_load(void **state) {
             items[i] = values[i].item;
             memset(values[i].bytes, 0, items[i].bytes);
         }
-        kvfi_feed feed = {.items = items, .num = BLOCKS, .limit = BLOCKS, .deadline_us = kvfi_deadline(400000), .prefix = true, .check = kvft_value_check};
+        kvfi_feed feed = {.items = items,
+                          .num = BLOCKS,
+                          .limit = BLOCKS,
+                          .deadline_us = kvfi_deadline(400000),
+                          .prefix = true,
+                          .check = kvft_value_check};
         assert_int_equal(pthread_create(&thread, NULL, meddle, &m), 0);
         int64_t from = kvfi_sys->now_us();
         tier->ops->get(tier, &feed);
@@ -605,7 +615,8 @@ static void stopped_mid_load(void **state) {
             if (items[i].status == KVF_OK) {
                 assert_int_equal(kvft_value_check(&items[i]), KVF_WHY_NONE);
             } else if (items[i].status == KVF_MISS) {
-                assert_true(items[i].why == KVF_WHY_UNREACHABLE || items[i].why == KVF_WHY_BUDGET || items[i].why == KVF_WHY_BREAKER);
+                assert_true(items[i].why == KVF_WHY_UNREACHABLE || items[i].why == KVF_WHY_BUDGET ||
+                            items[i].why == KVF_WHY_BREAKER);
             }
         }
         kvft_server_signal(server, SIGCONT);
@@ -635,7 +646,8 @@ static void killed_and_back(void **state) {
         assert_int_equal(pthread_create(&thread, NULL, meddle, &m), 0);
         for (uint64_t i = 0; i < 30; i++) {
             kvf_reason why = kvft_get(tier, 500 + i % 8, 1 << 20); /* aborts on wrong bytes */
-            assert_true(why == KVF_WHY_NONE || why == KVF_WHY_UNREACHABLE || why == KVF_WHY_BREAKER || why == KVF_WHY_ABSENT);
+            assert_true(why == KVF_WHY_NONE || why == KVF_WHY_UNREACHABLE || why == KVF_WHY_BREAKER ||
+                        why == KVF_WHY_ABSENT);
         }
         pthread_join(thread, NULL);
         kvft_server_restart(server);
@@ -729,12 +741,30 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        LIVE(sizes_unix),        LIVE(sizes_tcp),        LIVE(sizes_ipv6),        LIVE(by_name),
-        LIVE(many_parts),        LIVE(header_only),      LIVE(threads_share_a_feed), LIVE(prefix_ends_at_a_gap),
-        LIVE(peek_many),         LIVE(foreign_values),   LIVE(other_length),      LIVE(out_of_memory),
-        LIVE(read_only_replica), LIVE(no_permission),    LIVE(name_moves),            LIVE(ttl_is_set),        LIVE(ttl_is_refreshed),
-        LIVE(ttl_of_fresh_records_stays), LIVE(server_hangs), LIVE(stopped_mid_load), LIVE(killed_and_back),
-        LIVE(stale_connections), LIVE(dead_server_is_cheap), LIVE(nothing_to_do),
+        LIVE(sizes_unix),
+        LIVE(sizes_tcp),
+        LIVE(sizes_ipv6),
+        LIVE(by_name),
+        LIVE(many_parts),
+        LIVE(header_only),
+        LIVE(threads_share_a_feed),
+        LIVE(prefix_ends_at_a_gap),
+        LIVE(peek_many),
+        LIVE(foreign_values),
+        LIVE(other_length),
+        LIVE(out_of_memory),
+        LIVE(read_only_replica),
+        LIVE(no_permission),
+        LIVE(name_moves),
+        LIVE(ttl_is_set),
+        LIVE(ttl_is_refreshed),
+        LIVE(ttl_of_fresh_records_stays),
+        LIVE(server_hangs),
+        LIVE(stopped_mid_load),
+        LIVE(killed_and_back),
+        LIVE(stale_connections),
+        LIVE(dead_server_is_cheap),
+        LIVE(nothing_to_do),
     };
     if (set_up(NULL) != 0 || server == NULL) {
         fprintf(stderr, "no redis-server is installed: not run\n");

@@ -15,7 +15,7 @@
 #include "support/cluster.h"
 #include "support/kit.h"
 
-#define BLOCKS 12u
+#define BLOCKS  12u
 #define PAYLOAD 20000u
 
 static kvft_sentinels *set;
@@ -32,11 +32,11 @@ static int stop(void **state) {
     return 0;
 }
 
-#define NEEDS_SENTINELS()  \
-    do {                   \
-        (void)state;       \
-        if (set == NULL)   \
-            skip();        \
+#define NEEDS_SENTINELS()                                                                                              \
+    do {                                                                                                               \
+        (void)state;                                                                                                   \
+        if (set == NULL)                                                                                               \
+            skip();                                                                                                    \
     } while (0)
 
 static size_t load(kvf_space *space, kvft_prompt *prompt) {
@@ -57,8 +57,10 @@ static void test_configuration(void **state) {
     assert_non_null(strstr(err.what, "no master"));
     /* The least that a sentinel must allow. */
     assert_string_equal(kvft_server_say(set->watch[1], "ACL SETUSER least on >pw -@all +ping +client|setname "
-                                                       "+sentinel|get-master-addr-by-name"), "+OK");
-    snprintf(url, sizeof url, "redis+sentinel://127.0.0.1:%d/mymaster?sentinel_user=least&sentinel_password=pw", set->watch[1]->port);
+                                                       "+sentinel|get-master-addr-by-name"),
+                        "+OK");
+    snprintf(url, sizeof url, "redis+sentinel://127.0.0.1:%d/mymaster?sentinel_user=least&sentinel_password=pw",
+             set->watch[1]->port);
     assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_OK);
     kvf_store_close(store);
     snprintf(url, sizeof url, "redis+sentinel://127.0.0.1:%d/mymaster?sentinel_password=wrong", set->watch[1]->port);
@@ -155,7 +157,8 @@ static void test_readonly(void **state) {
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(store, &stats);
     printf("%u rounds of saves over a failover: %llu refused by a server, %llu unreachable\n", seed - 100,
-           (unsigned long long)stats.save_failures[KVF_WHY_SERVER], (unsigned long long)stats.save_failures[KVF_WHY_UNREACHABLE]);
+           (unsigned long long)stats.save_failures[KVF_WHY_SERVER],
+           (unsigned long long)stats.save_failures[KVF_WHY_UNREACHABLE]);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
     kvf_store_close(store);
@@ -180,7 +183,8 @@ static void test_refused_saves(void **state) {
     assert_int_equal(kvf_store_flush(store, 5000), KVF_OK);
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(store, &stats);
-    printf("%llu saves refused within %.0f ms\n", (unsigned long long)stats.save_failures[KVF_WHY_SERVER], kvft_now_ms() - begin);
+    printf("%llu saves refused within %.0f ms\n", (unsigned long long)stats.save_failures[KVF_WHY_SERVER],
+           kvft_now_ms() - begin);
     assert_true(stats.save_failures[KVF_WHY_SERVER] >= 2);
     assert_true(kvft_now_ms() - begin < 3000);
     assert_int_equal(load(space, prompt), BLOCKS);
@@ -197,7 +201,8 @@ static void test_refused_saves(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_configuration), cmocka_unit_test(test_away), cmocka_unit_test(test_refused_saves),
-                                       cmocka_unit_test(test_failover), cmocka_unit_test(test_readonly)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_configuration), cmocka_unit_test(test_away),
+                                       cmocka_unit_test(test_refused_saves), cmocka_unit_test(test_failover),
+                                       cmocka_unit_test(test_readonly)};
     return cmocka_run_group_tests(tests, start, stop);
 }

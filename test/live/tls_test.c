@@ -20,11 +20,11 @@
 #include "support/tiers.h"
 
 #define HOUR_S 3600L
-#define NAMES "DNS:localhost,IP:127.0.0.1"
+#define NAMES  "DNS:localhost,IP:127.0.0.1"
 
 static kvft_certs *certs;
-static unsigned    num_refused, num_working;
-static char        logged[4096];
+static unsigned num_refused, num_working;
+static char logged[4096];
 
 static void keep_log(void *ctx, kvf_log_level level, const char *message) {
     (void)ctx;
@@ -87,7 +87,8 @@ static void unknown_ca(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     kvft_server *server = start_right();
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->other_ca), "CA that is not trusted", "ssl_ca_certs");
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->other_ca),
+            "CA that is not trusted", "ssl_ca_certs");
     refused(try_open(&tier, "rediss://127.0.0.1:%d", server->port), "CA that is not trusted", "ssl_ca_certs");
     kvft_server_stop(server);
 }
@@ -96,26 +97,34 @@ static void expired(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     kvft_server *server = start(kvft_certs_make(certs, "old", NAMES, -48 * HOUR_S, -HOUR_S, 0, NULL), NULL);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "expired on 20", "renew");
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "expired on 20",
+            "renew");
     kvft_server_stop(server);
     server = start(kvft_certs_make(certs, "young", NAMES, HOUR_S, 48 * HOUR_S, 0, NULL), NULL);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "not valid before 20", "clock");
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "not valid before 20",
+            "clock");
     kvft_server_stop(server);
 }
 
 static void wrong_host_name(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
-    kvft_server *server = start(kvft_certs_make(certs, "far", "DNS:cache.example,IP:10.1.2.3", -HOUR_S, HOUR_S, 0, NULL), NULL);
+    kvft_server *server =
+        start(kvft_certs_make(certs, "far", "DNS:cache.example,IP:10.1.2.3", -HOUR_S, HOUR_S, 0, NULL), NULL);
     const char *ca = certs->ca;
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, ca), "cache.example, 10.1.2.3, not for 127.0.0.1",
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, ca),
+            "cache.example, 10.1.2.3, not for 127.0.0.1", "ssl_server_hostname");
+    refused(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s", server->port, ca), "not for localhost",
             "ssl_server_hostname");
-    refused(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s", server->port, ca), "not for localhost", "ssl_server_hostname");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=other.example", server->port, ca), "not for other.example",
-            "connect by such a name");
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=cache.example", server->port, ca), &tier, 1);
-    works(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_server_hostname=10.1.2.3", server->port, ca), &tier, 1);
-    works(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_check_hostname=false", server->port, ca), &tier, 1);
+    refused(
+        try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=other.example", server->port, ca),
+        "not for other.example", "connect by such a name");
+    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=cache.example", server->port, ca),
+          &tier, 1);
+    works(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_server_hostname=10.1.2.3", server->port, ca),
+          &tier, 1);
+    works(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_check_hostname=false", server->port, ca), &tier,
+          1);
     kvft_server_stop(server);
 }
 
@@ -134,7 +143,8 @@ static void other_tongue(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     kvft_server *plain = kvft_server_start(NULL), *server = start_right();
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", plain->port, certs->ca), "speaks no TLS", "redis://");
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", plain->port, certs->ca), "speaks no TLS",
+            "redis://");
     refused(try_open(&tier, "redis://127.0.0.1:%d", server->port), "speaks TLS", "rediss://");
     kvft_server_stop(plain);
     kvft_server_stop(server);
@@ -149,18 +159,25 @@ static void client_certificates(void **state) {
     const char *ca = certs->ca;
     const char *mine = kvft_certs_make(certs, "client", NULL, -HOUR_S, HOUR_S, 0, NULL);
     const char *strange = kvft_certs_make(certs, "strange", NULL, -HOUR_S, HOUR_S, 1, NULL);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", port, ca), "asks for a client certificate", "ssl_certfile");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, strange), "does not accept the client certificate",
-            "tls-ca-cert-file");
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca, mine, mine), &tier, 3);
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, mine), &tier, 3);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca, mine, strange), "not the one of",
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", port, ca), "asks for a client certificate",
             "ssl_certfile");
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, strange),
+            "does not accept the client certificate", "tls-ca-cert-file");
+    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca, mine, mine),
+          &tier, 3);
+    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, mine), &tier, 3);
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca, mine,
+                     strange),
+            "not the one of", "ssl_certfile");
     const char *locked = kvft_certs_make(certs, "locked", NULL, -HOUR_S, HOUR_S, 0, "hunter2");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, locked), "encrypted", "ssl_password=");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_password=hunter22", port, ca, locked), "does not open it",
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, locked), "encrypted",
             "ssl_password=");
-    assert_int_equal(try_open(&tier, "rediss://127.0.0.1:%d?ssl_certfile=%s&ssl_password=hunter2&ssl_ca_certs=%s", port, locked, ca), KVF_OK);
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_password=hunter22", port, ca,
+                     locked),
+            "does not open it", "ssl_password=");
+    assert_int_equal(
+        try_open(&tier, "rediss://127.0.0.1:%d?ssl_certfile=%s&ssl_password=hunter2&ssl_ca_certs=%s", port, locked, ca),
+        KVF_OK);
     assert_null(strstr(tier->url->text, "hunter2"));
     works(KVF_OK, &tier, 3);
     kvft_server_stop(server);
@@ -174,7 +191,8 @@ static void old_protocol(void **state) {
     static const char *const v12[] = {"--tls-protocols", "TLSv1.2", NULL};
     kvfi_tier *tier = NULL;
     kvft_server *server = start(kvft_certs_server(certs), old);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "TLS 1.2", "tls-protocols");
+    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "TLS 1.2",
+            "tls-protocols");
     kvft_server_stop(server);
     server = start(kvft_certs_server(certs), v12);
     works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), &tier, 4);
@@ -185,12 +203,14 @@ static void files(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     char path[128];
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/nonexistent/ca"), "ssl_ca_certs=/nonexistent/ca", "No such file");
+    refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/nonexistent/ca"), "ssl_ca_certs=/nonexistent/ca",
+            "No such file");
     refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/tmp"), "ssl_ca_certs=/tmp", "PEM");
     refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/dev/null"), "/dev/null", "PEM");
     refused(try_open(&tier, "rediss://localhost?ssl_ca_path=/nonexistent"), "ssl_ca_path=/nonexistent", "No such file");
     refused(try_open(&tier, "rediss://localhost?ssl_ca_path=%s", certs->ca), "no folder", "ssl_ca_certs");
-    refused(try_open(&tier, "rediss://localhost?ssl_certfile=/nonexistent/c"), "ssl_certfile=/nonexistent/c", "No such file");
+    refused(try_open(&tier, "rediss://localhost?ssl_certfile=/nonexistent/c"), "ssl_certfile=/nonexistent/c",
+            "No such file");
     refused(try_open(&tier, "rediss://localhost?ssl_certfile=%s", certs->ca), "no private key", "ssl_keyfile");
     refused(try_open(&tier, "rediss://localhost?ssl_keyfile=/x"), "certificate beside it", "ssl_certfile");
     refused(try_open(&tier, "rediss://localhost?ssl_cert_reqs=maybe"), "ssl_cert_reqs", "required or none");
@@ -278,11 +298,13 @@ static void cluster_names(void **state) {
     snprintf(url, sizeof url, "%s?ssl_ca_certs=%s&ssl_server_hostname=node.cache.example", cluster->url, certs->ca);
     live(url, "cluster, one name");
     kvft_cluster_stop(cluster);
-    kvft_server_use_tls(certs, kvft_certs_make(certs, "node2", "DNS:node.cache.example,DNS:localhost", -HOUR_S, HOUR_S, 0, NULL));
+    kvft_server_use_tls(
+        certs, kvft_certs_make(certs, "node2", "DNS:node.cache.example,DNS:localhost", -HOUR_S, HOUR_S, 0, NULL));
     cluster = kvft_cluster_start(false);
     kvft_server_use_tls(NULL, NULL);
     for (int i = 0; i < KVFT_SHARDS; i++) {
-        assert_string_equal(kvft_server_say(cluster->nodes[i], "CONFIG SET cluster-announce-hostname node.cache.example"), "+OK");
+        assert_string_equal(
+            kvft_server_say(cluster->nodes[i], "CONFIG SET cluster-announce-hostname node.cache.example"), "+OK");
     }
     usleep(2500000); /* nodes tell each other with their pings, one a second */
     snprintf(url, sizeof url, "rediss+cluster://localhost:%d?ssl_ca_certs=%s", cluster->nodes[0]->port, certs->ca);
@@ -363,10 +385,10 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_ca),   cmocka_unit_test(expired),          cmocka_unit_test(wrong_host_name),
-        cmocka_unit_test(not_verified), cmocka_unit_test(other_tongue),     cmocka_unit_test(client_certificates),
-        cmocka_unit_test(old_protocol), cmocka_unit_test(files),            cmocka_unit_test(single),
-        cmocka_unit_test(resumption),   cmocka_unit_test(in_a_cluster),     cmocka_unit_test(cluster_names),
+        cmocka_unit_test(unknown_ca),       cmocka_unit_test(expired),      cmocka_unit_test(wrong_host_name),
+        cmocka_unit_test(not_verified),     cmocka_unit_test(other_tongue), cmocka_unit_test(client_certificates),
+        cmocka_unit_test(old_protocol),     cmocka_unit_test(files),        cmocka_unit_test(single),
+        cmocka_unit_test(resumption),       cmocka_unit_test(in_a_cluster), cmocka_unit_test(cluster_names),
         cmocka_unit_test(behind_sentinels), cmocka_unit_test(faults),
     };
     kvft_server *probe = kvft_server_start(NULL);
@@ -383,6 +405,7 @@ int main(void) {
         return 77;
     }
     int failed = cmocka_run_group_tests(tests, set_up, tear_down);
-    printf("check-tls: %u wrong ways refused with their reason, %u right ones work, %d tests failed\n", num_refused, num_working, failed);
+    printf("check-tls: %u wrong ways refused with their reason, %u right ones work, %d tests failed\n", num_refused,
+           num_working, failed);
     return failed;
 }

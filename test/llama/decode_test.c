@@ -11,13 +11,13 @@
 #include <cmocka.h>
 
 #define MODEL_PATH __FILE__ /* any file stands for the toy's: its bytes are hashed, never read as a model */
-#define NUM 300u            /* 4 blocks of 64, a tail of 43 tokens, and the last one */
+#define NUM        300u     /* 4 blocks of 64, a tail of 43 tokens, and the last one */
 
 typedef struct world {
     struct llama_model *model;
-    lab                 l;
-    llama_token        *tokens; /* 600 */
-    struct llama_batch  batch;
+    lab l;
+    llama_token *tokens; /* 600 */
+    struct llama_batch batch;
 } world;
 
 static world open_world(const char *url, uint32_t n_ctx) {
@@ -277,7 +277,7 @@ static void test_shared_cells_are_parted_before_they_move(void **state) {
 
 typedef struct race {
     world other;
-    bool  done;
+    bool done;
 } race;
 
 static int other_is_faster(void *ctx, uint32_t done, uint32_t num) {

@@ -3,17 +3,17 @@
  * The llama.cpp engine on toy models of every kind: what is taken, what is refused; and faults of every kind in the store, after
  * which the answer is that of a clean run.
  */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include "lab.h"
 
 #include <cmocka.h>
 
-#define NUM 300u     /* 4 blocks of 64, a tail of 43 tokens, and the last one */
-#define BLOCKS 4u
+#define NUM        300u /* 4 blocks of 64, a tail of 43 tokens, and the last one */
+#define BLOCKS     4u
 #define MODEL_PATH __FILE__ /* any file stands for the toy's: its bytes are hashed, never read as a model */
 
 static llama_token *toy_prompt(unsigned seed) {
@@ -59,7 +59,8 @@ static void test_bad_options_are_errors(void **state) {
     kvf_store *store = kvft_store("mem:");
     kvf_llama *kv = NULL;
     kvf_error err;
-    kvf_llama_options good = {.struct_size = sizeof good, .scratch_seq = 3, .model_path = MODEL_PATH, .context_params = &params};
+    kvf_llama_options good = {
+        .struct_size = sizeof good, .scratch_seq = 3, .model_path = MODEL_PATH, .context_params = &params};
     kvf_llama_options o = good;
     o.model_path = "/nonexistent/model.gguf";
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_CONFIG);
@@ -133,8 +134,13 @@ static void test_progress_can_stop(void **state) {
     struct llama_context *ctx = llama_init_from_model(model, params);
     kvf_store *store = kvft_store("mem:");
     uint32_t seen = 0;
-    kvf_llama_options o = {.struct_size = sizeof o, .scratch_seq = 3, .model_path = MODEL_PATH, 
-                           .context_params = &params, .block_tokens = 64, .progress = stop_at_128, .progress_ctx = &seen};
+    kvf_llama_options o = {.struct_size = sizeof o,
+                           .scratch_seq = 3,
+                           .model_path = MODEL_PATH,
+                           .context_params = &params,
+                           .block_tokens = 64,
+                           .progress = stop_at_128,
+                           .progress_ctx = &seen};
     kvf_llama *kv = NULL;
     kvf_error err;
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_OK);
@@ -214,13 +220,13 @@ static void test_everything_that_matters_changes_the_space(void **state) {
 /* ---- faults in the store ---- */
 
 typedef struct damage_site {
-    char                 *dir;
-    char                  url[200];
-    char                  paths[BLOCKS][400];
-    struct llama_model   *model;
-    llama_token          *tokens;
-    float                *clean;
-    size_t                vocab;
+    char *dir;
+    char url[200];
+    char paths[BLOCKS][400];
+    struct llama_model *model;
+    llama_token *tokens;
+    float *clean;
+    size_t vocab;
 } damage_site;
 
 static const lab_config site_config = {.kv_type = GGML_TYPE_F16, .flash = true};

@@ -22,9 +22,9 @@
 
 #include <cmocka.h>
 
-#define NUM 220u /* 3 blocks of 64, a tail of 27 tokens, and the last one */
-#define BLOCKS 3u
-#define GREEDY 16u
+#define NUM      220u /* 3 blocks of 64, a tail of 27 tokens, and the last one */
+#define BLOCKS   3u
+#define GREEDY   16u
 #define MAX_NMSE 1e-3
 
 static struct llama_model *model;
@@ -40,8 +40,8 @@ static size_t vocab_size(void) {
 
 typedef struct verdict {
     lab_difference d;
-    bool           loaded; /* as many tokens as the case means to load */
-    bool           must_be_identical;
+    bool loaded; /* as many tokens as the case means to load */
+    bool must_be_identical;
 } verdict;
 
 static void show(const char *name, const verdict *v) {
@@ -52,7 +52,8 @@ static void show(const char *name, const verdict *v) {
     } else if (v->d.identical) {
         snprintf(text, sizeof text, "identical");
     } else {
-        snprintf(text, sizeof text, "%s%.0e%s", v->d.same_argmax ? "" : "OTHER ARGMAX ", v->d.nmse, ok ? "" : " FAILED");
+        snprintf(text, sizeof text, "%s%.0e%s", v->d.same_argmax ? "" : "OTHER ARGMAX ", v->d.nmse,
+                 ok ? "" : " FAILED");
     }
     printf(" %s %-11s", name, text);
     fflush(stdout);
@@ -64,8 +65,8 @@ static void show(const char *name, const verdict *v) {
     }
 }
 
-static verdict prefill_and_compare(lab *l, llama_seq_id seq, const llama_token *tokens, const float *oracle, size_t blocks,
-                                   bool must_be_identical) {
+static verdict prefill_and_compare(lab *l, llama_seq_id seq, const llama_token *tokens, const float *oracle,
+                                   size_t blocks, bool must_be_identical) {
     kvf_llama_report report;
     float *logits = lab_prefill(l, &report, seq, tokens, NUM);
     verdict v = {.d = lab_compare(oracle, logits, vocab_size()),
@@ -274,8 +275,9 @@ int main(int argc, char **argv) {
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_the_table)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    printf("check-exact: %u cases, %u bit-identical, the others same argmax and NMSE at most %.0e (<= 1e-3), %u failed\n", cells,
-           identical_cells, worst, failed_cells);
+    printf(
+        "check-exact: %u cases, %u bit-identical, the others same argmax and NMSE at most %.0e (<= 1e-3), %u failed\n",
+        cells, identical_cells, worst, failed_cells);
     const char *mode = getenv("KVFT_EXACT");
     return mode != NULL && strcmp(mode, "full") == 0 && cells == 0 ? 1 : failed; /* as a check, no cases are no proof */
 }

@@ -16,19 +16,19 @@
 
 #include <cmocka.h>
 
-#define NUM 1300u    /* 20 blocks of 64, a tail of 19 tokens, and the last one; states at 1024, 1280 and 1299 */
-#define SHARED 1100u /* of another prompt */
-#define GREEDY 8u
+#define NUM        1300u /* 20 blocks of 64, a tail of 19 tokens, and the last one; states at 1024, 1280 and 1299 */
+#define SHARED     1100u /* of another prompt */
+#define GREEDY     8u
 #define MODEL_PATH __FILE__
-#define MAX_FILES 64u
+#define MAX_FILES  64u
 #define MAX_FAULTS 8u
 
 typedef struct kind {
     const char *arch;
-    bool        hybrid;
-    bool        swa_full;
-    uint32_t    resumes; /* where a prompt that shares SHARED tokens goes on */
-    lab_meta    more[6];
+    bool hybrid;
+    bool swa_full;
+    uint32_t resumes; /* where a prompt that shares SHARED tokens goes on */
+    lab_meta more[6];
 } kind;
 
 static const kind kinds[] = {
@@ -63,11 +63,11 @@ static const char *self;
 /* ---- a model, its contexts, its prompts ---- */
 
 typedef struct site {
-    const kind         *kind;
+    const kind *kind;
     struct llama_model *model;
-    const char         *path;
-    llama_token        *tokens, *other;
-    char               *dir, url[200];
+    const char *path;
+    llama_token *tokens, *other;
+    char *dir, url[200];
 } site;
 
 static lab_config config_of(const kind *k) {
@@ -119,8 +119,8 @@ static void close_site(site *s) {
 }
 
 typedef struct answer {
-    float           *logits;
-    llama_token      greedy[GREEDY];
+    float *logits;
+    llama_token greedy[GREEDY];
     kvf_llama_report report;
 } answer;
 

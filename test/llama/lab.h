@@ -18,21 +18,21 @@
 
 typedef struct lab_config {
     enum ggml_type kv_type;
-    bool           flash;
-    uint32_t       n_ctx, n_seq;
-    bool           split; /* not unified */
-    bool           swa_full;
-    uint32_t       n_ubatch;
-    int            threads;
+    bool flash;
+    uint32_t n_ctx, n_seq;
+    bool split; /* not unified */
+    bool swa_full;
+    uint32_t n_ubatch;
+    int threads;
 } lab_config;
 
 typedef struct lab {
     struct llama_context_params params;
-    struct llama_context       *ctx;
-    kvf_store                  *store;
-    kvf_llama                  *kv;
-    kvf_status                  status; /* of the attach */
-    kvf_error                   err;
+    struct llama_context *ctx;
+    kvf_store *store;
+    kvf_llama *kv;
+    kvf_status status; /* of the attach */
+    kvf_error err;
 } lab;
 
 static inline void lab_quiet(enum ggml_log_level level, const char *text, void *ctx) {
@@ -63,8 +63,8 @@ static inline struct llama_context_params lab_params(const lab_config *c) {
 }
 
 /* url NULL: without a store. The last sequence is scratch. */
-static inline lab lab_open_with(struct llama_model *model, const lab_config *config, const char *url, const char *model_path,
-                                kvf_llama_progress_fn progress, void *progress_ctx) {
+static inline lab lab_open_with(struct llama_model *model, const lab_config *config, const char *url,
+                                const char *model_path, kvf_llama_progress_fn progress, void *progress_ctx) {
     lab l = {.params = lab_params(config)};
     l.ctx = llama_init_from_model(model, l.params);
     if (l.ctx == NULL) {
@@ -83,7 +83,8 @@ static inline lab lab_open_with(struct llama_model *model, const lab_config *con
     return l;
 }
 
-static inline lab lab_open(struct llama_model *model, const lab_config *config, const char *url, const char *model_path) {
+static inline lab lab_open(struct llama_model *model, const lab_config *config, const char *url,
+                           const char *model_path) {
     return lab_open_with(model, config, url, model_path, NULL, NULL);
 }
 
@@ -107,7 +108,8 @@ static inline size_t lab_vocab(const lab *l) {
 }
 
 /* The logits behind the prompt, in a copy. */
-static inline float *lab_prefill(lab *l, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens, size_t num) {
+static inline float *lab_prefill(lab *l, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                                 size_t num) {
     kvf_error err = {0};
     if (kvf_llama_prefill(l->kv, report, &err, seq, tokens, num) != KVF_OK) {
         fprintf(stderr, "prefill: %s\n", err.what);
@@ -120,7 +122,7 @@ static inline float *lab_prefill(lab *l, kvf_llama_report *report, llama_seq_id 
 }
 
 typedef struct lab_difference {
-    bool   identical, same_argmax;
+    bool identical, same_argmax;
     double nmse;
 } lab_difference;
 
@@ -212,11 +214,12 @@ static inline void lab_vocab_of(struct gguf_context *g) {
 
 typedef struct lab_meta {
     const char *name; /* behind the architecture's; NULL ends a list of them */
-    uint32_t    value;
+    uint32_t value;
 } lab_meta;
 
 /* All of a toy's metadata but its vocabulary. */
-static inline void lab_toy_meta(struct gguf_context *g, const char *arch, bool hybrid, const lab_size *size, const lab_meta *more) {
+static inline void lab_toy_meta(struct gguf_context *g, const char *arch, bool hybrid, const lab_size *size,
+                                const lab_meta *more) {
     char key[128];
     const uint32_t quarter = size->head / 4, sections[4] = {quarter, quarter, quarter, quarter};
     gguf_set_val_str(g, "general.architecture", arch);

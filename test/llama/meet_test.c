@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #define BLOCKS 5u
-#define NUM (BLOCKS * 64u + 20u) /* and a tail */
+#define NUM    (BLOCKS * 64u + 20u) /* and a tail */
 
 static struct llama_model *model;
 static kvft_server *server;
@@ -73,7 +73,8 @@ static void a_fast_store_is_loaded(void **state) {
 static void around_the_crossover_both(void **state) {
     (void)state;
     kvf_llama_report report = {0};
-    for (int tries = 0; tries < 4 && report.plan != KVF_LLAMA_PLAN_BOTH; tries++) { /* where it lies moves with what else the machine does */
+    for (int tries = 0; tries < 4 && report.plan != KVF_LLAMA_PLAN_BOTH;
+         tries++) { /* where it lies moves with what else the machine does */
         report = prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)crossover()}, 1);
     }
     assert_int_equal(report.plan, KVF_LLAMA_PLAN_BOTH);
@@ -107,12 +108,14 @@ static void a_flipped_bit(void **state) {
 
 static void garbage_in_the_stream(void **state) {
     (void)state;
-    prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .garbage_at = (int64_t)(block_bytes * 1.2)}, 0);
+    prefill_through(
+        &(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .garbage_at = (int64_t)(block_bytes * 1.2)}, 0);
 }
 
 static void small_pieces(void **state) {
     (void)state;
-    kvf_llama_report report = prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .slice_bytes = 9000, .latency_ms = 3}, 0);
+    kvf_llama_report report = prefill_through(
+        &(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .slice_bytes = 9000, .latency_ms = 3}, 0);
     assert_true(report.loaded_tokens > 0);
 }
 
@@ -125,9 +128,15 @@ static void and_all_is_well_again(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_fast_store_is_loaded), cmocka_unit_test(around_the_crossover_both), cmocka_unit_test(a_slow_store_is_left_alone),
-        cmocka_unit_test(a_stall_in_the_middle),  cmocka_unit_test(a_cut_in_the_middle),       cmocka_unit_test(garbage_in_the_stream),
-        cmocka_unit_test(small_pieces),           cmocka_unit_test(and_all_is_well_again),     cmocka_unit_test(a_flipped_bit), /* last: its block is removed */
+        cmocka_unit_test(a_fast_store_is_loaded),
+        cmocka_unit_test(around_the_crossover_both),
+        cmocka_unit_test(a_slow_store_is_left_alone),
+        cmocka_unit_test(a_stall_in_the_middle),
+        cmocka_unit_test(a_cut_in_the_middle),
+        cmocka_unit_test(garbage_in_the_stream),
+        cmocka_unit_test(small_pieces),
+        cmocka_unit_test(and_all_is_well_again),
+        cmocka_unit_test(a_flipped_bit), /* last: its block is removed */
     };
     model = lab_model();
     server = model != NULL ? kvft_server_start(NULL) : NULL;

@@ -10,14 +10,15 @@
 
 typedef struct toy {
     const char *arch;
-    bool        hybrid;
-    lab_meta    more[6];
+    bool hybrid;
+    lab_meta more[6];
 } toy;
 
 static const toy toys[] = {
     {"jamba", true, {{NULL, 0}}},
     {"lfm2", true, {{"attention.sliding_window", 0}, {NULL, 0}}},
-    {"qwen35", false,
+    {"qwen35",
+     false,
      {{"ssm.inner_size", 512}, {"ssm.state_size", 128}, {"ssm.time_step_rank", 4}, {"ssm.group_count", 4}, {NULL, 0}}},
     {"mamba", false, {{NULL, 0}}},
     {"gemma3", false, {{"attention.sliding_window", 512}, {NULL, 0}}},
@@ -92,7 +93,8 @@ int main(int argc, char **argv) {
     const char *source_path = getenv("KVF_MODEL");
     uint32_t layers = argc >= 4 ? (uint32_t)atoi(argv[3]) : 8;
     if (t == NULL || source_path == NULL || layers < 2 || layers > 64) {
-        fprintf(stderr, "usage: KVF_MODEL=MODEL.gguf kvf_toy_peer jamba|lfm2|qwen35|mamba|gemma3|llama PATH [LAYERS]\n");
+        fprintf(stderr,
+                "usage: KVF_MODEL=MODEL.gguf kvf_toy_peer jamba|lfm2|qwen35|mamba|gemma3|llama PATH [LAYERS]\n");
         return 2;
     }
     llama_log_set(lab_quiet, NULL);

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#define NUM 300u /* 4 blocks of 64, and 44 tokens behind the cut */
+#define NUM        300u /* 4 blocks of 64, and 44 tokens behind the cut */
 #define MODEL_PATH __FILE__
 
 static llama_token *toy_prompt(unsigned seed) {
@@ -40,9 +40,9 @@ static void decode(lab *l, llama_seq_id seq, const llama_token *tokens, llama_po
 
 typedef struct site {
     struct llama_model *model;
-    llama_token        *tokens, *others;
-    float              *clean;
-    lab                 l;
+    llama_token *tokens, *others;
+    float *clean;
+    lab l;
 } site;
 
 static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
@@ -207,8 +207,8 @@ static void test_no_room_to_load(void **state) {
 
 /* ---- contexts ---- */
 
-static kvf_status attach(struct llama_model *model, struct llama_context_params params, bool portable, uint8_t digest[32],
-                         kvf_error *err) {
+static kvf_status attach(struct llama_model *model, struct llama_context_params params, bool portable,
+                         uint8_t digest[32], kvf_error *err) {
     struct llama_context *ctx = llama_init_from_model(model, params);
     kvf_store *store = kvft_store("mem:");
     kvf_llama *kv = NULL;
@@ -243,8 +243,8 @@ static void test_attention_to_later_tokens_is_refused(void **state) {
 /* A model with two sets of rope factors takes those for long texts when the context is larger than what it was first trained for. */
 static void test_the_side_of_longrope_is_part_of_the_space(void **state) {
     (void)state;
-    struct llama_model *model = lab_toy_with(
-        "llama", false, 1, (lab_meta[]){{"rope.scaling.original_context_length", 512}, {NULL, 0}});
+    struct llama_model *model =
+        lab_toy_with("llama", false, 1, (lab_meta[]){{"rope.scaling.original_context_length", 512}, {NULL, 0}});
     struct llama_context_params params = lab_params(&config);
     uint8_t small[32], same[32], large[32];
     kvf_error err = {0};

@@ -12,14 +12,14 @@
 #define HOUR_S 3600L
 
 typedef struct issuer {
-    X509     *cert;
+    X509 *cert;
     EVP_PKEY *key;
 } issuer;
 
 typedef struct certs {
     kvft_certs base; /* the first member */
-    issuer     ca, other;
-    long       serial;
+    issuer ca, other;
+    long serial;
 } certs;
 
 static void must(bool good, const char *what) {

@@ -98,9 +98,19 @@ int kvft_cluster_first(int shard) {
 }
 
 static void start_node(kvft_cluster *c, int i) {
-    static const char *const args[] = {"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
-                                       "--cluster-require-full-coverage", "no", "--cluster-allow-reads-when-down", "yes",
-                                       "--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0", NULL};
+    static const char *const args[] = {"--cluster-enabled",
+                                       "yes",
+                                       "--cluster-node-timeout",
+                                       "1000",
+                                       "--cluster-require-full-coverage",
+                                       "no",
+                                       "--cluster-allow-reads-when-down",
+                                       "yes",
+                                       "--cluster-replica-validity-factor",
+                                       "0",
+                                       "--repl-diskless-sync-delay",
+                                       "0",
+                                       NULL};
     c->nodes[i] = kvft_server_start(args);
     char *id = bulk(c->nodes[i], "CLUSTER MYID");
     snprintf(c->ids[i], sizeof c->ids[i], "%.40s", id);
@@ -112,7 +122,8 @@ static void meet(kvft_cluster *c, int num) {
     int waited = 0;
     for (int i = 0; i < num; i++) {
         if (i < KVFT_SHARDS) {
-            snprintf(command, sizeof command, "CLUSTER ADDSLOTSRANGE %d %d", kvft_cluster_first(i), kvft_cluster_first(i + 1) - 1);
+            snprintf(command, sizeof command, "CLUSTER ADDSLOTSRANGE %d %d", kvft_cluster_first(i),
+                     kvft_cluster_first(i + 1) - 1);
             must_ok(c->nodes[i], command);
         }
         snprintf(command, sizeof command, "CLUSTER SET-CONFIG-EPOCH %d", i + 1);
@@ -123,8 +134,10 @@ static void meet(kvft_cluster *c, int num) {
         must_ok(c->nodes[0], command);
     }
     for (int i = 0; i < num;) {
-        bool ok = count(c->nodes[i], "CLUSTER NODES", "connected\n") + count(c->nodes[i], "CLUSTER NODES", "connected ") == num &&
-                  kvft_cluster_is_ok(c, i) && contains(c->nodes[i], "CLUSTER INFO", "cluster_slots_assigned:16384");
+        bool ok =
+            count(c->nodes[i], "CLUSTER NODES", "connected\n") + count(c->nodes[i], "CLUSTER NODES", "connected ") ==
+                num &&
+            kvft_cluster_is_ok(c, i) && contains(c->nodes[i], "CLUSTER INFO", "cluster_slots_assigned:16384");
         await(ok, &waited, "the Cluster does not form");
         i += ok;
     }
@@ -205,8 +218,9 @@ bool kvft_cluster_try_move(kvft_cluster *c, int slot, int src, int dst, const ch
     snprintf(importing, sizeof importing, "CLUSTER SETSLOT %d IMPORTING %s", slot, c->ids[src]);
     snprintf(migrating, sizeof migrating, "CLUSTER SETSLOT %d MIGRATING %s", slot, c->ids[dst]);
     snprintf(node, sizeof node, "CLUSTER SETSLOT %d NODE %s", slot, c->ids[dst]);
-    return says_ok(c->nodes[dst], importing, said) && says_ok(c->nodes[src], migrating, said) && move_keys(c, slot, src, dst, said) &&
-           says_ok(c->nodes[dst], node, said) && says_ok(c->nodes[src], node, said);
+    return says_ok(c->nodes[dst], importing, said) && says_ok(c->nodes[src], migrating, said) &&
+           move_keys(c, slot, src, dst, said) && says_ok(c->nodes[dst], node, said) &&
+           says_ok(c->nodes[src], node, said);
 }
 
 void kvft_cluster_move(kvft_cluster *c, int from, int to, int src, int dst) {

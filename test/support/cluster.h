@@ -17,8 +17,8 @@ void kvft_await_replicas(kvft_server *master);
 
 typedef struct kvft_cluster {
     kvft_server *nodes[2 * KVFT_SHARDS]; /* 0 to 2: the shards as they began; 3 to 5: their replicas, or NULL */
-    char         ids[2 * KVFT_SHARDS][41];
-    char         url[128];               /* redis+cluster://... */
+    char ids[2 * KVFT_SHARDS][41];
+    char url[128]; /* redis+cluster://... */
 } kvft_cluster;
 
 kvft_cluster *kvft_cluster_start(bool replicas);
@@ -33,9 +33,9 @@ bool kvft_cluster_try_move(kvft_cluster *, int slot, int src, int dst, const cha
 bool kvft_cluster_is_ok(kvft_cluster *, int node);
 
 typedef struct kvft_sentinels {
-    kvft_server *data[2];  /* at first the master, and its replica */
+    kvft_server *data[2]; /* at first the master, and its replica */
     kvft_server *watch[3];
-    char         url[160]; /* redis+sentinel://.../mymaster */
+    char url[160]; /* redis+sentinel://.../mymaster */
 } kvft_sentinels;
 
 kvft_sentinels *kvft_sentinels_start(void);

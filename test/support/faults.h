@@ -19,8 +19,10 @@ typedef enum kvft_fault_kind {
     KVFT_SHORT  /* readv, writev, preadv, pwritev transfer one byte only (not an error: it must work all the same) */
 } kvft_fault_kind;
 
-void kvft_faults_arm(kvft_fault_kind, uint64_t nth); /* installs the table; the nth call of that kind from now on fails, once */
-bool kvft_faults_disarm(void);                       /* the real table again; true when the fault was hit */
-uint64_t kvft_faults_live_allocs(void);              /* blocks of the library's memory that are not freed; counted while armed or after kvft_faults_watch */
-void kvft_faults_watch(void);                        /* installs the table without a fault */
+void kvft_faults_arm(kvft_fault_kind,
+                     uint64_t nth); /* installs the table; the nth call of that kind from now on fails, once */
+bool kvft_faults_disarm(void);      /* the real table again; true when the fault was hit */
+uint64_t kvft_faults_live_allocs(
+    void); /* blocks of the library's memory that are not freed; counted while armed or after kvft_faults_watch */
+void kvft_faults_watch(void); /* installs the table without a fault */
 #endif

@@ -42,13 +42,13 @@ static inline void kvft_golden_vector(const char *name, uint8_t out[32]) {
 /* The space, tokens and payload that the vectors are about. */
 #define KVFT_GOLDEN_FIELDS                                                                                             \
     {                                                                                                                  \
-        {"tenant", "acme \xc3\xa9"}, {"kv", "f16 LHTD"}, {"model", "sha256:0123"}, {                                  \
+        {"tenant", "acme \xc3\xa9"}, {"kv", "f16 LHTD"}, {"model", "sha256:0123"}, {                                   \
             "engine", "test 1"                                                                                         \
         }                                                                                                              \
     }
-#define KVFT_GOLDEN_SECRET "a tenant's secret"
+#define KVFT_GOLDEN_SECRET  "a tenant's secret"
 #define KVFT_GOLDEN_PAYLOAD 1000u
-#define KVFT_GOLDEN_STORED 1700000000
+#define KVFT_GOLDEN_STORED  1700000000
 
 static inline void kvft_golden_tokens(uint32_t out[40]) {
     for (uint32_t i = 0; i < 40; i++) {

@@ -14,19 +14,19 @@ kvf_space *kvft_space(kvf_store *, const char *model, uint32_t block_tokens);
 
 /* A prompt of `num_blocks` blocks and the memory of their payloads; everything follows from the seed. */
 typedef struct kvft_prompt {
-    uint32_t      block_tokens;
-    size_t        num_blocks, payload_bytes;
-    uint32_t     *tokens;
-    kvf_key      *keys;
-    uint8_t      *memory; /* num_blocks * payload_bytes */
+    uint32_t block_tokens;
+    size_t num_blocks, payload_bytes;
+    uint32_t *tokens;
+    kvf_key *keys;
+    uint8_t *memory; /* num_blocks * payload_bytes */
     struct iovec *iov;
-    kvf_block    *blocks;
+    kvf_block *blocks;
 } kvft_prompt;
 
 kvft_prompt *kvft_prompt_new(kvf_space *, uint64_t seed, size_t num_blocks, size_t payload_bytes);
 void kvft_prompt_free(kvft_prompt *);
-void kvft_prompt_fill(kvft_prompt *, uint64_t seed);   /* writes the bytes that the seed decides */
-void kvft_prompt_poison(kvft_prompt *);                /* overwrites them, before a load */
+void kvft_prompt_fill(kvft_prompt *, uint64_t seed); /* writes the bytes that the seed decides */
+void kvft_prompt_poison(kvft_prompt *);              /* overwrites them, before a load */
 /* How many of the first `run` blocks do not hold the seed's bytes. */
 size_t kvft_prompt_wrong(const kvft_prompt *, uint64_t seed, size_t run);
 
@@ -36,8 +36,8 @@ void kvft_nap_ms(long ms);
 uint64_t kvft_random(uint64_t *state); /* splitmix64 */
 void kvft_bytes(uint8_t *out, size_t len, uint64_t seed);
 
-char *kvft_temp_dir(void);             /* a new folder, to be freed by kvft_remove_dir */
-void kvft_remove_dir(char *dir);       /* with all that is in it */
+char *kvft_temp_dir(void);       /* a new folder, to be freed by kvft_remove_dir */
+void kvft_remove_dir(char *dir); /* with all that is in it */
 
 /* Saves the prompt and waits; aborts when not all blocks were written. */
 void kvft_save_all(kvf_space *, kvf_store *, kvft_prompt *);

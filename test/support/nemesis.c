@@ -66,11 +66,11 @@ static long long used_memory(kvft_server *server) {
 /* ---- what befalls a server that is a master; `ms`: how long, about. false: it can't be done here and now. */
 
 typedef struct victim {
-    kvft_world  *world;
+    kvft_world *world;
     kvft_server *server;
-    int          number; /* among world->data */
-    long         ms;
-    uint64_t    *random;
+    int number; /* among world->data */
+    long ms;
+    uint64_t *random;
 } victim;
 
 static bool kill_9(victim *v) {
@@ -144,7 +144,8 @@ static bool debug_sleep(victim *v) {
 }
 
 static bool acl_change(victim *v) {
-    static const char *const rules[] = {"-get", "-set", "-getrange", "-client|setname", "resetkeys", "-hset -hget -hmget"};
+    static const char *const rules[] = {
+        "-get", "-set", "-getrange", "-client|setname", "resetkeys", "-hset -hget -hmget"};
     bool done = say(v->server, "ACL SETUSER default %s", rules[kvft_random(v->random) % 6])[0] == '+';
     kvft_nap_ms(v->ms);
     must(v->server, "ACL SETUSER default on nopass +@all ~* &*");
@@ -171,7 +172,8 @@ static bool snapshot_fails(victim *v) {
         return false;
     }
     must(v->server, "CONFIG SET save \"3600 1\"");
-    for (int waited = 0; !info_has(v->server, "persistence", "rdb_last_bgsave_status:err") && waited < PATIENCE_MS; waited += 20) {
+    for (int waited = 0; !info_has(v->server, "persistence", "rdb_last_bgsave_status:err") && waited < PATIENCE_MS;
+         waited += 20) {
         (void)say(v->server, "BGSAVE");
         kvft_nap_ms(20);
     }
@@ -317,13 +319,13 @@ static int64_t position(victim *v) {
     return 1 + (int64_t)(kvft_random(v->random) % span);
 }
 
-#define WIRE(name, ...)                                                        \
-    static bool name(victim *v) {                                              \
-        uint64_t r = kvft_random(v->random);                                   \
-        int64_t at = position(v);                                              \
-        (void)r;                                                               \
-        (void)at;                                                              \
-        return on_the_wire(v, &(kvft_plan){.seed = r, __VA_ARGS__});           \
+#define WIRE(name, ...)                                                                                                \
+    static bool name(victim *v) {                                                                                      \
+        uint64_t r = kvft_random(v->random);                                                                           \
+        int64_t at = position(v);                                                                                      \
+        (void)r;                                                                                                       \
+        (void)at;                                                                                                      \
+        return on_the_wire(v, &(kvft_plan){.seed = r, __VA_ARGS__});                                                   \
     }
 WIRE(wire_latency, .latency_ms = (uint32_t)(r % 150))
 WIRE(wire_bandwidth, .bytes_per_s = 50000 + r % 3000000)
@@ -339,11 +341,16 @@ WIRE(wire_swap, .swap = true)
 
 /* ---- all of them ---- */
 
-enum { ONE = 1 << KVFT_SINGLE, WATCHED = 1 << KVFT_SENTINEL, SHARDED = 1 << KVFT_CLUSTER, ALL = ONE | WATCHED | SHARDED };
+enum {
+    ONE = 1 << KVFT_SINGLE,
+    WATCHED = 1 << KVFT_SENTINEL,
+    SHARDED = 1 << KVFT_CLUSTER,
+    ALL = ONE | WATCHED | SHARDED
+};
 
 static const struct {
     const char *name;
-    unsigned    where;
+    unsigned where;
     bool (*run)(victim *);
 } NEMESES[] = {
     {"kill -9", ALL, kill_9},
@@ -436,7 +443,8 @@ static void set_up_cluster(kvft_world *w) {
     for (int i = 0; i < KVFT_SHARDS; i++) {
         w->proxies[i] = kvft_proxy_start(w->data[i]->socket);
     }
-    snprintf(w->url, sizeof w->url, "redis+cluster://127.0.0.1:%d,127.0.0.1:%d", tcp_port(w->proxies[0]), tcp_port(w->proxies[1]));
+    snprintf(w->url, sizeof w->url, "redis+cluster://127.0.0.1:%d,127.0.0.1:%d", tcp_port(w->proxies[0]),
+             tcp_port(w->proxies[1]));
 }
 
 static void set_up_sentinels(kvft_world *w) {
@@ -543,13 +551,16 @@ static bool is_whole_set(kvft_world *w) {
 void kvft_world_heal(kvft_world *w) {
     announce(w);
     for (int waited = 0;; waited += 20) {
-        bool whole = w->kind == KVFT_CLUSTER ? is_whole_cluster(w) : w->kind == KVFT_SENTINEL ? is_whole_set(w) : is_master(w->data[0]);
+        bool whole = w->kind == KVFT_CLUSTER    ? is_whole_cluster(w)
+                     : w->kind == KVFT_SENTINEL ? is_whole_set(w)
+                                                : is_master(w->data[0]);
         if (whole) {
             return;
         }
         if (waited > PATIENCE_MS) {
             for (int i = 0; i < w->num_data; i++) {
-                char *said = kvft_server_ask(w->data[i], w->kind == KVFT_CLUSTER ? "CLUSTER NODES" : "INFO replication");
+                char *said =
+                    kvft_server_ask(w->data[i], w->kind == KVFT_CLUSTER ? "CLUSTER NODES" : "INFO replication");
                 fprintf(stderr, "%s\n%s\n", w->data[i]->dir, said);
                 free(said);
             }

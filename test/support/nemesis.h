@@ -12,13 +12,14 @@ typedef enum kvft_world_kind { KVFT_SINGLE, KVFT_SENTINEL, KVFT_CLUSTER, KVFT_NU
 
 typedef struct kvft_world {
     kvft_world_kind kind;
-    kvft_server    *data[2 * KVFT_SHARDS]; /* the servers that hold data: 1, 2 or 6 */
-    int             num_data;
-    kvft_cluster   *cluster;
+    kvft_server *data[2 * KVFT_SHARDS]; /* the servers that hold data: 1, 2 or 6 */
+    int num_data;
+    kvft_cluster *cluster;
     kvft_sentinels *sentinels;
-    kvft_proxy     *proxies[KVFT_SHARDS];  /* single: before the server; Sentinel: before a sentinel; Cluster: before the first master of each shard */
-    int             num_proxies;
-    char            url[256];              /* by the proxies */
+    kvft_proxy *proxies
+        [KVFT_SHARDS]; /* single: before the server; Sentinel: before a sentinel; Cluster: before the first master of each shard */
+    int num_proxies;
+    char url[256]; /* by the proxies */
 } kvft_world;
 
 kvft_world *kvft_world_start(kvft_world_kind); /* NULL when no server is installed */

@@ -18,34 +18,34 @@
 
 #include "support/kit.h"
 
-#define MAX_LINKS 64
-#define BUFFER 65536
+#define MAX_LINKS  64
+#define BUFFER     65536
 #define MAX_LATE_S 0.02
 
 /* One connection: client <-> server, and the reply bytes that wait to be let through. */
 typedef struct link {
-    int      client, server; /* -1 = free */
-    bool     is_tcp;
-    uint8_t  held[BUFFER];
-    size_t   num_held, at_held;
-    double   not_before;     /* when the next piece may go */
-    int64_t  position;       /* reply bytes so far */
+    int client, server; /* -1 = free */
+    bool is_tcp;
+    uint8_t held[BUFFER];
+    size_t num_held, at_held;
+    double not_before; /* when the next piece may go */
+    int64_t position;  /* reply bytes so far */
     uint64_t random;
-    bool     bit_flipped, garbage_done;
+    bool bit_flipped, garbage_done;
 } link_t;
 
 struct kvft_proxy {
-    char             target[108], path[108], dir[64], unix_url[160], tcp_url[64];
-    int              unix_fd, tcp_fd, wake[2];
-    pthread_t        thread;
-    pthread_mutex_t  lock;
-    kvft_plan        plan;
-    const link_t    *stalled; /* with stall_one: the one */
-    bool             stop, cut, renew;
+    char target[108], path[108], dir[64], unix_url[160], tcp_url[64];
+    int unix_fd, tcp_fd, wake[2];
+    pthread_t thread;
+    pthread_mutex_t lock;
+    kvft_plan plan;
+    const link_t *stalled; /* with stall_one: the one */
+    bool stop, cut, renew;
     kvft_proxy_stats stats;
-    double           free_at;  /* when the cable has carried what was sent */
-    link_t           links[MAX_LINKS];
-    uint8_t          request[BUFFER]; /* on its way to a server */
+    double free_at; /* when the cable has carried what was sent */
+    link_t links[MAX_LINKS];
+    uint8_t request[BUFFER]; /* on its way to a server */
 };
 
 static double now(void) {
@@ -121,7 +121,8 @@ static void welcome(kvft_proxy *proxy, int listener, bool is_tcp) {
             if (server < 0) {
                 break;
             }
-            *link = (link_t){.client = client, .server = server, .is_tcp = is_tcp, .random = proxy->plan.seed ^ (uint64_t)i};
+            *link = (link_t){
+                .client = client, .server = server, .is_tcp = is_tcp, .random = proxy->plan.seed ^ (uint64_t)i};
             if (is_tcp) {
                 int one = 1;
                 setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -216,7 +217,8 @@ static size_t piece_of(kvft_proxy *proxy, link_t *link) {
         size = size < slice ? size : slice;
     }
     if (plan->bytes_per_s > 0) {
-        size_t share = plan->bytes_per_s / 50 + 1; /* what passes in 20 ms: fewer, larger pieces cost the machine less */
+        size_t share =
+            plan->bytes_per_s / 50 + 1; /* what passes in 20 ms: fewer, larger pieces cost the machine less */
         size = size < share ? size : share;
     }
     if (plan->cut_after > 0 && link->position < plan->cut_after) {
@@ -249,7 +251,8 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
     if (plan->bytes_per_s > 0) {
         /* Who wakes up late makes up for it, so that the rate holds on the whole. */
         double earliest = now() - MAX_LATE_S;
-        proxy->free_at = (proxy->free_at > earliest ? proxy->free_at : earliest) + (double)n / (double)plan->bytes_per_s;
+        proxy->free_at =
+            (proxy->free_at > earliest ? proxy->free_at : earliest) + (double)n / (double)plan->bytes_per_s;
     }
 }
 

@@ -21,12 +21,12 @@
 #include "resp/decode.h"
 
 #define DIFF_PLACE 4096u
-#define DIFF_DEEP 7 /* levels that any hiredis takes */
+#define DIFF_DEEP  7 /* levels that any hiredis takes */
 
 typedef struct diff_text {
-    char  *text;
+    char *text;
     size_t len, cap;
-    bool   bad; /* the decoder refused what came next */
+    bool bad; /* the decoder refused what came next */
 } diff_text;
 
 static inline void diff_add(diff_text *t, const void *bytes, size_t len) {
@@ -84,8 +84,11 @@ static inline void diff_forget(void *object) {
 
 /* `piece`: fed in pieces of so many bytes. */
 static inline diff_text diff_hiredis(const char *bytes, size_t len, size_t piece) {
-    static redisReplyObjectFunctions functions = {.createString = diff_string, .createArray = diff_array,
-                                                  .createInteger = diff_integer, .createNil = diff_nil, .freeObject = diff_forget};
+    static redisReplyObjectFunctions functions = {.createString = diff_string,
+                                                  .createArray = diff_array,
+                                                  .createInteger = diff_integer,
+                                                  .createNil = diff_nil,
+                                                  .freeObject = diff_forget};
     diff_text t = {0};
     redisReader *reader = redisReaderCreateWithFunctions(&functions);
     if (reader == NULL) {
@@ -137,7 +140,10 @@ static inline diff_text diff_ours(const char *bytes, size_t len, size_t piece, s
             bool text = reply.kind == KVFI_RESP_STATUS || reply.kind == KVFI_RESP_ERROR;
             bool body_there = reply.kind == KVFI_RESP_BULK;
             size_t size = text ? reply.len : body_there ? (size_t)reply.num : 0;
-            diff_note(&t, kinds[reply.kind], text ? (long long)size : reply.kind == KVFI_RESP_NIL ? 0 : (long long)reply.num,
+            diff_note(&t, kinds[reply.kind],
+                      text                          ? (long long)size
+                      : reply.kind == KVFI_RESP_NIL ? 0
+                                                    : (long long)reply.num,
                       reply.text != NULL ? reply.text : body, size);
             if (reply.last) {
                 diff_add(&t, ".", 1);

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_ARGS 64
+#define MAX_ARGS  64
+#define ACL_LOGIN "kvferry:live@"
 
 static bool with_acl;
 
@@ -184,22 +186,48 @@ char *kvft_server_ask(kvft_server *server, const char *command) {
 /* ---- starting and ending ---- */
 
 static bool is_free(int port) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     bool yes = fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
     close(fd);
     return yes;
 }
 
-/* A port that was free a moment ago, and so was the one of its Cluster bus, 10000 above. */
-static int free_port(void) {
-    static int next;
-    if (next == 0) {
-        next = 10000 + (int)(((unsigned)getpid() * 7919u + (unsigned)time(NULL) * 104729u) % 11000);
+/* The tests of one run go side by side, so each process has a block of ports that no other one tries. It is claimed by a
+ * name among the abstract sockets, which the kernel drops when the process ends, however it ends. The blocks lie in
+ * 10000 to 19999, so that no port is the Cluster bus of another one, 10000 above, and none is given out by connect(). */
+#define FIRST_PORT  10000
+#define BLOCK_PORTS 50
+#define NUM_BLOCKS  200
+
+static int claim_block(void) {
+    unsigned first = (unsigned)getpid() * 7919u;
+    for (unsigned i = 0; i < NUM_BLOCKS; i++) {
+        unsigned block = (first + i) % NUM_BLOCKS;
+        struct sockaddr_un name = {.sun_family = AF_UNIX};
+        int len = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "kvferry-test-ports-%u", block);
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* open as long as the process */
+        if (fd >= 0 && bind(fd, (struct sockaddr *)&name,
+                            (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) + (socklen_t)len) == 0) {
+            return FIRST_PORT + (int)block * BLOCK_PORTS;
+        }
+        close(fd);
     }
-    for (int tries = 0; tries < 11000; tries++) {
-        int port = next++;
-        next = next >= 21000 ? 10000 : next;
+    die("all blocks of ports are taken: do other tests of kvferry hang?");
+    return 0;
+}
+
+/* A port of this process's block that was free a moment ago, and so was the one of its Cluster bus. */
+static int free_port(void) {
+    static int first, used;
+    static pid_t owner;
+    if (owner != getpid()) { /* a child shares no block with its parent */
+        owner = getpid();
+        first = claim_block();
+    }
+    for (int tries = 0; tries < BLOCK_PORTS; tries++) {
+        int port = first + used++ % BLOCK_PORTS;
         if (is_free(port) && is_free(port + 10000)) {
             return port;
         }
@@ -214,10 +242,28 @@ static void run_server(const kvft_server *server) {
     int n = 0;
     snprintf(port, sizeof port, "%d", server->port);
     snprintf(log, sizeof log, "%s/log", server->dir);
-    const char *const own[] = {binary(), "--port", port, "--unixsocket", server->socket, "--dir", server->dir, "--logfile", log,
-                               "--bind", "127.0.0.1", "-::1", /* so far for sentinels too */
-                               "--save", "", "--appendonly", "no", "--enable-debug-command", "local", "--daemonize", "no",
-                               "--maxmemory-policy", "allkeys-lru"};
+    const char *const own[] = {binary(),
+                               "--port",
+                               port,
+                               "--unixsocket",
+                               server->socket,
+                               "--dir",
+                               server->dir,
+                               "--logfile",
+                               log,
+                               "--bind",
+                               "127.0.0.1",
+                               "-::1", /* so far for sentinels too */
+                               "--save",
+                               "",
+                               "--appendonly",
+                               "no",
+                               "--enable-debug-command",
+                               "local",
+                               "--daemonize",
+                               "no",
+                               "--maxmemory-policy",
+                               "allkeys-lru"};
     char file[192];
     snprintf(file, sizeof file, "%s/conf", server->dir);
     argv[n++] = own[0];
@@ -227,9 +273,22 @@ static void run_server(const kvft_server *server) {
     for (size_t i = 1; i < (server->conf ? 12 : sizeof own / sizeof *own); i++) {
         argv[n++] = own[i];
     }
-    const char *const tls[] = {"--port", "0", "--tls-port", port, "--tls-cert-file", server->cert, "--tls-key-file", server->cert,
-                               "--tls-ca-cert-file", server->ca, "--tls-auth-clients", "no", "--tls-replication", "yes",
-                               "--tls-cluster", "yes"};
+    const char *const tls[] = {"--port",
+                               "0",
+                               "--tls-port",
+                               port,
+                               "--tls-cert-file",
+                               server->cert,
+                               "--tls-key-file",
+                               server->cert,
+                               "--tls-ca-cert-file",
+                               server->ca,
+                               "--tls-auth-clients",
+                               "no",
+                               "--tls-replication",
+                               "yes",
+                               "--tls-cluster",
+                               "yes"};
     size_t num_tls = server->cert[0] == '\0' ? 0 : sizeof tls / sizeof *tls - (server->conf ? 2 : 0);
     for (size_t i = 0; i < num_tls; i++) {
         argv[n++] = tls[i];
@@ -258,7 +317,25 @@ static bool answers(const kvft_server *server) {
     return line[0] == '+' || strncmp(line, "-NOAUTH", 7) == 0;
 }
 
-static void spawn(kvft_server *server) {
+/* The server's log on stderr; whether it says that somebody else has its port. */
+static bool show_log(const kvft_server *server) {
+    char line[512];
+    bool taken = false;
+    snprintf(line, sizeof line, "%s/log", server->dir);
+    FILE *log = fopen(line, "r");
+    fprintf(stderr, "%s did not come up; its log:\n", binary());
+    while (log != NULL && fgets(line, sizeof line, log) != NULL) {
+        taken |= strstr(line, "in use") != NULL;
+        fputs(line, stderr);
+    }
+    if (log != NULL) {
+        fclose(log);
+    }
+    return taken;
+}
+
+/* False when the server ended at once. */
+static bool try_spawn(kvft_server *server) {
     unlink(server->socket);
     server->pid = fork();
     if (server->pid < 0) {
@@ -268,11 +345,32 @@ static void spawn(kvft_server *server) {
         run_server(server);
     }
     for (int waited = 0; !answers(server); waited += 5) {
-        if (waited > START_MS || waitpid(server->pid, NULL, WNOHANG) != 0) {
-            fprintf(stderr, "see %s/log\n", server->dir);
-            die("it did not come up");
+        if (waitpid(server->pid, NULL, WNOHANG) != 0) {
+            server->pid = 0;
+            return false;
+        }
+        if (waited > START_MS) {
+            show_log(server);
+            die("it does not answer");
         }
         sleep_ms(5);
+    }
+    return true;
+}
+
+static void set_port(kvft_server *server) {
+    server->port = free_port();
+    snprintf(server->tcp_url, sizeof server->tcp_url, "redis%s://%s127.0.0.1:%d", server->cert[0] != '\0' ? "s" : "",
+             server->acl ? ACL_LOGIN : "", server->port);
+}
+
+/* `fresh`: nobody knows its port yet, so it may have another one where a foreign program was quicker. */
+static void spawn(kvft_server *server, bool fresh) {
+    for (int tries = 1; !try_spawn(server); tries++) {
+        if (!show_log(server) || !fresh || tries == 5) {
+            die("it did not come up");
+        }
+        set_port(server);
     }
     if (server->acl) {
         char line[256];
@@ -298,13 +396,9 @@ static kvft_server *start(const char *const *args, bool conf, const char *clock)
     }
     server->args = args;
     server->clock = clock;
-    server->port = free_port();
     snprintf(server->socket, sizeof server->socket, "%.100s/sock", server->dir);
     server->acl = with_acl;
-    const char *user = with_acl ? "kvferry:live@" : "";
-    snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s%s", user, server->socket);
-    snprintf(server->tcp_url, sizeof server->tcp_url, "redis%s://%s127.0.0.1:%d", tls_certs != NULL ? "s" : "", user,
-             server->port);
+    snprintf(server->unix_url, sizeof server->unix_url, "redis+unix://%s%s", with_acl ? ACL_LOGIN : "", server->socket);
     snprintf(server->cert, sizeof server->cert, "%s", tls_cert);
     snprintf(server->ca, sizeof server->ca, "%s", tls_certs != NULL ? tls_certs->ca : "");
     server->conf = conf;
@@ -313,7 +407,8 @@ static kvft_server *start(const char *const *args, bool conf, const char *clock)
         snprintf(file, sizeof file, "%s/conf", server->dir);
         close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     }
-    spawn(server);
+    set_port(server);
+    spawn(server, true);
     return server;
 }
 
@@ -351,7 +446,7 @@ void kvft_server_kill(kvft_server *server) {
 
 void kvft_server_restart(kvft_server *server) {
     reap(server);
-    spawn(server);
+    spawn(server, false);
 }
 
 void kvft_server_stop(kvft_server *server) {

@@ -13,17 +13,17 @@
 
 typedef struct kvft_server {
     pid_t pid;
-    int   port;
-    char  dir[128];      /* everything of it lies here */
-    char  socket[160];   /* path of the unix socket */
-    char  unix_url[192]; /* redis+unix://... */
-    char  tcp_url[96];   /* redis://127.0.0.1:port, or rediss:// */
+    int port;
+    char dir[128];      /* everything of it lies here */
+    char socket[160];   /* path of the unix socket */
+    char unix_url[192]; /* redis+unix://... */
+    char tcp_url[96];   /* redis://127.0.0.1:port, or rediss:// */
     const char *const *args;
-    char  cert[128];     /* it speaks TLS on its port, and shows that certificate; "" = in plain */
-    char  ca[96];        /* and that CA's are those of clients */
-    bool  acl;           /* its URLs are those of a user with the rights of docs/redis.conf and no more */
-    bool  conf;          /* it is started on a file of its own, which it may rewrite (a sentinel) */
-    const char *clock;   /* the file by which its time runs ahead (clock_shim.c), or NULL */
+    char cert[128];    /* it speaks TLS on its port, and shows that certificate; "" = in plain */
+    char ca[96];       /* and that CA's are those of clients */
+    bool acl;          /* its URLs are those of a user with the rights of docs/redis.conf and no more */
+    bool conf;         /* it is started on a file of its own, which it may rewrite (a sentinel) */
+    const char *clock; /* the file by which its time runs ahead (clock_shim.c), or NULL */
 } kvft_server;
 
 /* `args`: more arguments, NULL-terminated, or NULL. Waits until it answers PING (or NOAUTH). */
@@ -37,15 +37,15 @@ kvft_server *kvft_server_start_clocked(const char *const *args, const char *cloc
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
 /* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives him. kvft_server_say
  * is still everybody. */
-#define KVFT_ACL_RULES                                                                                     \
-    "resetkeys ~kvf1:* ~other:* -@all +ping +select +client|setname +get +getrange +set +pexpire +unlink " \
-    "+info +config|get +scan +strlen +pttl +cluster|slots +asking +role "                                  \
+#define KVFT_ACL_RULES                                                                                                 \
+    "resetkeys ~kvf1:* ~other:* -@all +ping +select +client|setname +get +getrange +set +pexpire +unlink "             \
+    "+info +config|get +scan +strlen +pttl +cluster|slots +asking +role "                                              \
     "(~* +hset +hget +hstrlen +hexists +type +expire +pexpire +persist +rename +unlink +pttl)"
 void kvft_server_use_acl(bool);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
-void kvft_server_kill(kvft_server *);    /* kill -9 and reap; the folder stays */
-void kvft_server_restart(kvft_server *); /* same folder, socket and port; after a kill */
-void kvft_server_stop(kvft_server *);    /* ends it, removes the folder, frees */
+void kvft_server_kill(kvft_server *);            /* kill -9 and reap; the folder stays */
+void kvft_server_restart(kvft_server *);         /* same folder, socket and port; after a kill */
+void kvft_server_stop(kvft_server *);            /* ends it, removes the folder, frees */
 /* One command, split at blanks, by a plain blocking socket; returns the first line of the reply (static buffer). For CONFIG SET and such. */
 const char *kvft_server_say(kvft_server *, const char *command);
 /* The strings of the reply, without their lengths: those of an array each with a newline behind it. To be freed. */

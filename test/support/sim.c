@@ -13,44 +13,44 @@
 #include "redis/slots.h"
 #include "support/kit.h"
 
-#define FIRST_FD 100000
-#define MAX_LINKS 64
-#define MAX_ARGS 8
+#define FIRST_FD   100000
+#define MAX_LINKS  64
+#define MAX_ARGS   8
 #define NO_COMMAND SIZE_MAX
-#define NODES 3
+#define NODES      3
 #define FIRST_PORT 7000
 
 typedef struct text {
-    char  *data;
+    char *data;
     size_t len, cap;
 } text;
 
 typedef struct record {
-    char  *key;
-    text   value;
+    char *key;
+    text value;
     struct record *next;
 } record;
 
 typedef struct link {
-    bool    used, hangs, asking;
-    int     node;       /* -1: not connected */
-    text    in, out;    /* to the server, and from it */
-    size_t  taken;      /* of out */
-    int64_t ready_us;   /* when the rest of out has arrived */
+    bool used, hangs, asking;
+    int node;                          /* -1: not connected */
+    text in, out;                      /* to the server, and from it */
+    size_t taken;                      /* of out */
+    int64_t ready_us;                  /* when the rest of out has arrived */
     int64_t cut_at, stall_at, flip_at; /* of the bytes from the server; -1 = never */
     int64_t position;
 } link_t;
 
 static struct world {
-    uint64_t      random;
-    bool          cluster;
-    int64_t       now_us;
+    uint64_t random;
+    bool cluster;
+    int64_t now_us;
     kvft_sim_plan plan;
-    record       *records; /* of a Cluster: all nodes' */
-    int           owner[NODES];  /* of each third of the slots */
-    int           target[NODES]; /* where a third is moving to, key by key; -1 = nowhere */
-    link_t        links[MAX_LINKS];
-    uint64_t      blocks; /* of memory that the library holds */
+    record *records;   /* of a Cluster: all nodes' */
+    int owner[NODES];  /* of each third of the slots */
+    int target[NODES]; /* where a third is moving to, key by key; -1 = nowhere */
+    link_t links[MAX_LINKS];
+    uint64_t blocks; /* of memory that the library holds */
 } w;
 static kvft_sim_stats stats;
 
@@ -126,7 +126,7 @@ static void put(const char *key, const char *value, size_t len) {
 
 typedef struct command {
     size_t num;
-    char  *args[MAX_ARGS];
+    char *args[MAX_ARGS];
     size_t lens[MAX_ARGS];
 } command;
 
@@ -172,8 +172,10 @@ static int third_of(const char *key) {
 static void say_slots(text *out) {
     add_format(out, "*%d\r\n", NODES);
     for (int i = 0; i < NODES; i++) {
-        int first = (i * (int)KVFI_NUM_SLOTS + NODES - 1) / NODES, next = ((i + 1) * (int)KVFI_NUM_SLOTS + NODES - 1) / NODES;
-        add_format(out, "*3\r\n:%d\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n", first, next - 1, FIRST_PORT + w.owner[i]);
+        int first = (i * (int)KVFI_NUM_SLOTS + NODES - 1) / NODES,
+            next = ((i + 1) * (int)KVFI_NUM_SLOTS + NODES - 1) / NODES;
+        add_format(out, "*3\r\n:%d\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n", first, next - 1,
+                   FIRST_PORT + w.owner[i]);
     }
 }
 
@@ -206,9 +208,15 @@ static bool redirect(link_t *l, const char *key) {
 }
 
 static bool say_error(link_t *l) {
-    static const char *const errors[] = {"OOM command not allowed when used memory > 'maxmemory'.", "LOADING Redis is loading", "TRYAGAIN",
-                                         "CLUSTERDOWN The cluster is down", "READONLY You can't write against a read only replica.",
-                                         "MISCONF Redis is configured to save RDB snapshots", "ERR something", "NOPERM no", "BUSY Redis is busy"};
+    static const char *const errors[] = {"OOM command not allowed when used memory > 'maxmemory'.",
+                                         "LOADING Redis is loading",
+                                         "TRYAGAIN",
+                                         "CLUSTERDOWN The cluster is down",
+                                         "READONLY You can't write against a read only replica.",
+                                         "MISCONF Redis is configured to save RDB snapshots",
+                                         "ERR something",
+                                         "NOPERM no",
+                                         "BUSY Redis is busy"};
     if (!chance(w.plan.error)) {
         return false;
     }

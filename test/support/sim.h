@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KVFT_SIM_URL "redis://127.0.0.1:7000"
+#define KVFT_SIM_URL         "redis://127.0.0.1:7000"
 #define KVFT_SIM_CLUSTER_URL "redis+cluster://127.0.0.1:7000,127.0.0.1:7001"
 
 /* How probable each thing is, in 1/65536: of a connection, a reply, a command, a read or a write. */
@@ -18,8 +18,8 @@ typedef struct kvft_sim_plan {
     uint32_t cut, stall, flip;     /* a connection: somewhere in the bytes that it brings */
     uint32_t slow;                 /* a reply: up to half a second */
     uint32_t error, other, vanish; /* a command: an error reply; another key's value; its key is gone before */
-    uint32_t redirect;             /* a command in a Cluster: its third of the slots has moved just then, or is moving (ASK) */
-    bool     slices;               /* reads and writes take a few bytes only */
+    uint32_t redirect; /* a command in a Cluster: its third of the slots has moved just then, or is moving (ASK) */
+    bool slices;       /* reads and writes take a few bytes only */
 } kvft_sim_plan;
 
 void kvft_sim_begin(uint64_t seed, bool cluster); /* installs the table; all is well */

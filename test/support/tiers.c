@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "redis/key.h"
 #include "support/tiers.h"
+#include "redis/key.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +71,8 @@ void kvft_value_cleanup(kvft_value *v) {
 }
 
 void kvft_value_seal(kvft_value *v, int64_t stored_s) {
-    kvfi_record_seal(v->bytes, v->iov[5].iov_base, &v->item.addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 2, 0, stored_s);
+    kvfi_record_seal(v->bytes, v->iov[5].iov_base, &v->item.addr, &v->block, v->iov + 1, KVFT_VALUE_IOVS - 2, 0,
+                     stored_s);
 }
 
 kvf_reason kvft_value_check(kvfi_item *item) {

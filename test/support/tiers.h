@@ -12,7 +12,8 @@ kvfi_tier *kvft_tier(const char *url); /* opens or aborts with the message */
 /* A whole record in one piece, cut by iovecs; its bytes, address and tokens follow from the seed. The payload begins at
  * a multiple of 64, as an engine's would. */
 enum { KVFT_VALUE_TOKENS = 4, KVFT_VALUE_IOVS = 6 };
-#define KVFT_VALUE_EXTRA (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + KVFI_SUM_BYTES) /* a value is so much longer than its payload */
+#define KVFT_VALUE_EXTRA                                                                                               \
+    (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + KVFI_SUM_BYTES) /* a value is so much longer than its payload */
 typedef struct kvft_value {
     kvfi_item item;
     struct iovec iov[KVFT_VALUE_IOVS];
@@ -27,7 +28,8 @@ void kvft_value_seal(kvft_value *, int64_t stored_s);
 kvf_reason kvft_value_check(kvfi_item *); /* for a feed of items of values */
 void kvft_value_cleanup(kvft_value *);
 void kvft_addr(kvfi_addr *out, uint64_t seed); /* one space for 1000 seeds */
-const char *kvft_redis_key(uint64_t seed, uint64_t part); /* of it in Redis, with the usual prefix; until the next call */
+const char *kvft_redis_key(uint64_t seed,
+                           uint64_t part); /* of it in Redis, with the usual prefix; until the next call */
 
 /* One value through the tier. */
 kvf_reason kvft_put(kvfi_tier *, uint64_t seed, size_t payload_bytes);

@@ -13,8 +13,8 @@
 #include "support/kit.h"
 
 #define BLOCK_TOKENS 64u
-#define BLOCK_BYTES 1.5e6
-#define TOKEN_US 7000.0 /* as SmolLM2-135M on two cores */
+#define BLOCK_BYTES  1.5e6
+#define TOKEN_US     7000.0 /* as SmolLM2-135M on two cores */
 
 static kvfl_pace pace_of(double token_us) {
     kvfl_pace pace = {.guess_us = token_us};
@@ -99,15 +99,15 @@ static void test_extremes(void **state) {
     kvfl_pace pace = pace_of(TOKEN_US);
     kvfl_pace_note(&pace, 512, (int64_t)(512 * TOKEN_US));
     kvfl_gap gap = gap_of(12);
-    assert_int_equal(kvfl_plan_meeting(&gap, &pace, 1000), 0);   /* 1 GB/s: all is loaded */
-    assert_int_equal(kvfl_plan_meeting(&gap, &pace, 0.1), 12);   /* 100 KB/s: nothing arrives in time */
+    assert_int_equal(kvfl_plan_meeting(&gap, &pace, 1000), 0); /* 1 GB/s: all is loaded */
+    assert_int_equal(kvfl_plan_meeting(&gap, &pace, 0.1), 12); /* 100 KB/s: nothing arrives in time */
     assert_int_equal(kvfl_plan_meeting(&gap, &pace, 0), 12);
-    gap.delay_us = 1e9;                                           /* the store is on the moon */
+    gap.delay_us = 1e9; /* the store is on the moon */
     assert_int_equal(kvfl_plan_meeting(&gap, &pace, 1000), 12);
     gap = gap_of(1);
     assert_int_equal(kvfl_plan_meeting(&gap, &pace, 1000), 0);
     assert_int_equal(kvfl_plan_meeting(&gap, &pace, 1), 1);
-    gap.here_bytes = BLOCK_BYTES * 0.9;                           /* nearly here */
+    gap.here_bytes = BLOCK_BYTES * 0.9; /* nearly here */
     assert_int_equal(kvfl_plan_meeting(&gap, &pace, 1), 0);
 }
 
@@ -116,7 +116,8 @@ static void test_at_the_crossover_they_meet_in_the_middle(void **state) {
     kvfl_pace pace = pace_of(TOKEN_US);
     kvfl_gap gap = gap_of(12);
     double rate = BLOCK_BYTES / (BLOCK_TOKENS * TOKEN_US);
-    assert_in_range(kvfl_plan_meeting(&gap, &pace, rate), 0, 2); /* a mere guess of the pace: hardly anything is computed on it */
+    assert_in_range(kvfl_plan_meeting(&gap, &pace, rate), 0,
+                    2); /* a mere guess of the pace: hardly anything is computed on it */
     kvfl_pace_note(&pace, 512, (int64_t)(512 * TOKEN_US));
     assert_int_equal(kvfl_plan_meeting(&gap, &pace, rate), 6);
     assert_true(finish_us(&gap, &pace, rate, 6) * 2 <= finish_us(&gap, &pace, rate, 12) * 1.001);
@@ -168,7 +169,7 @@ typedef struct world {
     kvfl_link link;
     kvfl_patience patience;
     uint64_t random;
-    int      mood;
+    int mood;
 } world;
 
 static void pass(world *w, double us) {
@@ -198,7 +199,12 @@ static void test_never_slower_whatever_the_store_does(void **state) {
         size_t blocks = 1 + seed % 30;
         double alone_us = (double)blocks * BLOCK_TOKENS * TOKEN_US;
         kvfl_pace pace = pace_of(TOKEN_US);
-        world w = {.now_us = 1, .rate = 1000, .back = blocks, .random = seed, .mood = (int)(seed % 7), .patience = kvfl_patience_of(alone_us)};
+        world w = {.now_us = 1,
+                   .rate = 1000,
+                   .back = blocks,
+                   .random = seed,
+                   .mood = (int)(seed % 7),
+                   .patience = kvfl_patience_of(alone_us)};
         kvfl_link_note(&w.link, 1, (uint64_t)(1e5 * (double)(seed % 3)), 100000); /* what it was before, or nothing */
         while (w.front < w.back) {
             kvfl_gap gap = gap_of(w.back - w.front);

@@ -15,19 +15,21 @@
 #include "support/kit.h"
 #include "support/resp_diff.h"
 
-#define SCRATCH 1200u
+#define SCRATCH       1200u
 #define SMALL_SCRATCH 160u
-#define MAX_STREAM 6000u
+#define MAX_STREAM    6000u
 
 static unsigned long compared, stricter, deeper;
 
-static void compare(const char *bytes, size_t len, size_t piece, size_t cut, bool place, size_t cap, const diff_text *hiredis) {
+static void compare(const char *bytes, size_t len, size_t piece, size_t cut, bool place, size_t cap,
+                    const diff_text *hiredis) {
     diff_text ours = diff_ours(bytes, len, piece, cut, place, cap);
     const char *wrong = diff_judge(hiredis, &ours, diff_scan(bytes, len, place ? DIFF_PLACE : cap - 2, cap));
     if (wrong != NULL) {
-        fail_msg("%s: pieces of %zu, cut at %zu, %s place, scratch of %zu; stream:\n%.*s\nhiredis (%s):\n%.*s\nours (%s):\n%.*s", wrong, piece,
-                 cut, place ? "a" : "no", cap, (int)len, bytes, hiredis->bad ? "bad" : "good", (int)hiredis->len, hiredis->text,
-                 ours.bad ? "bad" : "good", (int)ours.len, ours.text);
+        fail_msg(
+            "%s: pieces of %zu, cut at %zu, %s place, scratch of %zu; stream:\n%.*s\nhiredis (%s):\n%.*s\nours (%s):\n%.*s",
+            wrong, piece, cut, place ? "a" : "no", cap, (int)len, bytes, hiredis->bad ? "bad" : "good",
+            (int)hiredis->len, hiredis->text, ours.bad ? "bad" : "good", (int)ours.len, ours.text);
     }
     compared++;
     stricter += ours.bad && !hiredis->bad;
@@ -57,7 +59,7 @@ static void compare_all(const char *bytes, size_t len) {
 /* ---- seeded streams ---- */
 
 typedef struct stream {
-    char   bytes[MAX_STREAM];
+    char bytes[MAX_STREAM];
     size_t len;
 } stream;
 
@@ -178,10 +180,10 @@ static void test_differences(void **state) {
         const char *bytes;
         bool hiredis_bad, ours_bad;
     } cases[] = {
-        {"+a\rb\r\n", false, true},                      /* lone CR */
-        {"$1\r\naXY+OK\r\n", false, true},               /* tail */
-        {"$9000\r\n", false, true},                      /* large */
-        {"*1048577\r\n", false, true},                   /* many */
+        {"+a\rb\r\n", false, true},                                                          /* lone CR */
+        {"$1\r\naXY+OK\r\n", false, true},                                                   /* tail */
+        {"$9000\r\n", false, true},                                                          /* large */
+        {"*1048577\r\n", false, true},                                                       /* many */
         {"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n", true, false}, /* deep */
         {"?\r\n", true, true},
         {":1a\r\n", true, true},
@@ -190,7 +192,8 @@ static void test_differences(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t len = strlen(cases[i].bytes);
-        diff_text hiredis = diff_hiredis(cases[i].bytes, len, len), ours = diff_ours(cases[i].bytes, len, SIZE_MAX, len, false, SCRATCH);
+        diff_text hiredis = diff_hiredis(cases[i].bytes, len, len),
+                  ours = diff_ours(cases[i].bytes, len, SIZE_MAX, len, false, SCRATCH);
         if (hiredis.bad != cases[i].hiredis_bad || ours.bad != cases[i].ours_bad) {
             fail_msg("case %zu: hiredis %d, ours %d", i, hiredis.bad, ours.bad);
         }

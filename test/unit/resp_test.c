@@ -15,12 +15,12 @@
 #include "resp/encode.h"
 
 #define SCRATCH 160u
-#define PLACE 64u
+#define PLACE   64u
 
 /* ---- a transcript: what was decoded, as text ---- */
 
 typedef struct transcript {
-    char   text[65536];
+    char text[65536];
     size_t len;
 } transcript;
 
@@ -47,7 +47,7 @@ static void note_reply(transcript *t, const kvfi_reply *reply, const char *place
 
 /* A place of three iovecs, one of them empty, in front of which something must stay. */
 typedef struct place {
-    char         memory[PLACE + 2];
+    char memory[PLACE + 2];
     struct iovec iov[4];
 } place;
 
@@ -324,7 +324,8 @@ static void commands(void **state) {
     kvfi_cmd_number(&cmd, UINT64_MAX);
     kvfi_cmd_bulk_header(&cmd, 1048576);
     kvfi_cmd_crlf(&cmd);
-    static const char expected[] = "*3\r\n$3\r\nSET\r\n$3\r\na\0b\r\n$0\r\n\r\n$1\r\n0\r\n$20\r\n18446744073709551615\r\n$1048576\r\n\r\n";
+    static const char expected[] =
+        "*3\r\n$3\r\nSET\r\n$3\r\na\0b\r\n$0\r\n\r\n$1\r\n0\r\n$20\r\n18446744073709551615\r\n$1048576\r\n\r\n";
     assert_false(cmd.full);
     assert_int_equal(cmd.len, sizeof expected - 1);
     assert_memory_equal(memory, expected, cmd.len);
@@ -348,9 +349,9 @@ static void commands_full(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(corpus_whole),    cmocka_unit_test(corpus_split),       cmocka_unit_test(corpus_joined),
-        cmocka_unit_test(endless_line),    cmocka_unit_test(body_is_not_copied), cmocka_unit_test(idle),
-        cmocka_unit_test(commands),        cmocka_unit_test(commands_full),
+        cmocka_unit_test(corpus_whole), cmocka_unit_test(corpus_split),       cmocka_unit_test(corpus_joined),
+        cmocka_unit_test(endless_line), cmocka_unit_test(body_is_not_copied), cmocka_unit_test(idle),
+        cmocka_unit_test(commands),     cmocka_unit_test(commands_full),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

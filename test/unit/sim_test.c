@@ -16,7 +16,7 @@
 #include "support/kit.h"
 #include "support/sim.h"
 
-#define BLOCKS 6u
+#define BLOCKS  6u
 #define LATE_US 5000 /* poll counts in milliseconds */
 
 static uint64_t seed;
@@ -31,7 +31,8 @@ static void quiet(void *ctx, kvf_log_level level, const char *text) {
 static void check_time(int64_t from_us, int64_t budget_us, const char *what) {
     int64_t spent = kvfi_sys->now_us() - from_us;
     if (spent > budget_us + LATE_US) {
-        fail_msg("seed %llu: %s took %lld us of %lld", (unsigned long long)seed, what, (long long)spent, (long long)budget_us);
+        fail_msg("seed %llu: %s took %lld us of %lld", (unsigned long long)seed, what, (long long)spent,
+                 (long long)budget_us);
     }
 }
 
@@ -68,8 +69,8 @@ static void look_up(kvf_space *space, kvft_prompt *p, uint32_t budget_us) {
 /* Each of the faults is there in one seed of three, now and then or often. */
 static kvft_sim_plan draw_plan(uint64_t *random) {
     kvft_sim_plan plan = {.slices = kvft_random(random) % 2 == 0};
-    uint32_t *chances[] = {&plan.refuse, &plan.hang, &plan.cut, &plan.stall, &plan.flip, &plan.slow,
-                           &plan.error, &plan.other, &plan.vanish, &plan.redirect};
+    uint32_t *chances[] = {&plan.refuse, &plan.hang,  &plan.cut,   &plan.stall,  &plan.flip,
+                           &plan.slow,   &plan.error, &plan.other, &plan.vanish, &plan.redirect};
     for (size_t i = 0; i < sizeof chances / sizeof *chances; i++) {
         *chances[i] = kvft_random(random) % 3 == 0 ? (uint32_t)(64u << kvft_random(random) % 10) : 0;
     }
@@ -99,10 +100,13 @@ static void live(void) {
     kvft_sim_plan plan = draw_plan(&random);
     kvf_store *store = NULL;
     kvf_error err = {0};
-    const char *url = cluster ? KVFT_SIM_CLUSTER_URL "?part=4K" : kvft_random(&random) % 2 == 0 ? KVFT_SIM_URL "?part=4K" : KVFT_SIM_URL "?part=4K&conns=2";
+    const char *url = cluster                         ? KVFT_SIM_CLUSTER_URL "?part=4K"
+                      : kvft_random(&random) % 2 == 0 ? KVFT_SIM_URL "?part=4K"
+                                                      : KVFT_SIM_URL "?part=4K&conns=2";
     kvft_sim_plan_set(&plan);
     kvf_status status = kvf_store_open(&store, &err, &url, 1, NULL);
-    if (status != KVF_OK && status != KVF_CONFIG) { /* garbage in the first answer is taken for another kind of server */
+    if (status != KVF_OK &&
+        status != KVF_CONFIG) { /* garbage in the first answer is taken for another kind of server */
         fail_msg("seed %llu: %s", (unsigned long long)seed, err.what);
     }
     if (status == KVF_OK) {
@@ -132,7 +136,8 @@ static void live(void) {
     }
     uint64_t left = kvft_sim_end();
     if (left != 0) {
-        fail_msg("seed %llu: %llu connections or blocks of memory are left behind", (unsigned long long)seed, (unsigned long long)left);
+        fail_msg("seed %llu: %llu connections or blocks of memory are left behind", (unsigned long long)seed,
+                 (unsigned long long)left);
     }
 }
 
@@ -146,12 +151,14 @@ static void test_seeds(void **state) {
         live();
     }
     kvft_sim_stats s = kvft_sim_stats_get();
-    printf("%llu seeds, %llu commands; connects refused %llu, hung %llu; cut %llu, stalled %llu, bits flipped %llu; replies slow %llu, errors %llu, "
-           "of another key %llu; keys gone %llu; MOVED %llu, ASK %llu\n",
-           (unsigned long long)(to - from), (unsigned long long)s.commands, (unsigned long long)s.refused, (unsigned long long)s.hung,
-           (unsigned long long)s.cut, (unsigned long long)s.stalled, (unsigned long long)s.flipped, (unsigned long long)s.slow,
-           (unsigned long long)s.errors, (unsigned long long)s.others, (unsigned long long)s.vanished, (unsigned long long)s.moved,
-           (unsigned long long)s.asked);
+    printf(
+        "%llu seeds, %llu commands; connects refused %llu, hung %llu; cut %llu, stalled %llu, bits flipped %llu; replies slow %llu, errors %llu, "
+        "of another key %llu; keys gone %llu; MOVED %llu, ASK %llu\n",
+        (unsigned long long)(to - from), (unsigned long long)s.commands, (unsigned long long)s.refused,
+        (unsigned long long)s.hung, (unsigned long long)s.cut, (unsigned long long)s.stalled,
+        (unsigned long long)s.flipped, (unsigned long long)s.slow, (unsigned long long)s.errors,
+        (unsigned long long)s.others, (unsigned long long)s.vanished, (unsigned long long)s.moved,
+        (unsigned long long)s.asked);
     printf("%zu of %zu blocks loaded while faults were on\n", hits, loads);
     assert_true(only != NULL || (hits > 0 && hits < loads));
 }

@@ -64,14 +64,21 @@ static kvfi_slots slots;
 
 static void test_map(void **state) {
     (void)state;
-    assert_true(parse(&slots, "*3\r\n"
-                              "*4\r\n:0\r\n:99\r\n" NODE("9\r\n127.0.0.1", "1") NODE("3\r\nrep", "9")
-                              "*3\r\n:100\r\n:16383\r\n*4\r\n$3\r\n::1\r\n:2\r\n$2\r\nid\r\n*2\r\n$8\r\nhostname\r\n$1\r\nh\r\n"
-                              "*3\r\n:200\r\n:100\r\n" NODE("1\r\na", "1")) == false); /* the last is upside down */
-    assert_true(parse(&slots, "*3\r\n"
-                              "*4\r\n:0\r\n:99\r\n" NODE("9\r\n127.0.0.1", "1") NODE("3\r\nrep", "9")
-                              "*3\r\n:100\r\n:199\r\n*4\r\n$3\r\n::1\r\n:2\r\n$2\r\nid\r\n*2\r\n$8\r\nhostname\r\n$1\r\nh\r\n"
-                              "*3\r\n:201\r\n:16383\r\n" NODE("9\r\n127.0.0.1", "1")));
+    assert_true(
+        parse(
+            &slots,
+            "*3\r\n"
+            "*4\r\n:0\r\n:99\r\n" NODE("9\r\n127.0.0.1", "1") NODE(
+                "3\r\nrep",
+                "9") "*3\r\n:100\r\n:16383\r\n*4\r\n$3\r\n::1\r\n:2\r\n$2\r\nid\r\n*2\r\n$8\r\nhostname\r\n$1\r\nh\r\n"
+                     "*3\r\n:200\r\n:100\r\n" NODE("1\r\na", "1")) == false); /* the last is upside down */
+    assert_true(parse(
+        &slots,
+        "*3\r\n"
+        "*4\r\n:0\r\n:99\r\n" NODE("9\r\n127.0.0.1", "1")
+            NODE("3\r\nrep",
+                 "9") "*3\r\n:100\r\n:199\r\n*4\r\n$3\r\n::1\r\n:2\r\n$2\r\nid\r\n*2\r\n$8\r\nhostname\r\n$1\r\nh\r\n"
+                      "*3\r\n:201\r\n:16383\r\n" NODE("9\r\n127.0.0.1", "1")));
     assert_int_equal(slots.num_hosts, 2);
     assert_int_equal(slots.owner[0], 0);
     assert_int_equal(slots.owner[150], 1);
@@ -89,11 +96,24 @@ static void test_map(void **state) {
 static void test_hostile_maps(void **state) {
     (void)state;
     static const char *const bad[] = {
-        "-ERR no\r\n", ":1\r\n", "+OK\r\n", "*-1\r\n", "*16385\r\n", "*1\r\n:1\r\n", "*1\r\n*2\r\n:0\r\n:1\r\n",
-        "*1\r\n*3\r\n:-1\r\n", "*1\r\n*3\r\n:0\r\n:16384\r\n", "*1\r\n*3\r\n:0\r\n$1\r\n1\r\n", "*1\r\n*3\r\n:5\r\n:4\r\n",
-        "*1\r\n*3\r\n:0\r\n:1\r\n:3\r\n", "*1\r\n*3\r\n:0\r\n:1\r\n*1\r\n$1\r\na\r\n", "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "0"),
-        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "65536"), "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("3\r\na b", "1"),
-        "*1\r\n*3\r\n:0\r\n:1\r\n*2\r\n:1\r\n:1\r\n", "*1\r\n*3\r\n:0\r\n:1\r\n*2\r\n$1\r\na\r\n$1\r\n1\r\n",
+        "-ERR no\r\n",
+        ":1\r\n",
+        "+OK\r\n",
+        "*-1\r\n",
+        "*16385\r\n",
+        "*1\r\n:1\r\n",
+        "*1\r\n*2\r\n:0\r\n:1\r\n",
+        "*1\r\n*3\r\n:-1\r\n",
+        "*1\r\n*3\r\n:0\r\n:16384\r\n",
+        "*1\r\n*3\r\n:0\r\n$1\r\n1\r\n",
+        "*1\r\n*3\r\n:5\r\n:4\r\n",
+        "*1\r\n*3\r\n:0\r\n:1\r\n:3\r\n",
+        "*1\r\n*3\r\n:0\r\n:1\r\n*1\r\n$1\r\na\r\n",
+        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "0"),
+        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "65536"),
+        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("3\r\na b", "1"),
+        "*1\r\n*3\r\n:0\r\n:1\r\n*2\r\n:1\r\n:1\r\n",
+        "*1\r\n*3\r\n:0\r\n:1\r\n*2\r\n$1\r\na\r\n$1\r\n1\r\n",
         "*2\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "1") "*3\r\n:1\r\n:2\r\n" NODE("1\r\nb", "1"),
         "*1\r\n*3\r\n:0\r\n:1\r\n*3\r\n$1\r\na\r\n:1\r\n*1\r\n*1\r\n*1\r\n:1\r\n"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -122,8 +142,10 @@ static void test_redirects(void **state) {
     check_redirect("MOVED 0 ?:6381", KVFI_REDIRECT_MOVED, 0, "", 6381);
     check_redirect("MOVED 16383 fe80::1:6381", KVFI_REDIRECT_MOVED, 16383, "fe80::1", 6381);
     check_redirect("ASK 16383 [fe80::1]:6381", KVFI_REDIRECT_ASK, 16383, "fe80::1", 6381);
-    static const char *const bad[] = {"MOVED 16384 a:1", "MOVED -1 a:1", "MOVED 1 a", "MOVED 1 a:0", "MOVED 1 a:65536", "MOVED 1 ", "MOVED 1",
-                                      "MOVED ", "MOVED", "ASK", "ASKING 1 a:1", "ASK 1 a b:1", "ERR MOVED 1 a:1", "MOVED x a:1", "MOVED 1 a:"};
+    static const char *const bad[] = {"MOVED 16384 a:1", "MOVED -1 a:1", "MOVED 1 a",    "MOVED 1 a:0",
+                                      "MOVED 1 a:65536", "MOVED 1 ",     "MOVED 1",      "MOVED ",
+                                      "MOVED",           "ASK",          "ASKING 1 a:1", "ASK 1 a b:1",
+                                      "ERR MOVED 1 a:1", "MOVED x a:1",  "MOVED 1 a:"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         check_redirect(bad[i], KVFI_REDIRECT_NONE, 0, "", 0);
     }
@@ -134,7 +156,7 @@ static void test_redirects(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slot), cmocka_unit_test(test_map), cmocka_unit_test(test_hostile_maps),
-                                       cmocka_unit_test(test_redirects)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slot), cmocka_unit_test(test_map),
+                                       cmocka_unit_test(test_hostile_maps), cmocka_unit_test(test_redirects)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

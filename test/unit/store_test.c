@@ -19,8 +19,8 @@
 #define PAYLOAD 20000u
 
 typedef struct bench {
-    kvf_store   *store;
-    kvf_space   *space;
+    kvf_store *store;
+    kvf_space *space;
     kvft_prompt *prompt;
 } bench;
 
@@ -166,7 +166,8 @@ static void test_match_without_a_budget_answers_later(void **state) {
     }
     assert_int_equal(status, KVF_OK);
     assert_int_equal(run, 5);
-    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 5, 0), KVF_AGAIN); /* a new question; left to close */
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, 5, 0),
+                     KVF_AGAIN); /* a new question; left to close */
     close_bench(&b);
 }
 
@@ -275,7 +276,10 @@ static void test_a_view_gathers_and_scatters(void **state) {
     uint8_t *pool = calloc(SLOTS * LAYERS, RUN);
     kvf_region regions[LAYERS];
     for (size_t i = 0; i < LAYERS; i++) {
-        regions[i] = (kvf_region){.base = pool + i * SLOTS * RUN, .slot_stride = RUN, .run_bytes = RUN / 2, .run_stride = RUN / 2,
+        regions[i] = (kvf_region){.base = pool + i * SLOTS * RUN,
+                                  .slot_stride = RUN,
+                                  .run_bytes = RUN / 2,
+                                  .run_stride = RUN / 2,
                                   .num_runs = 2};
     }
     kvf_view *view = NULL;
@@ -410,7 +414,12 @@ static void test_a_watched_load_goes_over_gaps(void **state) {
     kvft_prompt_poison(b.prompt);
     assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
     kvf_arrivals arrivals = {.each = each};
-    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b.space, .blocks = b.prompt->blocks, .num = 8, .arrivals = &arrivals};
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = 8,
+                       .arrivals = &arrivals};
     uint64_t ticket = 0;
     kvf_completion done = {0};
     assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
@@ -499,8 +508,9 @@ static void test_a_forked_child_gets_misses(void **state) {
 
 static void test_bad_urls_are_configuration_errors(void **state) {
     (void)state;
-    const char *const bad[] = {"",       "nonsense", "http://host/", "mem:?max=x",      "mem:?colour=blue", "file:",
-                               "redis:", "redis://", "redis://h:x/", "redis://h:99999", "redis://h/notanumber", "mem:?max=0"};
+    const char *const bad[] = {
+        "",       "nonsense", "http://host/", "mem:?max=x",      "mem:?colour=blue",     "file:",
+        "redis:", "redis://", "redis://h:x/", "redis://h:99999", "redis://h/notanumber", "mem:?max=0"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         kvf_store *store = NULL;
         kvf_error err = {0};

@@ -2,12 +2,12 @@
  *
  * Many threads on one store: run under ThreadSanitizer.
  */
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdatomic.h>
-#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -16,8 +16,8 @@
 #include "support/kit.h"
 
 #define THREADS 4u
-#define ROUNDS 60u
-#define BLOCKS 8u
+#define ROUNDS  60u
+#define BLOCKS  8u
 
 /* ---- the pool ---- */
 
@@ -74,8 +74,8 @@ static void test_posted_jobs_run_before_the_pool_ends(void **state) {
 typedef struct worker {
     kvf_store *store;
     kvf_space *space;
-    uint64_t   seed;
-    size_t     wrong, hits;
+    uint64_t seed;
+    size_t wrong, hits;
 } worker;
 
 static void *work(void *arg) {
@@ -90,7 +90,8 @@ static void *work(void *arg) {
             kvf_save(w->space, prompt->blocks, BLOCKS, NULL);
             break;
         case 1:
-            if (kvf_match(w->space, &run, NULL, prompt->keys, BLOCKS, kvft_random(&random) % 2 ? 1000000 : 0) != KVF_OK) {
+            if (kvf_match(w->space, &run, NULL, prompt->keys, BLOCKS, kvft_random(&random) % 2 ? 1000000 : 0) !=
+                KVF_OK) {
                 run = 0;
             }
             break;
@@ -153,7 +154,8 @@ static void test_cancel_races_with_the_load(void **state) {
     assert_int_equal(kvf_queue_open(&queue, NULL, store, 1), KVF_OK);
     for (unsigned i = 0; i < 100; i++) {
         kvft_prompt_poison(prompt);
-        kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = space, .blocks = prompt->blocks, .num = 64};
+        kvf_batch batch = {
+            .struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = space, .blocks = prompt->blocks, .num = 64};
         uint64_t ticket = 0;
         assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
         kvf_cancel(queue, ticket);
@@ -174,10 +176,8 @@ static void test_cancel_races_with_the_load(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share_calls_everyone_once),
-        cmocka_unit_test(test_posted_jobs_run_before_the_pool_ends),
-        cmocka_unit_test(test_memory_by_many_threads),
-        cmocka_unit_test(test_folder_by_many_threads),
+        cmocka_unit_test(test_share_calls_everyone_once),  cmocka_unit_test(test_posted_jobs_run_before_the_pool_ends),
+        cmocka_unit_test(test_memory_by_many_threads),     cmocka_unit_test(test_folder_by_many_threads),
         cmocka_unit_test(test_cancel_races_with_the_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

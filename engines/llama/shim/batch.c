@@ -37,7 +37,8 @@ static bool grow(kvfl_shim_batch *b, int32_t index) {
     if (ids == NULL) {
         return false;
     }
-    bool ok = resize(&b->plain.token, room, sizeof *b->plain.token) && resize(&b->plain.pos, room, sizeof *b->plain.pos) &&
+    bool ok = resize(&b->plain.token, room, sizeof *b->plain.token) &&
+              resize(&b->plain.pos, room, sizeof *b->plain.pos) &&
               resize(&b->plain.n_seq_id, room, sizeof *b->plain.n_seq_id) &&
               resize(&b->plain.logits, room, sizeof *b->plain.logits) &&
               resize(&b->plain.seq_id, room, sizeof *b->plain.seq_id);

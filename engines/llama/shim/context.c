@@ -12,17 +12,18 @@
 #include "llama/shim/shim.h"
 
 #define MAX_CONTEXTS 32u
-#define MAX_MODELS 32u
-#define MAX_SEQS 256u
-#define IDENTIFY_WAIT_MS 2000 /* at a decode; hashing a large model for the first time takes longer, and is not waited for */
+#define MAX_MODELS   32u
+#define MAX_SEQS     256u
+#define IDENTIFY_WAIT_MS                                                                                               \
+    2000 /* at a decode; hashing a large model for the first time takes longer, and is not waited for */
 
 typedef struct model {
     struct llama_model *model; /* NULL: a free place */
-    char               *path;
-    char                overrides[40];
-    atomic_bool         identified; /* its file's hash is remembered: attaching won't take time for it */
-    bool                hashing;
-    pthread_t           hasher;
+    char *path;
+    char overrides[40];
+    atomic_bool identified; /* its file's hash is remembered: attaching won't take time for it */
+    bool hashing;
+    pthread_t hasher;
 } model;
 
 _Thread_local unsigned kvfl_shim_inside;
@@ -82,7 +83,8 @@ static void describe_overrides(model *m, const struct llama_model_kv_override *o
         }
     }
     XXH128_hash_t h = XXH3_128bits_digest(state);
-    snprintf(m->overrides, sizeof m->overrides, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+    snprintf(m->overrides, sizeof m->overrides, "%016llx%016llx", (unsigned long long)h.high64,
+             (unsigned long long)h.low64);
     XXH3_freeState(state);
 }
 
@@ -174,8 +176,9 @@ static bool is_known_llama(void) {
         *(void **)(void *)&version = kvfl_shim_next("llama_version");
         known = version != NULL && strcmp(version(), KVFL_LLAMA_VERSION) == 0;
         if (!known) {
-            kvfl_shim_say("nothing is loaded or stored: this program brings another llama.cpp (%s) than kvferry was built with (%s)",
-                          version != NULL ? version() : "of no known version", KVFL_LLAMA_VERSION);
+            kvfl_shim_say(
+                "nothing is loaded or stored: this program brings another llama.cpp (%s) than kvferry was built with (%s)",
+                version != NULL ? version() : "of no known version", KVFL_LLAMA_VERSION);
         }
     }
     return known == 1;
@@ -198,8 +201,8 @@ static const char *unfit(const struct llama_context_params *p) {
     return NULL;
 }
 
-static void register_context(struct llama_context *ctx, struct llama_model *m, const struct llama_context_params *params,
-                             uint32_t num_seqs) {
+static void register_context(struct llama_context *ctx, struct llama_model *m,
+                             const struct llama_context_params *params, uint32_t num_seqs) {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < MAX_CONTEXTS; i++) {
         if (contexts[i].ctx == NULL) {
@@ -271,7 +274,8 @@ static void attach(kvfl_shim_context *c, const model *m) {
     const kvfl_shim_options *o = kvfl_shim_get_options();
     kvf_error err = {.status = KVF_OK};
     char adapters[600];
-    snprintf(adapters, sizeof adapters, "%s%s%s", c->adapters, m->overrides[0] != '\0' ? " overrides=" : "", m->overrides);
+    snprintf(adapters, sizeof adapters, "%s%s%s", c->adapters, m->overrides[0] != '\0' ? " overrides=" : "",
+             m->overrides);
     const kvf_llama_options options = {.struct_size = sizeof options,
                                        .scratch_seq = (llama_seq_id)c->num_seqs,
                                        .model_path = m->path,
@@ -296,8 +300,8 @@ static void attach(kvfl_shim_context *c, const model *m) {
     c->state = KVFL_SERVED;
     pthread_mutex_unlock(&lock);
     kvfl_shim_set_mode(c);
-    kvfl_shim_say("attached to %s in %lld ms: blocks of %u tokens", m->path, (long long)((kvfl_now_us() - begin) / 1000),
-                  kv->block_tokens);
+    kvfl_shim_say("attached to %s in %lld ms: blocks of %u tokens", m->path,
+                  (long long)((kvfl_now_us() - begin) / 1000), kv->block_tokens);
 }
 
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
@@ -333,8 +337,8 @@ void kvfl_shim_adapt(kvfl_shim_context *c, const char *adapters) {
 
 void kvfl_shim_set_mode(kvfl_shim_context *c) {
     if (c->kv != NULL) {
-        c->kv->paused = c->not_causal || c->warm_up     ? KVF_ASIDE_ATTENTION
+        c->kv->paused = c->not_causal || c->warm_up   ? KVF_ASIDE_ATTENTION
                         : c->outputs_all || c->hidden ? KVF_ASIDE_OUTPUT
-                                                       : KVF_ASIDE_NONE;
+                                                      : KVF_ASIDE_NONE;
     }
 }

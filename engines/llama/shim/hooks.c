@@ -47,7 +47,8 @@ HOOK struct llama_model *llama_load_model_from_file(const char *path, struct lla
     return load_model(path, params);
 }
 
-HOOK struct llama_model *llama_model_load_from_splits(const char **paths, size_t num, struct llama_model_params params) {
+HOOK struct llama_model *llama_model_load_from_splits(const char **paths, size_t num,
+                                                      struct llama_model_params params) {
     enter();
     struct llama_model *model = REAL(llama_model_load_from_splits)(paths, num, params);
     leave();
@@ -105,7 +106,7 @@ HOOK uint32_t llama_n_seq_max(const struct llama_context *ctx) {
 
 typedef struct adapter {
     const struct llama_adapter_lora *lora;
-    char                             hash[65];
+    char hash[65];
 } adapter;
 static adapter adapters[MAX_ADAPTERS];
 
@@ -154,7 +155,8 @@ static bool describe(char *out, size_t size, struct llama_adapter_lora **loras, 
     return true;
 }
 
-HOOK int32_t llama_set_adapters_lora(struct llama_context *ctx, struct llama_adapter_lora **loras, size_t num, float *scales) {
+HOOK int32_t llama_set_adapters_lora(struct llama_context *ctx, struct llama_adapter_lora **loras, size_t num,
+                                     float *scales) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     int32_t rc = REAL(llama_set_adapters_lora)(ctx, loras, num, scales);
     if (c != NULL) {
@@ -164,8 +166,8 @@ HOOK int32_t llama_set_adapters_lora(struct llama_context *ctx, struct llama_ada
     return rc;
 }
 
-HOOK int32_t llama_set_adapter_cvec(struct llama_context *ctx, const float *data, size_t len, int32_t n_embd, int32_t first,
-                                    int32_t last) {
+HOOK int32_t llama_set_adapter_cvec(struct llama_context *ctx, const float *data, size_t len, int32_t n_embd,
+                                    int32_t first, int32_t last) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     int32_t rc = REAL(llama_set_adapter_cvec)(ctx, data, len, n_embd, first, last);
     if (c != NULL && data != NULL) {
@@ -204,7 +206,8 @@ HOOK void llama_set_warmup(struct llama_context *ctx, bool on) {
 }
 
 /* Two functions of llama.cpp's staging header (llama-ext.h, C++), by which drafting programs ask for hidden states of every token. */
-void kvfl_hook_nextn(struct llama_context *, bool on, bool masked) __asm__("_Z26llama_set_embeddings_nextnP13llama_contextbb");
+void kvfl_hook_nextn(struct llama_context *, bool on,
+                     bool masked) __asm__("_Z26llama_set_embeddings_nextnP13llama_contextbb");
 void kvfl_hook_layer(struct llama_context *, uint32_t layer,
                      bool on) __asm__("_Z30llama_set_embeddings_layer_inpP13llama_contextjb");
 
@@ -330,7 +333,8 @@ static bool digest_file(uint8_t out[16], const char *path) {
     return true;
 }
 
-static void taken(const kvfl_shim_context *c, llama_seq_id seq, const uint8_t *bytes, size_t len, llama_state_seq_flags flags) {
+static void taken(const kvfl_shim_context *c, llama_seq_id seq, const uint8_t *bytes, size_t len,
+                  llama_state_seq_flags flags) {
     uint8_t sum[16];
     if (c == NULL || len == 0 || !kvfl_is_text(c->kv, seq) || (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) != 0) {
         return;
@@ -341,7 +345,8 @@ static void taken(const kvfl_shim_context *c, llama_seq_id seq, const uint8_t *b
     leave();
 }
 
-static void set(const kvfl_shim_context *c, llama_seq_id seq, const uint8_t *bytes, size_t len, llama_state_seq_flags flags) {
+static void set(const kvfl_shim_context *c, llama_seq_id seq, const uint8_t *bytes, size_t len,
+                llama_state_seq_flags flags) {
     uint8_t sum[16];
     if (c == NULL || !kvfl_is_text(c->kv, seq)) {
         return;
@@ -390,8 +395,8 @@ HOOK size_t llama_state_seq_set_data(struct llama_context *ctx, const uint8_t *f
     return len;
 }
 
-HOOK size_t llama_state_seq_save_file(struct llama_context *ctx, const char *path, llama_seq_id seq, const llama_token *tokens,
-                                      size_t num) {
+HOOK size_t llama_state_seq_save_file(struct llama_context *ctx, const char *path, llama_seq_id seq,
+                                      const llama_token *tokens, size_t num) {
     const kvfl_shim_context *c = kvfl_shim_of(ctx);
     uint8_t sum[16];
     enter();
@@ -403,8 +408,8 @@ HOOK size_t llama_state_seq_save_file(struct llama_context *ctx, const char *pat
     return len;
 }
 
-HOOK size_t llama_state_seq_load_file(struct llama_context *ctx, const char *path, llama_seq_id seq, llama_token *tokens,
-                                      size_t room, size_t *num) {
+HOOK size_t llama_state_seq_load_file(struct llama_context *ctx, const char *path, llama_seq_id seq,
+                                      llama_token *tokens, size_t room, size_t *num) {
     const kvfl_shim_context *c = kvfl_shim_of(ctx);
     uint8_t sum[16];
     enter();
@@ -442,14 +447,16 @@ HOOK size_t llama_set_state_data(struct llama_context *ctx, const uint8_t *from)
     return len;
 }
 
-HOOK bool llama_state_load_file(struct llama_context *ctx, const char *path, llama_token *tokens, size_t room, size_t *num) {
+HOOK bool llama_state_load_file(struct llama_context *ctx, const char *path, llama_token *tokens, size_t room,
+                                size_t *num) {
     const kvfl_shim_context *c = kvfl_shim_of(ctx);
     bool ok = REAL(llama_state_load_file)(ctx, path, tokens, room, num);
     all_foreign(c);
     return ok;
 }
 
-HOOK bool llama_load_session_file(struct llama_context *ctx, const char *path, llama_token *tokens, size_t room, size_t *num) {
+HOOK bool llama_load_session_file(struct llama_context *ctx, const char *path, llama_token *tokens, size_t room,
+                                  size_t *num) {
     const kvfl_shim_context *c = kvfl_shim_of(ctx);
     bool ok = REAL(llama_load_session_file)(ctx, path, tokens, room, num);
     all_foreign(c);
@@ -544,7 +551,7 @@ HOOK bool llama_batch_ext_set_output_embd(struct llama_batch_ext *batch, int32_t
 /* ---- decoding ---- */
 
 typedef struct process {
-    struct llama_context   *ctx;
+    struct llama_context *ctx;
     struct llama_batch_ext *batch;
 } process;
 
@@ -562,7 +569,8 @@ HOOK int32_t llama_process(struct llama_context *ctx, enum llama_process_type ty
     const kvfl_shim_batch *seen = kvfl_shim_batch_of(batch);
     enter();
     int32_t rc = seen == NULL || seen->odd != KVF_ASIDE_NONE
-                     ? kvfl_decode_unseen(c->kv, seen != NULL ? seen->seqs : NULL, seen != NULL ? (size_t)seen->plain.n_tokens : 0,
+                     ? kvfl_decode_unseen(c->kv, seen != NULL ? seen->seqs : NULL,
+                                          seen != NULL ? (size_t)seen->plain.n_tokens : 0,
                                           seen != NULL ? seen->odd : KVF_ASIDE_FOREIGN, process_plain, &plain)
                      : kvfl_decode(c->kv, &seen->plain, process_plain, &plain);
     leave();
@@ -571,7 +579,7 @@ HOOK int32_t llama_process(struct llama_context *ctx, enum llama_process_type ty
 
 typedef struct decode {
     struct llama_context *ctx;
-    struct llama_batch    batch;
+    struct llama_batch batch;
 } decode;
 
 static int32_t decode_plain(void *arg) {

@@ -11,7 +11,7 @@
 
 #include "llama/shim/shim.h"
 
-#define MAX_STORES 8u
+#define MAX_STORES     8u
 #define STATS_EVERY_US 1000000
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -98,7 +98,7 @@ static json_t *stats_json(void) {
     json_t *out = json_object();
     const struct {
         const char *name;
-        uint64_t    value;
+        uint64_t value;
     } numbers[] = {{"prompts", c.prompts},
                    {"prompt_tokens", c.prompt_tokens},
                    {"resident_tokens", c.resident_tokens},
@@ -143,10 +143,11 @@ static void write_stats(void) {
 void kvfl_shim_on_prompt(void *ctx, llama_seq_id seq, const kvf_llama_report *r) {
     (void)ctx;
     if (r->num_tokens >= 64) {
-        kvfl_shim_say("sequence %d: %u of %u tokens loaded from %s in %.0f ms, %u resident, %u copied, %u computed in %.0f ms%s%s", seq,
-                      r->loaded_tokens, r->num_tokens, store_name, (double)(r->match_us + r->load_us) / 1000,
-                      r->resident_tokens, r->copied_tokens, r->computed_tokens, (double)r->compute_us / 1000,
-                      r->why != KVF_WHY_NONE ? "; then: " : "", r->why != KVF_WHY_NONE ? kvf_reason_name(r->why) : "");
+        kvfl_shim_say(
+            "sequence %d: %u of %u tokens loaded from %s in %.0f ms, %u resident, %u copied, %u computed in %.0f ms%s%s",
+            seq, r->loaded_tokens, r->num_tokens, store_name, (double)(r->match_us + r->load_us) / 1000,
+            r->resident_tokens, r->copied_tokens, r->computed_tokens, (double)r->compute_us / 1000,
+            r->why != KVF_WHY_NONE ? "; then: " : "", r->why != KVF_WHY_NONE ? kvf_reason_name(r->why) : "");
     }
     if (kvfl_now_us() - written_us > STATS_EVERY_US) {
         write_stats();

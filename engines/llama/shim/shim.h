@@ -19,13 +19,13 @@
 #include "llama/engine.h"
 
 /* libllama's own function. */
-#define REAL(name)                                                      \
-    __extension__({                                                     \
-        static __typeof__(&name) real_;                                 \
-        if (real_ == NULL) {                                            \
-            *(void **)(void *)&real_ = kvfl_shim_next(#name);           \
-        }                                                               \
-        real_;                                                          \
+#define REAL(name)                                                                                                     \
+    __extension__({                                                                                                    \
+        static __typeof__(&name) real_;                                                                                \
+        if (real_ == NULL) {                                                                                           \
+            *(void **)(void *)&real_ = kvfl_shim_next(#name);                                                          \
+        }                                                                                                              \
+        real_;                                                                                                         \
     })
 void *kvfl_shim_next(const char *name);
 
@@ -34,16 +34,16 @@ extern _Thread_local unsigned kvfl_shim_inside;
 
 /* ---- context.c */
 typedef struct kvfl_shim_context {
-    struct llama_context       *ctx; /* NULL: a free place */
-    struct llama_model         *model;
-    llama_memory_t              mem;
+    struct llama_context *ctx; /* NULL: a free place */
+    struct llama_model *model;
+    llama_memory_t mem;
     struct llama_context_params params;
-    uint32_t                    num_seqs; /* as the program asked for; the scratch sequence is behind them */
+    uint32_t num_seqs; /* as the program asked for; the scratch sequence is behind them */
     enum { KVFL_UNTRIED, KVFL_SERVED, KVFL_REFUSED } state;
-    kvf_llama                  *kv;
-    char                        adapters[512];
-    bool                        outputs_all, hidden, not_causal, warm_up;
-    int64_t                     last_try_us;
+    kvf_llama *kv;
+    char adapters[512];
+    bool outputs_all, hidden, not_causal, warm_up;
+    int64_t last_try_us;
 } kvfl_shim_context;
 
 /* The context when it is served and this call is the program's own; NULL: nothing to do but to pass the call on. */
@@ -63,15 +63,16 @@ void kvfl_shim_set_mode(kvfl_shim_context *);
 /* ---- batch.c */
 typedef struct kvfl_shim_batch {
     const struct llama_batch_ext *batch;
-    struct llama_batch            plain; /* the same, where `odd` is none */
-    int32_t                       room;
-    kvf_llama_aside               odd;
-    bool                          seqs[256];
-    bool                          lost; /* no memory */
+    struct llama_batch plain; /* the same, where `odd` is none */
+    int32_t room;
+    kvf_llama_aside odd;
+    bool seqs[256];
+    bool lost; /* no memory */
 } kvfl_shim_batch;
 
 void kvfl_shim_batch_clear(const struct llama_batch_ext *, bool gone);
-void kvfl_shim_batch_add(const struct llama_batch_ext *, int32_t index, llama_seq_id, llama_token token, kvf_llama_aside odd);
+void kvfl_shim_batch_add(const struct llama_batch_ext *, int32_t index, llama_seq_id, llama_token token,
+                         kvf_llama_aside odd);
 void kvfl_shim_batch_also(const struct llama_batch_ext *, llama_seq_id);
 void kvfl_shim_batch_mark(const struct llama_batch_ext *, kvf_llama_aside odd);
 void kvfl_shim_batch_pos(const struct llama_batch_ext *, int32_t index, llama_pos pos);
@@ -81,9 +82,9 @@ const kvfl_shim_batch *kvfl_shim_batch_of(const struct llama_batch_ext *); /* NU
 /* ---- report.c */
 typedef struct kvfl_shim_options {
     const char *tenant, *stats_path;
-    uint32_t    budget_ms, block_tokens;
-    int         portable;
-    bool        quiet;
+    uint32_t budget_ms, block_tokens;
+    int portable;
+    bool quiet;
 } kvfl_shim_options;
 const kvfl_shim_options *kvfl_shim_get_options(void);
 kvf_store *kvfl_shim_store(void); /* opened by the first call; NULL: none, or not usable (said in the log) */
