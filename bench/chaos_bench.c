@@ -26,8 +26,8 @@
 #include "support/nemesis.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LATE_MS                                                                                                        \
-    1000.0 /* the code itself is many times slower: copying and checking a prompt takes longer than the bound */
+/* The code itself is many times slower: copying and checking a prompt takes longer than the bound. */
+#define LATE_MS 1000.0
 #else
 #define LATE_MS 100.0
 #endif

@@ -32,18 +32,18 @@ enum {
     KVFCLI_OPT_AFTER
 };
 
-#define KVFCLI_ADDRESS_OPTIONS                                                                                         \
-    {"field", required_argument, NULL, KVFCLI_OPT_FIELD},                                                              \
-        {"block-tokens", required_argument, NULL, KVFCLI_OPT_BLOCK_TOKENS},                                            \
-        {"key", required_argument, NULL, KVFCLI_OPT_KEY}, {"tokens", required_argument, NULL, KVFCLI_OPT_TOKENS}, {    \
-        "block", required_argument, NULL, KVFCLI_OPT_BLOCK                                                             \
+#define KVFCLI_ADDRESS_OPTIONS                                                                                      \
+    {"field", required_argument, NULL, KVFCLI_OPT_FIELD},                                                           \
+        {"block-tokens", required_argument, NULL, KVFCLI_OPT_BLOCK_TOKENS},                                         \
+        {"key", required_argument, NULL, KVFCLI_OPT_KEY}, {"tokens", required_argument, NULL, KVFCLI_OPT_TOKENS}, { \
+        "block", required_argument, NULL, KVFCLI_OPT_BLOCK                                                          \
     }
 
-#define KVFCLI_ADDRESS_HELP                                                                                            \
-    "      --field NAME=VALUE   a field of the space; engine, model and kv are needed\n"                               \
-    "      --block-tokens N     tokens of a block, part of the space (default 256)\n"                                  \
-    "      --key HEX            the key of the block, 64 digits, for blocks that carry no tokens\n"                    \
-    "      --tokens FILE        or: the token ids of the prompt, as numbers with blanks or commas between them\n"      \
+#define KVFCLI_ADDRESS_HELP                                                                                       \
+    "      --field NAME=VALUE   a field of the space; engine, model and kv are needed\n"                          \
+    "      --block-tokens N     tokens of a block, part of the space (default 256)\n"                             \
+    "      --key HEX            the key of the block, 64 digits, for blocks that carry no tokens\n"               \
+    "      --tokens FILE        or: the token ids of the prompt, as numbers with blanks or commas between them\n" \
     "      --block I            which block of the prompt, from 0 on (default: the last whole one)\n"
 
 int kvfcli_address_take(kvfcli_address *address, int opt, const char *value);

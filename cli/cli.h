@@ -54,17 +54,17 @@ typedef struct kvfcli_common {
 
 enum { KVFCLI_OPT_JSON = 1000, KVFCLI_OPT_OWN /* verbs number their long options from here on */ };
 
-#define KVFCLI_COMMON_OPTIONS                                                                                          \
-    {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON},                             \
-        {"verbose", no_argument, NULL, 'v'}, {                                                                         \
-        "help", no_argument, NULL, 'h'                                                                                 \
+#define KVFCLI_COMMON_OPTIONS                                                              \
+    {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON}, \
+        {"verbose", no_argument, NULL, 'v'}, {                                             \
+        "help", no_argument, NULL, 'h'                                                     \
     }
 
-#define KVFCLI_COMMON_HELP                                                                                             \
-    "  -s, --store URL   the store; again for more tiers, fastest first\n"                                             \
-    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n"                                  \
-    "      --json        output for programs\n"                                                                        \
-    "  -v, --verbose     say more on stderr\n"                                                                         \
+#define KVFCLI_COMMON_HELP                                                            \
+    "  -s, --store URL   the store; again for more tiers, fastest first\n"            \
+    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n" \
+    "      --json        output for programs\n"                                       \
+    "  -v, --verbose     say more on stderr\n"                                        \
     "  -h, --help        this text\n"
 
 /* Takes an option of the verb itself. Returns KVFCLI_FINE, or an exit code after a message. */

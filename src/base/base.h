@@ -14,12 +14,12 @@
 /* ---- errors: `return kvfi_fail(err, KVF_CONFIG, "...", ...)`. err may be NULL. */
 kvf_status kvfi_fail(kvf_error *err, kvf_status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-#define KVFI_TRY(expr)                                                                                                 \
-    do {                                                                                                               \
-        kvf_status kvfi_try_ = (expr);                                                                                 \
-        if (kvfi_try_ != KVF_OK) {                                                                                     \
-            return kvfi_try_;                                                                                          \
-        }                                                                                                              \
+#define KVFI_TRY(expr)                 \
+    do {                               \
+        kvf_status kvfi_try_ = (expr); \
+        if (kvfi_try_ != KVF_OK) {     \
+            return kvfi_try_;          \
+        }                              \
     } while (0)
 
 /* ---- log */

@@ -13,9 +13,8 @@
 #include "store/seal.h"
 
 #define RING 256u
-#define PIECE_BYTES                                                                                                    \
-    ((size_t)512                                                                                                       \
-     << 10) /* fits into the cache of one core; each piece that a quick server has to wait for wakes it once more */
+/* Fits into the cache of one core; each piece that a quick server has to wait for wakes it once more. */
+#define PIECE_BYTES ((size_t)512 << 10)
 
 /* One SET that has been sent, or is being sent. */
 typedef struct request {

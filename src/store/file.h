@@ -74,8 +74,8 @@ void kvfi_file_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, 
 kvf_reason kvfi_file_borrow(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
 void kvfi_file_give_back(kvfi_tier *, kvfi_loan *);
 
-#define KVFI_FILE_READ                                                                                                 \
-    (O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) /* whatever lies there, opening it must not hang */
+/* Whatever lies there, opening it must not hang. */
+#define KVFI_FILE_READ (O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
 /* A value that was opened. */
 typedef struct kvfi_opened {
     int fd; /* -1: nothing to close */

@@ -4,8 +4,8 @@
 #include "kvferry/store.h"
 
 #define LOOKUP_THREADS 2u
-#define BATCH_THREADS                                                                                                  \
-    4u /* for batches of queues: they have deadlines, and must not wait for a writer that has none to speak of */
+/* For batches of queues: they have deadlines, and must not wait for a writer that has none to speak of. */
+#define BATCH_THREADS         4u
 #define DEFAULT_DRAIN_MS      5000u
 #define DEFAULT_BACKLOG_BYTES ((size_t)256 << 20)
 

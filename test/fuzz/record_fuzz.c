@@ -8,11 +8,11 @@
 #include "record/record.h"
 #include "session/session.h"
 
-#define REQUIRE(what)                                                                                                  \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            abort();                                                                                                   \
-        }                                                                                                              \
+#define REQUIRE(what)  \
+    do {               \
+        if (!(what)) { \
+            abort();   \
+        }              \
     } while (0)
 
 static void check_record(uint8_t *bytes, size_t len) {

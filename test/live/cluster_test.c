@@ -36,11 +36,11 @@ static int stop(void **state) {
     return 0;
 }
 
-#define NEEDS_CLUSTER()                                                                                                \
-    do {                                                                                                               \
-        (void)state;                                                                                                   \
-        if (cluster == NULL)                                                                                           \
-            skip();                                                                                                    \
+#define NEEDS_CLUSTER()      \
+    do {                     \
+        (void)state;         \
+        if (cluster == NULL) \
+            skip();          \
     } while (0)
 
 typedef struct bench {

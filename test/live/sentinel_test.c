@@ -32,11 +32,11 @@ static int stop(void **state) {
     return 0;
 }
 
-#define NEEDS_SENTINELS()                                                                                              \
-    do {                                                                                                               \
-        (void)state;                                                                                                   \
-        if (set == NULL)                                                                                               \
-            skip();                                                                                                    \
+#define NEEDS_SENTINELS() \
+    do {                  \
+        (void)state;      \
+        if (set == NULL)  \
+            skip();       \
     } while (0)
 
 static size_t load(kvf_space *space, kvft_prompt *prompt) {

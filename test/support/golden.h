@@ -40,11 +40,11 @@ static inline void kvft_golden_vector(const char *name, uint8_t out[32]) {
 }
 
 /* The space, tokens and payload that the vectors are about. */
-#define KVFT_GOLDEN_FIELDS                                                                                             \
-    {                                                                                                                  \
-        {"tenant", "acme \xc3\xa9"}, {"kv", "f16 LHTD"}, {"model", "sha256:0123"}, {                                   \
-            "engine", "test 1"                                                                                         \
-        }                                                                                                              \
+#define KVFT_GOLDEN_FIELDS                                                           \
+    {                                                                                \
+        {"tenant", "acme \xc3\xa9"}, {"kv", "f16 LHTD"}, {"model", "sha256:0123"}, { \
+            "engine", "test 1"                                                       \
+        }                                                                            \
     }
 #define KVFT_GOLDEN_SECRET  "a tenant's secret"
 #define KVFT_GOLDEN_PAYLOAD 1000u

@@ -319,13 +319,13 @@ static int64_t position(victim *v) {
     return 1 + (int64_t)(kvft_random(v->random) % span);
 }
 
-#define WIRE(name, ...)                                                                                                \
-    static bool name(victim *v) {                                                                                      \
-        uint64_t r = kvft_random(v->random);                                                                           \
-        int64_t at = position(v);                                                                                      \
-        (void)r;                                                                                                       \
-        (void)at;                                                                                                      \
-        return on_the_wire(v, &(kvft_plan){.seed = r, __VA_ARGS__});                                                   \
+#define WIRE(name, ...)                                              \
+    static bool name(victim *v) {                                    \
+        uint64_t r = kvft_random(v->random);                         \
+        int64_t at = position(v);                                    \
+        (void)r;                                                     \
+        (void)at;                                                    \
+        return on_the_wire(v, &(kvft_plan){.seed = r, __VA_ARGS__}); \
     }
 WIRE(wire_latency, .latency_ms = (uint32_t)(r % 150))
 WIRE(wire_bandwidth, .bytes_per_s = 50000 + r % 3000000)

@@ -12,7 +12,7 @@ kvfi_tier *kvft_tier(const char *url); /* opens or aborts with the message */
 /* A whole record in one piece, cut by iovecs; its bytes, address and tokens follow from the seed. The payload begins at
  * a multiple of 64, as an engine's would. */
 enum { KVFT_VALUE_TOKENS = 4, KVFT_VALUE_IOVS = 6 };
-#define KVFT_VALUE_EXTRA                                                                                               \
+#define KVFT_VALUE_EXTRA \
     (KVFI_HEAD_BYTES(KVFT_VALUE_TOKENS) + KVFI_SUM_BYTES) /* a value is so much longer than its payload */
 typedef struct kvft_value {
     kvfi_item item;

@@ -911,11 +911,11 @@ static void test_what_the_operator_must_mend(void **state) {
 /* ---- in a child: as another user, or with mounts of its own. Exit codes: 0 fine, 77 can't be tried here, else a line
  * number. */
 
-#define EXPECT(cond)                                                                                                   \
-    do {                                                                                                               \
-        if (!(cond)) {                                                                                                 \
-            _exit(__LINE__ % 70 == 0 ? 71 : __LINE__ % 70);                                                            \
-        }                                                                                                              \
+#define EXPECT(cond)                                        \
+    do {                                                    \
+        if (!(cond)) {                                      \
+            _exit(__LINE__ % 70 == 0 ? 71 : __LINE__ % 70); \
+        }                                                   \
     } while (0)
 
 static void expect_child(int (*run)(const char *dir), const char *what) {

@@ -14,8 +14,8 @@
 #define MAX_CONTEXTS 32u
 #define MAX_MODELS   32u
 #define MAX_SEQS     256u
-#define IDENTIFY_WAIT_MS                                                                                               \
-    2000 /* at a decode; hashing a large model for the first time takes longer, and is not waited for */
+/* At a decode; hashing a large model for the first time takes longer, and is not waited for. */
+#define IDENTIFY_WAIT_MS 2000
 
 typedef struct model {
     struct llama_model *model; /* NULL: a free place */

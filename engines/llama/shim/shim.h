@@ -19,13 +19,13 @@
 #include "llama/engine.h"
 
 /* libllama's own function. */
-#define REAL(name)                                                                                                     \
-    __extension__({                                                                                                    \
-        static __typeof__(&name) real_;                                                                                \
-        if (real_ == NULL) {                                                                                           \
-            *(void **)(void *)&real_ = kvfl_shim_next(#name);                                                          \
-        }                                                                                                              \
-        real_;                                                                                                         \
+#define REAL(name)                                            \
+    __extension__({                                           \
+        static __typeof__(&name) real_;                       \
+        if (real_ == NULL) {                                  \
+            *(void **)(void *)&real_ = kvfl_shim_next(#name); \
+        }                                                     \
+        real_;                                                \
     })
 void *kvfl_shim_next(const char *name);
 
