@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-chaos: a single server, a master with sentinels, and a Cluster, all real, suffer fault after fault (support/nemesis.h) while loads, saves,
- * lookups, batches of a queue and sessions go on in several threads. One invariant: what loads is byte-exact, or it is a miss; every call returns
- * within its budget and 100 ms; after it nobody writes to the caller's memory; the store is of use again when the fault is over; and when it
- * has been closed, no memory, file or thread of it is left.
+ * check-chaos: a single server, a master with sentinels, and a Cluster, all real, suffer fault after fault
+ * (support/nemesis.h) while loads, saves, lookups, batches of a queue and sessions go on in several threads. One
+ * invariant: what loads is byte-exact, or it is a miss; every call returns within its budget and 100 ms; after it
+ * nobody writes to the caller's memory; the store is of use again when the fault is over; and when it has been closed,
+ * no memory, file or thread of it is left.
  *
  *   chaos_bench [SEEDS]     200 seeds; each is one life of a store, and decides its faults. SEED=n runs that one alone.
  *
- * On a machine that is busy the test itself may not get a processor. How long its threads were ready to run and had to wait for one is known to the
- * kernel (/proc/self/task/N/schedstat), and how late a thread wakes up that only sleeps: a call may be late by the longer of the two. The
- * figures with and without that allowance are printed, and how many calls needed it.
+ * On a machine that is busy the test itself may not get a processor. How long its threads were ready to run and had to
+ * wait for one is known to the kernel (/proc/self/task/N/schedstat), and how late a thread wakes up that only sleeps: a
+ * call may be late by the longer of the two. The figures with and without that allowance are printed, and how many
+ * calls needed it.
  */
 #include <dirent.h>
 #include <poll.h>
@@ -505,7 +507,8 @@ static footprint take_footprint(kvft_world *world) {
     return now;
 }
 
-/* A thread that has been joined may still be listed for a moment, and a proxy may be about to open or close something. */
+/* A thread that has been joined may still be listed for a moment, and a proxy may be about to open or close
+ * something. */
 static void check_footprint(kvft_world *world, const footprint *before) {
     footprint after = take_footprint(world);
     for (int tries = 0; tries < 200 && (after.threads != before->threads || after.fds != before->fds); tries++) {

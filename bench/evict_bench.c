@@ -2,14 +2,15 @@
  *
  * check-evict: what is left of prefixes when a store has half of the memory that its users would need.
  *
- * One trace of prompts (shared system prompts, documents asked about again and again, chats that grow, prompts that never return) is played
- * against a real server with each eviction policy, and against the folder and the memory store, through the public interface: match, load
- * what is there, save the rest. The store holds half of the blocks that the trace asks for more than once. Counted is the share
- * of the blocks that were stored before, in front of the first gap, and could be loaded again: what eviction cost. The clock of server and
- * client runs ahead with the trace (clock_shim.c), so that ages, times to live and the server's clock of one second mean what they mean in
- * production.
+ * One trace of prompts (shared system prompts, documents asked about again and again, chats that grow, prompts that
+ * never return) is played against a real server with each eviction policy, and against the folder and the memory store,
+ * through the public interface: match, load what is there, save the rest. The store holds half of the blocks that the
+ * trace asks for more than once. Counted is the share of the blocks that were stored before, in front of the first gap,
+ * and could be loaded again: what eviction cost. The clock of server and client runs ahead with the trace
+ * (clock_shim.c), so that ages, times to live and the server's clock of one second mean what they mean in production.
  *
- * usage: evict_bench [--seeds N] [--requests N] [--row NAME]...   Exits 1 when a policy beats the documented default by more than the seeds scatter.
+ * usage: evict_bench [--seeds N] [--requests N] [--row NAME]...
+ * Exits 1 when a policy beats the documented default by more than the seeds scatter.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -419,9 +420,9 @@ static void command_each(place *p, const client *c, const char *verb, unsigned n
     free(commands);
 }
 
-/* What a client might do so that the head of a prompt outlives its tail. TOUCH: the server's clock counts seconds, so the front half is
- * touched again a little later, and the front quarter after that. DEPTH: each use sets a time to live that is shorter the deeper a block
- * lies, by a millisecond for each token in front of it. */
+/* What a client might do so that the head of a prompt outlives its tail. TOUCH: the server's clock counts seconds, so
+ * the front half is touched again a little later, and the front quarter after that. DEPTH: each use sets a time to live
+ * that is shorter the deeper a block lies, by a millisecond for each token in front of it. */
 static void play_trick(place *p, const client *c, unsigned num) {
     if (p->row->trick == DEPTH) {
         command_each(p, c, "PEXPIRE", num, 3600000, BLOCK_TOKENS);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-128k: a context of 128K tokens at 32 KiB a token (4 GiB in 4,096 blocks of 1 MiB) stored in and loaded from a redis-server of
- * its own. Asserts: the chain of all tokens in one call; the lookup of all blocks in one round trip, counted on the wire by a proxy
- * that holds back every reply until all 4,096 questions have passed; every byte right; the client's own memory under 64 MiB beyond the
- * caller's buffers. Prints GB/s for people; asserts nothing about time.
+ * check-128k: a context of 128K tokens at 32 KiB a token (4 GiB in 4,096 blocks of 1 MiB) stored in and loaded from a
+ * redis-server of its own. Asserts: the chain of all tokens in one call; the lookup of all blocks in one round trip,
+ * counted on the wire by a proxy that holds back every reply until all 4,096 questions have passed; every byte right;
+ * the client's own memory under 64 MiB beyond the caller's buffers. Prints GB/s for people; asserts nothing about time.
  */
 #include <errno.h>
 #include <poll.h>
@@ -276,7 +276,8 @@ static void close_work(work *w) {
     kvf_store_close(w->store);
 }
 
-/* The lookup through the proxy, by a store of its own: returns the round trips seen on the wire, 0 when it did not find everything. */
+/* The lookup through the proxy, by a store of its own: returns the round trips seen on the wire, 0 when it did not find
+ * everything. */
 static size_t count_round_trips(work *w, kvft_server *server, uint64_t *reported) {
     proxy p = {.expected = BLOCKS};
     snprintf(p.path, sizeof p.path, "%s/proxy.sock", server->dir);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a server charges for our records, and what they take of the machine: used_memory (by which it evicts) and resident memory beside the
- * bytes of the records, after storing them and after storing them twice more, in another order. For redis-server and, if $KVF_VALKEY
- * names one, valkey-server. `part`: the longest value of one key (the parameter of that name).
+ * What a server charges for our records, and what they take of the machine: used_memory (by which it evicts) and
+ * resident memory beside the bytes of the records, after storing them and after storing them twice more, in another
+ * order. For redis-server and, if $KVF_VALKEY names one, valkey-server. `part`: the longest value of one key (the
+ * parameter of that name).
  *
  * usage: sizes_bench [--speed]     With it, instead: what two keys for a record cost in time, beside one.
  */
@@ -82,7 +83,7 @@ static void measure(const struct record *r) {
     kvft_server_stop(server);
 }
 
-/* ---- what an agreeable length costs in time: the same records as one key each and as two, in turn on one server ---- */
+/* ---- what an agreeable length costs in time: the same records as one key each and as two ---- */
 
 enum { NUM_SPEED = 24, ROUNDS = 7 };
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-stall: a connection that stalls does not slow the loads on the others. A victim's load hangs in the middle of a reply, on a connection that
- * the proxy holds still and that nobody gives up (stall_ms is long); meanwhile another thread loads over the other connections of the
- * same store. Pairs of the same loads, with and without the victim, one right after the other and in changing order; the median of their
- * ratios is the figure.
+ * check-stall: a connection that stalls does not slow the loads on the others. A victim's load hangs in the middle of a
+ * reply, on a connection that the proxy holds still and that nobody gives up (stall_ms is long); meanwhile another
+ * thread loads over the other connections of the same store. Pairs of the same loads, with and without the victim, one
+ * right after the other and in changing order; the median of their ratios is the figure.
  */
 #include <pthread.h>
 #include <stdatomic.h>

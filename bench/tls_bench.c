@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What TLS costs: the same loads and saves over TCP with it and without, on two servers of one kind, in turns. Each figure is the median of
- * the rounds; the ratio is the median of the ratios within a round.
+ * What TLS costs: the same loads and saves over TCP with it and without, on two servers of one kind, in turns. Each
+ * figure is the median of the rounds; the ratio is the median of the ratios within a round.
  *
  *   tls_bench [rounds]        default 7
  */
@@ -99,7 +99,8 @@ int main(int argc, char **argv) {
     kvft_certs *certs = kvft_certs_new();
     kvft_server_use_tls(certs, kvft_certs_server(certs));
     tls.server = kvft_server_start(NULL);
-    /* A machine that is busy may stall for longer than the default allows: then the figures are worth little, but they are figures. */
+    /* A machine that is busy may stall for longer than the default allows: then the figures are worth little, but they
+     * are figures. */
     snprintf(url, sizeof url, "%s?stall_ms=5000&ssl_ca_certs=%s", tls.server->tcp_url, certs->ca);
     tls.store = kvft_store(url);
     snprintf(url, sizeof url, "%s?stall_ms=5000", plain.server->tcp_url);

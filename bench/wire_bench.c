@@ -2,15 +2,17 @@
  *
  * check-wire: our GET and SET through the public calls, with all checks on, beside
  *
- *   bare      a minimal blocking client that checks nothing, with one connection and with two; the better of those with as many as
- *             ours uses in that cell, or one, is the ceiling
+ *   bare      a minimal blocking client that checks nothing, with one connection and with two; the better of those with
+ *             as many as ours uses in that cell, or one, is the ceiling
  *   hiredis   synchronous, and a copy into place
- *   article   the recipe of redis-py and numpy (wire_peers.py); both with malloc as it is and tuned, since that is most of their loss
+ *   article   the recipe of redis-py and numpy (wire_peers.py); both with malloc as it is and tuned, since that is most
+ *             of their loss
  *
- * on one redis-server, over a unix socket and over TCP, for values of 256 KiB, 1 MiB and 4 MiB. Every contender is a process of its own
- * with 16 buffers that have been touched; rounds are interleaved; each figure is the median of the ratios within a round.
+ * on one redis-server, over a unix socket and over TCP, for values of 256 KiB, 1 MiB and 4 MiB. Every contender is a
+ * process of its own with 16 buffers that have been touched; rounds are interleaved; each figure is the median of the
+ * ratios within a round.
  *
- *   wire_bench [--check] [--rounds N] [--only TEXT]... [--who NAME]...       e.g. --only "unix get 1M" --who ours --who bare1
+ *   wire_bench [--check] [--rounds N] [--only TEXT]... [--who NAME]...       --only "unix get 1M" --who ours
  *   WIRE_VARIANT='conns=1' wire_bench --who ours --who variant      ours, and ours with other parameters
  *
  * Exit status 0 where ours is at least 0.9 of the ceiling from 1 MiB on, and ahead of every peer everywhere.
@@ -322,7 +324,8 @@ static void ours_keys(const job *j, kvf_key keys[NUM_BUFFERS]) {
     kvf_chain(space, keys, NUM_BUFFERS, tokens, NUM_BUFFERS * BLOCK_TOKENS);
 }
 
-/* A save of what the store is known to have is skipped; here it must go over the wire again, over the old value, as with everyone. */
+/* A save of what the store is known to have is skipped; here it must go over the wire again, over the old value, as
+ * with everyone. */
 static void ours_forget(void) {
     kvfi_known_clear(&store->known);
 }
@@ -681,8 +684,8 @@ static bool has(int w) {
     return workers[w].to != NULL;
 }
 
-/* The ceiling is the better of the bare clients, by the medians, of those with one connection or as many as ours: it loads with two over TCP,
- * unless values are large. */
+/* The ceiling is the better of the bare clients, by the medians, of those with one connection or as many as ours: it
+ * loads with two over TCP, unless values are large. */
 static int ceiling_of(size_t at, unsigned rounds) {
     const cell *c = &cells[at];
     bool two = strcmp(c->transport, "tcp") == 0 && strcmp(c->op, "get") == 0 && c->bytes < (2u << 20);

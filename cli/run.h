@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kvferry run: what its files share. run.c reads the arguments and says in which order things happen; memory: what
- * grows; threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens, chat template,
- * UTF-8; session: a conversation in a store; answer: prefill and generation; bar: progress; report: what is said at the
- * end.
+ * grows; threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens, chat
+ * template, UTF-8; session: a conversation in a store; answer: prefill and generation; bar: progress; report: what is
+ * said at the end.
  */
 #ifndef KVFCLI_RUN_H
 #define KVFCLI_RUN_H
@@ -47,7 +47,8 @@ typedef struct kvfcli_run_options {
 /* kvfcli_read_prompt puts the document and the question into one text. Returns 0, or an exit code after a message. */
 int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options);
 
-/* ---- progress on stderr (run_bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over sooner */
+/* ---- progress on stderr (run_bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over
+ * sooner */
 typedef struct kvfcli_bar {
     const char *what, *unit;
     bool quiet, terminal, drawn;
@@ -59,8 +60,8 @@ void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
 void kvfcli_bar_end(kvfcli_bar *bar);
 
 /* ---- threads (run_threads.c) */
-/* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment says how they
- * wait. libgomp reads its settings before main, so the program starts itself once more: call this first. */
+/* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment says how
+ * they wait. libgomp reads its settings before main, so the program starts itself once more: call this first. */
 void kvfcli_calm_threads(int argc, char **argv);
 
 /* ---- model and context (run_model.c) */
@@ -77,11 +78,13 @@ typedef struct kvfcli_engine {
 
 enum { KVFCLI_TEXT_SEQ = 0, KVFCLI_SCRATCH_SEQ = 1, KVFCLI_NUM_SEQS = 2 };
 
-/* kvfcli_check_model_file finds what is plainly no model before llama.cpp does, which tells it with less care. KVF_OK or KVF_LIMIT. */
+/* kvfcli_check_model_file finds what is plainly no model before llama.cpp does, which tells it with less care. KVF_OK
+ * or KVF_LIMIT. */
 kvf_status kvfcli_check_model_file(kvf_error *err, const char *path);
 /* Both return 0, or an exit code after a message. */
 int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options);
-/* kvfcli_make_context makes a context for a prompt of num_prompt tokens and the answer, and lowers *num_answer to what fits. */
+/* kvfcli_make_context makes a context for a prompt of num_prompt tokens and the answer, and lowers *num_answer to what
+ * fits. */
 int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt,
                         uint32_t *num_answer);
 /* kvfcli_attach never fails: what can't use a store goes on without. */
@@ -103,8 +106,8 @@ typedef struct kvfcli_template {
 /* kvfcli_choose_template takes the model's own; says so where that can't be done. */
 kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kvfcli_run_options *options);
 
-/* Both return 0, or an exit code after a message. kvfcli_tokenize_chat makes the prompt that ends where the next answer begins;
- * kvfcli_tokenize_turn only what comes behind an answer: the end of that and the next question. */
+/* Both return 0, or an exit code after a message. kvfcli_tokenize_chat makes the prompt that ends where the next answer
+ * begins; kvfcli_tokenize_turn only what comes behind an answer: the end of that and the next question. */
 int kvfcli_tokenize_chat(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
                          const kvfcli_message *messages, size_t num);
 int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
@@ -144,7 +147,8 @@ typedef struct kvfcli_chat {
 
 /* kvfcli_chat_load finds the turns of the conversation; none is fine. Returns 0, or an exit code after a message. */
 int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options);
-/* The messages of all turns and the question: 2 * num_turns + 1 of them, to be freed with free(). NULL without memory. */
+/* The messages of all turns and the question: 2 * num_turns + 1 of them, to be freed with free(). NULL without memory.
+ */
 kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *question);
 
 /* What a turn adds. `whole`: `prompt` is all that the model saw, not only what was new. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry explain: what of a prompt is stored, and why the rest is not. Reads the headers of all records of the store, and a few whole ones:
- * for people who ask, not for the hot path.
+ * kvferry explain: what of a prompt is stored, and why the rest is not. Reads the headers of all records of the store,
+ * and a few whole ones: for people who ask, not for the hot path.
  */
 #include "run.h"
 
@@ -122,7 +122,8 @@ static size_t common(const explanation *e, size_t from, const uint32_t *tokens, 
     return same;
 }
 
-/* Whether the record is the block behind the matched ones: its key says so. (A tail has a key of another kind; its place and tokens must do.) */
+/* Whether the record is the block behind the matched ones: its key says so. (A tail has a key of another kind; its
+ * place and tokens must do.) */
 static bool is_next(const explanation *e, const kvf_entry *entry) {
     size_t before = e->matched * e->block_tokens, num = before + e->block_tokens;
     if (entry->num_tokens != e->block_tokens) {

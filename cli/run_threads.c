@@ -2,10 +2,11 @@
  *
  * kvferry run: how the threads of llama.cpp wait for each other.
  *
- * They meet behind every operation, hundreds of times for a token. By default libgomp lets the one that is early spin for
- * milliseconds: as long as it shares its core with another program, it spends there what the late one needs, and a token can take
- * a second. When it asks the kernel to wake it after 100 turns instead, an idle machine is as fast, and a busy one several
- * times faster (measured: docs/llama.md). OMP_WAIT_POLICY=passive does not spin at all, which an idle machine notices.
+ * They meet behind every operation, hundreds of times for a token. By default libgomp lets the one that is early spin
+ * for milliseconds: as long as it shares its core with another program, it spends there what the late one needs, and a
+ * token can take a second. When it asks the kernel to wake it after 100 turns instead, an idle machine is as fast, and
+ * a busy one several times faster (measured: docs/llama.md). OMP_WAIT_POLICY=passive does not spin at all, which an
+ * idle machine notices.
  */
 #include "run.h"
 

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check-cold: what does write-behind cost a cold run? One process, one context of the real model; pairs of runs of the
- * same prompt, a new one for each pair: one that stores into a folder as it goes, one without a store; which comes first,
- * chance says. A run is a prefill of two batches of a block each (the first is written while the second is computed) and the
- * last token; with the store also the wait until the last block is written, which a longer prompt would not notice.
+ * same prompt, a new one for each pair: one that stores into a folder as it goes, one without a store; which comes
+ * first, chance says. A run is a prefill of two batches of a block each (the first is written while the second is
+ * computed) and the last token; with the store also the wait until the last block is written, which a longer prompt
+ * would not notice.
  *
  * The median of the pairs' ratios counts, and its interval decides: all of it at most 1.02 is ok, all of it above is
- * FAILED, and the limit inside of it is "not resolved", which fails too: the machine was too noisy to tell. The interval is
- * made of order statistics, which assume nothing about the noise but that it does not know the order. The number of pairs is
- * fixed before the first one runs.
+ * FAILED, and the limit inside of it is "not resolved", which fails too: the machine was too noisy to tell. The
+ * interval is made of order statistics, which assume nothing about the noise but that it does not know the order. The
+ * number of pairs is fixed before the first one runs.
  *
- * The runs are short because what matters is that a pair is over soon: on a virtual machine whose neighbours come and go
- * the same prefill takes 3 to 5 s, and 21 pairs of processes of 4 s can't tell 1.016 from 1.02. Beside the ratio stands a
- * cost that noise hardly touches: the time the exports took and the CPU time of the writers, as a share of the run.
+ * The runs are short because what matters is that a pair is over soon: on a virtual machine whose neighbours come and
+ * go the same prefill takes 3 to 5 s, and 21 pairs of processes of 4 s can't tell 1.016 from 1.02. Beside the ratio
+ * stands a cost that noise hardly touches: the time the exports took and the CPU time of the writers, as a share of the
+ * run.
  *
  * --series FILE keeps the pairs in FILE, and goes on with those that are in it: a series may be measured in portions.
  * --control runs both sides without a store, which shows the noise and must give 1; --check exits 1 where it isn't ok.
@@ -150,7 +152,8 @@ typedef struct median {
     double least, most;
 } median;
 
-/* Of `num` sorted values the k-th from either end: the chance that fewer than k of num throws of a coin are heads is at most 2.5 %. */
+/* Of `num` sorted values the k-th from either end: the chance that fewer than k of num throws of a coin are heads is at
+ * most 2.5 %. */
 static size_t rank_of(size_t num) {
     double chance = pow(0.5, (double)num), tail = 0;
     size_t k = 0;
@@ -312,7 +315,8 @@ static void open_bench(bench *b, const char *folder) {
     if (b->ctx == NULL) {
         die("no context");
     }
-    /* So much that nothing is removed while a run is timed would fill a disk; what is older is removed as it always is. */
+    /* So much that nothing is removed while a run is timed would fill a disk; what is older is removed as it always
+     * is. */
     snprintf(url, sizeof url, "file:%s?max=256M", folder);
     b->store = kvft_store(url);
     b->side[PLAIN] = attach(b, &params, NULL, PLAIN);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-never-slower: the time to the first token of a prompt whose blocks are all stored, behind a cable of many bandwidths (the fault proxy), beside
- * the same prompt on the same context without a store. For each bandwidth a handle of its own: its first prefill knows nothing of the
- * store, the later ones know what they measured. Around the crossover, where loading all takes as long as computing all, also
- * loading alone.
+ * check-never-slower: the time to the first token of a prompt whose blocks are all stored, behind a cable of many
+ * bandwidths (the fault proxy), beside the same prompt on the same context without a store. For each bandwidth a handle
+ * of its own: its first prefill knows nothing of the store, the later ones know what they measured. Around the
+ * crossover, where loading all takes as long as computing all, also loading alone.
  *
  *   never_slower_bench [--check] [--rounds N] [--blocks N] [--svg FILE] [MB/s ...]
  */

@@ -28,7 +28,8 @@ kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...)
 
 /* ---- the handle ---- */
 
-/* As many tokens as one physical batch takes, in whole tiles; a context with smaller batches than a tile takes what it has. */
+/* As many tokens as one physical batch takes, in whole tiles; a context with smaller batches than a tile takes what it
+ * has. */
 static uint32_t choose_step(const struct llama_context *ctx) {
     uint32_t batch = llama_n_batch(ctx), ubatch = llama_n_ubatch(ctx);
     uint32_t most = batch < ubatch ? batch : ubatch;

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The blob of one sequence, as llama_state_seq_get_data writes it (llama-context.cpp, llama-kv-cache.cpp and llama-memory-recurrent.cpp,
- * state_write*; LLAMA_STATE_SEQ_VERSION 3; native endianness, no checksum, no version of its own):
+ * The blob of one sequence, as llama_state_seq_get_data writes it (llama-context.cpp, llama-kv-cache.cpp and
+ * llama-memory-recurrent.cpp, state_write*; LLAMA_STATE_SEQ_VERSION 3; native endianness, no checksum, no version of
+ * its own):
  *
  *   u32 magic, i32 seq_id, then one part after the other:
- *   a cache:  u32 n_stream, per stream: u32 cells, per cell {i32 pos, u32 n_seq_id, [i32 x, i32 y, i32 token], i32 seq_id},
- *             u32 v_trans, u32 n_layer, per layer K {i32 type, u64 row bytes, rows}, per layer V the same, or if transposed
- *             {i32 type, u32 element bytes, u32 rows, elements}
- *   a state:  u32 cells, per cell {i32 pos, u32 0}, u32 0, u32 n_layer, per recurrent layer {i32 type, u64 row bytes, row}, twice
+ *   a cache:  u32 n_stream, per stream: u32 cells, per cell {i32 pos, u32 n_seq_id, [i32 x, i32 y, i32 token], i32
+ *             seq_id}, u32 v_trans, u32 n_layer, per layer K {i32 type, u64 row bytes, rows}, per layer V the same, or
+ *             if transposed {i32 type, u32 element bytes, u32 rows, elements}
+ *   a state:  u32 cells, per cell {i32 pos, u32 0}, u32 0, u32 n_layer, per recurrent layer {i32 type, u64 row bytes,
+ *             row}, twice
  *
- * A plain model has one cache; with sliding windows there is a second one, of the layers with a window; a hybrid model has a state behind its cache;
- * a recurrent one has only a state. It is private to llama.cpp. So an export of one token is parsed whole at attach, and anything
- * unexpected refuses the context: memory of another kind has further parts and does not parse.
+ * A plain model has one cache; with sliding windows there is a second one, of the layers with a window; a hybrid model
+ * has a state behind its cache; a recurrent one has only a state. It is private to llama.cpp. So an export of one token
+ * is parsed whole at attach, and anything unexpected refuses the context: memory of another kind has further parts and
+ * does not parse.
  */
 #ifndef KVFL_BLOB_H
 #define KVFL_BLOB_H
@@ -45,12 +48,12 @@ typedef struct kvfl_shape {
     size_t state_begin, state_rows, state_end;
 } kvfl_shape;
 
-/* false: not a blob of that many caches, with a state or without, or not to its last byte. num_caches, has_state and has_ext are read. A blob
- * of several streams is parsed only up to the first num_streams. */
+/* false: not a blob of that many caches, with a state or without, or not to its last byte. num_caches, has_state and
+ * has_ext are read. A blob of several streams is parsed only up to the first num_streams. */
 bool kvfl_blob_parse(kvfl_shape *, const uint8_t *blob, size_t len);
 
-/* Each of the first `caches` caches of the blob has one cell for each of the positions from `first` to `end` - 1, in this order. `shape` is that
- * of the model's blobs. Only cells are read: the rest is as long as `shape` says. */
+/* Each of the first `caches` caches of the blob has one cell for each of the positions from `first` to `end` - 1, in
+ * this order. `shape` is that of the model's blobs. Only cells are read: the rest is as long as `shape` says. */
 bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first,
                       int32_t end);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * In place of llama_decode: what a batch asks for is split by sequence. What ends at a token with an output is a prompt; its whole blocks and its
- * tail are brought in, one sequence after the other, by copies from other sequences, loads and computation (kvfl_fill); what is left is decoded
- * together: the tokens with outputs, and those in front of the end of a batch that stopped in the middle of a block.
+ * In place of llama_decode: what a batch asks for is split by sequence. What ends at a token with an output is a
+ * prompt; its whole blocks and its tail are brought in, one sequence after the other, by copies from other sequences,
+ * loads and computation (kvfl_fill); what is left is decoded together: the tokens with outputs, and those in front of
+ * the end of a batch that stopped in the middle of a block.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -18,7 +19,8 @@ typedef struct kvfl_piece {
     size_t done;         /* in front of this position all is in the sequence */
     kvf_llama_aside why; /* not to be followed */
     bool alone;          /* no token belongs to another sequence too */
-    /* Tokens that were dropped, to compute or load their block as a whole: their state, to put it back when that fails. */
+    /* Tokens that were dropped, to compute or load their block as a whole: their state, to put it back when that
+     * fails. */
     size_t dropped_from, dropped_bytes;
     uint8_t *dropped;
 } kvfl_piece;
@@ -161,8 +163,8 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
            (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, kv->budget_ms * 1000) == KVF_OK && run == 1);
 }
 
-/* A sequence that ends in the middle of a block: where that end was computed only because a batch was full, or its block is stored whole, the
- * sequence goes back to where the block begins. */
+/* A sequence that ends in the middle of a block: where that end was computed only because a batch was full, or its
+ * block is stored whole, the sequence goes back to where the block begins. */
 static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     const kvfl_history *h = &kv->histories[seq];
     size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens;
@@ -176,7 +178,8 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     }
 }
 
-/* The cells that all sequences would take if none shared any. (Of a window the least position says nothing of the other caches.) */
+/* The cells that all sequences would take if none shared any. (Of a window the least position says nothing of the other
+ * caches.) */
 static size_t unshared_cells(const kvf_llama *kv) {
     size_t sum = 0;
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
@@ -187,8 +190,9 @@ static size_t unshared_cells(const kvf_llama *kv) {
     return sum;
 }
 
-/* A state can't go back, but it can be replaced: where one further on is stored, the sequence begins anew and is loaded up to there. (llama-server
- * ends batches in the middle of blocks.) Only where the cells for all of it are there in any case: what has been dropped can't be put back. */
+/* A state can't go back, but it can be replaced: where one further on is stored, the sequence begins anew and is loaded
+ * up to there. (llama-server ends batches in the middle of blocks.) Only where the cells for all of it are there in any
+ * case: what has been dropped can't be put back. */
 static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t batch_tokens) {
     kvfl_history *h = &kv->histories[seq];
     size_t block = kv->block_tokens, first = h->num / block, run = 0;
@@ -424,7 +428,8 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     }
 }
 
-/* llama_decode leaves the memory as it was when it returns 1 or -1; so do we. After a worse failure the memory says what it holds. */
+/* llama_decode leaves the memory as it was when it returns 1 or -1; so do we. After a worse failure the memory says
+ * what it holds. */
 static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];

@@ -27,8 +27,8 @@
 #include "llama/flight.h"
 #include "llama/plan.h"
 
-/* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows), so whole blocks are
- * never computed in a smaller batch: only then is a computed block the same as a loaded one. */
+/* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows), so
+ * whole blocks are never computed in a smaller batch: only then is a computed block the same as a loaded one. */
 #define KVFL_MIN_BATCH        64u
 #define KVFL_MAX_BLOCK_TOKENS 4096u
 #define KVFL_RECORD_AIM       ((size_t)1 << 20)
@@ -36,8 +36,9 @@
 
 /* How a context's memory is stored. */
 typedef enum kvfl_mode {
-    KVFL_RANGE, /* plain attention: everything lies in blocks */
-    KVFL_SPLIT, /* sliding windows, hybrid: blocks for the attention to the whole text; window or recurrent state at boundaries */
+    KVFL_RANGE,   /* plain attention: everything lies in blocks */
+    KVFL_SPLIT,   /* sliding windows, hybrid: blocks for the attention to the whole text; window or recurrent state at
+                     boundaries */
     KVFL_SNAPSHOT /* recurrent: states at boundaries, no blocks */
 } kvfl_mode;
 
@@ -46,8 +47,8 @@ typedef struct kvfl_kind {
     kvfl_shape shape;               /* of the blob of the probe token */
     uint32_t num_caches;            /* of its caches, those that lie in blocks: the first ones */
     size_t cell_bytes, fixed_bytes; /* of a block */
-    uint8_t *
-        empty; /* PARTIAL_ONLY of an empty sequence: behind its head, what a block's blob ends with in place of a state */
+    uint8_t *empty; /* PARTIAL_ONLY of an empty sequence: behind its head, what a block's blob ends with in place of a
+                       state */
     size_t rest_bytes; /* of that */
     uint32_t apart;    /* tokens from one state to the next */
     bool reseat;       /* see state.c */
@@ -62,13 +63,13 @@ typedef struct kvfl_resident {
     uint8_t witness[KVFL_WITNESS_BYTES]; /* of their KV, see resident.c */
 } kvfl_resident;
 
-/* What a sequence holds, as kvf_llama_decode follows it: exactly `num` tokens, at positions 0 to num - 1, and behind them nothing, or, with a
- * reason, what is not known. */
+/* What a sequence holds, as kvf_llama_decode follows it: exactly `num` tokens, at positions 0 to num - 1, and behind
+ * them nothing, or, with a reason, what is not known. */
 typedef struct kvfl_history {
     llama_token *tokens; /* n_ctx of them */
     size_t num;
-    size_t
-        ragged; /* not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
+    /* Not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
+    size_t ragged;
     kvf_llama_aside why;
     bool in_prompt; /* the report is of a prompt whose end has not come yet */
     kvf_llama_report report;
@@ -101,8 +102,9 @@ struct kvf_llama {
     size_t stride; /* of blocks in the load buffers: whole pages, since copies to unaligned memory are slow */
     size_t num_seqs;
     kvfl_resident *residents; /* by sequence */
-    /* The prompt at hand: its whole blocks, and its tail, the tokens behind the last of them but for the very last token. The tail is stored
-     * as a block of its own, which only the same prompt finds again; its index is num_whole. */
+    /* The prompt at hand: its whole blocks, and its tail, the tokens behind the last of them but for the very last
+     * token. The tail is stored as a block of its own, which only the same prompt finds again; its index is num_whole.
+     */
     size_t num_whole;
     uint32_t tail_tokens;
     kvf_key *keys;
@@ -133,8 +135,9 @@ struct kvf_llama {
 int64_t kvfl_now_us(void);
 kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* kind.c: refuses what is not known, before any call that could end the process; computes one token in the scratch sequence, takes its blob
- * apart, puts it together, and fills kv->kind. `probe` is that blob, for the caller to free. `wanted` is the caller's block_tokens. */
+/* kind.c: refuses what is not known, before any call that could end the process; computes one token in the scratch
+ * sequence, takes its blob apart, puts it together, and fills kv->kind. `probe` is that blob, for the caller to free.
+ * `wanted` is the caller's block_tokens. */
 typedef struct kvfl_bytes {
     uint8_t *data;
     size_t len;
@@ -148,7 +151,8 @@ kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, 
 /* weights.c: 64 hex digits. */
 kvf_status kvfl_hash_weights(char out[65], kvf_error *, const char *path);
 
-/* Where block `index` begins, for any index up to one behind the last; how many tokens it has, and how long it is when exported. */
+/* Where block `index` begins, for any index up to one behind the last; how many tokens it has, and how long it is when
+ * exported. */
 static inline size_t kvfl_position(const kvf_llama *kv, size_t index) {
     return index <= kv->num_whole ? index * kv->block_tokens : kv->num_whole * kv->block_tokens + kv->tail_tokens;
 }
@@ -168,19 +172,22 @@ static inline size_t kvfl_num_blocks(const kvf_llama *kv) {
 /* Makes `tokens` the prompt at hand: the first `cut` of them (whole blocks), then a tail of `tail` tokens. */
 void kvfl_chain(kvf_llama *, const llama_token *tokens, size_t cut, size_t tail);
 kvf_block kvfl_block_of(const kvf_llama *, size_t index);
-/* Who computes the front while blocks behind it are loaded: `num` tokens of whole blocks from position `first` on, right behind what the sequence
- * holds, counted in report->computed_tokens and compute_us, and told to kv->pace (kvfl_pace_note). */
+/* Who computes the front while blocks behind it are loaded: `num` tokens of whole blocks from position `first` on,
+ * right behind what the sequence holds, counted in report->computed_tokens and compute_us, and told to kv->pace
+ * (kvfl_pace_note). */
 typedef struct kvfl_front {
     kvf_status (*compute)(void *ctx, size_t first, size_t num);
     void *ctx;
     kvf_status status; /* of the last call; loading ends with the first that fails */
 } kvfl_front;
-/* load.c: brings blocks from `first` on into a sequence that holds exactly the tokens before it, each loaded or computed, whatever is sooner; returns the
- * new first: what follows is not stored, or sooner computed. `front` NULL: only what can be loaded. After front->status: as far as it came. */
+/* load.c: brings blocks from `first` on into a sequence that holds exactly the tokens before it, each loaded or
+ * computed, whatever is sooner; returns the new first: what follows is not stored, or sooner computed. `front` NULL:
+ * only what can be loaded. After front->status: as far as it came. */
 size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, kvfl_front *front);
 /* save.c: blocks [first, end) to the writers. */
 size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
-/* state.c. A boundary is where a state is stored: every kind.apart tokens, behind the last whole block, behind the tail. */
+/* state.c. A boundary is where a state is stored: every kind.apart tokens, behind the last whole block, behind the
+ * tail. */
 static inline bool kvfl_has_states(const kvf_llama *kv) {
     return kv->kind.mode != KVFL_RANGE;
 }
@@ -188,36 +195,41 @@ static inline bool kvfl_has_states(const kvf_llama *kv) {
 static inline size_t kvfl_next_stop(const kvf_llama *kv, size_t have) {
     return kvfl_has_states(kv) ? (have / kv->kind.apart + 1) * kv->kind.apart : SIZE_MAX;
 }
-/* The sequence has been computed exactly up to the end of block index - 1. Does what is due there if that is a boundary: the state is saved,
- * where `save` says so and there is a store, and the sequence continues as one continues that has loaded it. False: llama.cpp lost the state. */
+/* The sequence has been computed exactly up to the end of block index - 1. Does what is due there if that is a
+ * boundary: the state is saved, where `save` says so and there is a store, and the sequence continues as one continues
+ * that has loaded it. False: llama.cpp lost the state. */
 bool kvfl_pass_boundary(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t index, bool save);
 /* kv->state has room for that many bytes. */
 bool kvfl_has_room(kvf_llama *, size_t bytes);
 /* The last boundary behind block `first` and not behind `end` whose state is stored, or `first`. */
 size_t kvfl_match_state(kvf_llama *, kvf_llama_report *, size_t first, size_t end, int64_t deadline_us);
-/* The sequence holds the blocks up to `end`: puts the last stored state there, drops the blocks behind it, and returns where it is. 0: there
- * was none, and the sequence is empty. */
+/* The sequence holds the blocks up to `end`: puts the last stored state there, drops the blocks behind it, and returns
+ * where it is. 0: there was none, and the sequence is empty. */
 size_t kvfl_load_state(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t end, int64_t deadline_us);
 
-/* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of tokens kept; and
- * takes note of what it holds now. */
+/* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of
+ * tokens kept; and takes note of what it holds now. */
 size_t kvfl_keep_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
 void kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
-/* prefill.c: the sequence holds the first `have` of the tokens; loads or computes the rest of them but the last, and saves what is new. On
- * failure kv->decode_rc is what llama_decode said, and what the sequence holds is a prefix of them. */
+/* prefill.c: the sequence holds the first `have` of the tokens; loads or computes the rest of them but the last, and
+ * saves what is new. On failure kv->decode_rc is what llama_decode said, and what the sequence holds is a prefix of
+ * them. */
 kvf_status kvfl_fill(kvf_llama *, kvf_llama_report *, kvf_error *, llama_seq_id, const llama_token *tokens, size_t num,
                      size_t have);
 
-/* decode.c. kvfl_decode is kvf_llama_decode; `plain` (with its argument) computes the whole batch where nothing of it was loaded or cut. */
+/* decode.c. kvfl_decode is kvf_llama_decode; `plain` (with its argument) computes the whole batch where nothing of it
+ * was loaded or cut. */
 typedef int32_t (*kvfl_plain_fn)(void *arg);
 int32_t kvfl_decode(kvf_llama *, const struct llama_batch *, kvfl_plain_fn plain, void *arg);
-/* A batch that can't be looked into is decoded by `plain`: its sequences, and what they hold from now on, are not known. */
+/* A batch that can't be looked into is decoded by `plain`: its sequences, and what they hold from now on, are not
+ * known. */
 int32_t kvfl_decode_unseen(kvf_llama *, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain,
                            void *arg);
 kvf_status kvfl_open_decode(kvf_llama *, kvf_error *);
 void kvfl_close_decode(kvf_llama *);
 
-/* follow.c: what the program did to the memory, told after it was done (kvfl_before_moved: before). seq -1 is every sequence where llama.h says so. */
+/* follow.c: what the program did to the memory, told after it was done (kvfl_before_moved: before). seq -1 is every
+ * sequence where llama.h says so. */
 void kvfl_follow(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t num);
 void kvfl_forget(kvf_llama *, llama_seq_id, kvf_llama_aside why);
 void kvfl_forget_all(kvf_llama *, kvf_llama_aside why);

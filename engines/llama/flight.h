@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Blocks on their way from the store, while the engine does something else. A flight is one load of consecutive blocks, from the first to the
- * last or from the last to the first; each may be used as soon as it has landed. There are two small ones (0 and 1) with buffers that stay in the
- * processor's cache, for loading from front to end, and two large ones for what arrives behind a front that is still being computed.
+ * Blocks on their way from the store, while the engine does something else. A flight is one load of consecutive blocks,
+ * from the first to the last or from the last to the first; each may be used as soon as it has landed. There are two
+ * small ones (0 and 1) with buffers that stay in the processor's cache, for loading from front to end, and two large
+ * ones for what arrives behind a front that is still being computed.
  */
 #ifndef KVFL_FLIGHT_H
 #define KVFL_FLIGHT_H

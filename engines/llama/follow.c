@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which tokens each sequence holds. What is not known to be so is not claimed: `num` shrinks to what is, and a reason stands for what lies
- * behind it, until the sequence is cut back to its known part.
+ * Which tokens each sequence holds. What is not known to be so is not claimed: `num` shrinks to what is, and a reason
+ * stands for what lies behind it, until the sequence is cut back to its known part.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,8 @@ void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, siz
     h->in_prompt = false;
 }
 
-/* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins as it did. */
+/* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins
+ * as it did. */
 void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     kvfl_history *h = &kv->histories[seq];
     bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
@@ -203,7 +204,8 @@ static const kvfl_known_state *find_state(const kvf_llama *kv, const uint8_t dig
     return NULL;
 }
 
-/* Of a partial state (a window, a recurrent state) the rest of the sequence must be what it was when the state was taken. */
+/* Of a partial state (a window, a recurrent state) the rest of the sequence must be what it was when the state was
+ * taken. */
 static bool continues(const kvfl_history *h, const kvfl_known_state *state) {
     return h->num >= state->num && memcmp(h->tokens, state->tokens, state->num * sizeof *state->tokens) == 0;
 }

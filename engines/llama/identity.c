@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The fields of the space. What is here must be everything that changes the bytes of a block; llama.cpp checks none of it when it imports one.
+ * The fields of the space. What is here must be everything that changes the bytes of a block; llama.cpp checks none of
+ * it when it imports one.
  */
 #include <ggml-backend.h>
 #include <openssl/evp.h>
@@ -68,8 +69,8 @@ static void add_shape(fields *f, const kvf_llama *kv, const struct llama_context
     }
 }
 
-/* A model with two sets of rope factors (LongRoPE) takes one or the other by the size of the context: whether that is larger than what the model
- * was trained for before it was extended (llama_model::get_rope_factors). */
+/* A model with two sets of rope factors (LongRoPE) takes one or the other by the size of the context: whether that is
+ * larger than what the model was trained for before it was extended (llama_model::get_rope_factors). */
 static bool takes_long_factors(const kvf_llama *kv) {
     char arch[64] = "", name[128], value[32] = "";
     llama_model_meta_val_str(kv->model, "general.architecture", arch, sizeof arch);
@@ -89,8 +90,8 @@ static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_
         (double)p->yarn_beta_slow, p->yarn_orig_ctx, takes_long_factors(kv));
 }
 
-/* The probe is one token. Kernels for many rows differ between builds that compute one row alike (with llamafile's matrix product or not, with a
- * BLAS, of another version), so the build is part of what computes the same numbers. */
+/* The probe is one token. Kernels for many rows differ between builds that compute one row alike (with llamafile's
+ * matrix product or not, with a BLAS, of another version), so the build is part of what computes the same numbers. */
 static void add_build(fields *f) {
     char build[2048];
     int len = snprintf(build, sizeof build, "%s\n%s", llama_version(), llama_print_system_info());

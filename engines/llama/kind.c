@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What kind of memory a context has. llama.cpp has no getter that tells, so there are three gates: models whose memory is known to be of
- * another kind are refused by name, before any call that could end the process; the blob of one token must parse, to its last byte, as the
- * caches and states that the model's getters promise; and it must come out the same after it was taken apart and put together.
+ * What kind of memory a context has. llama.cpp has no getter that tells, so there are three gates: models whose memory
+ * is known to be of another kind are refused by name, before any call that could end the process; the blob of one token
+ * must parse, to its last byte, as the caches and states that the model's getters promise; and it must come out the
+ * same after it was taken apart and put together.
  */
 #include <ggml-backend.h>
 #include <stdlib.h>
@@ -147,7 +148,8 @@ static kvf_status compute_probe(kvf_llama *kv, kvf_error *err) {
     return KVF_OK;
 }
 
-/* The caches and the state that the model's getters promise. A model that tells a window may have one cache (it ignores the window) or two. */
+/* The caches and the state that the model's getters promise. A model that tells a window may have one cache (it ignores
+ * the window) or two. */
 static bool parse(const kvf_llama *kv, kvfl_shape *out, const kvfl_bytes *probe) {
     bool recurrent = llama_model_is_recurrent(kv->model), windows = llama_model_n_swa(kv->model) > 0;
     enum llama_rope_type rope = llama_model_rope_type(kv->model);
@@ -171,7 +173,8 @@ static bool has_one_cell_each(const kvfl_shape *shape) {
     return ok;
 }
 
-/* The blob's parts behind the blocks are what PARTIAL_ONLY exports; and blocks with the rest of an empty sequence, then that, make the whole again. */
+/* The blob's parts behind the blocks are what PARTIAL_ONLY exports; and blocks with the rest of an empty sequence, then
+ * that, make the whole again. */
 static bool splits(kvf_llama *kv, const kvfl_bytes *probe) {
     kvfl_kind *kind = &kv->kind;
     kvfl_bytes state = {0};
@@ -198,7 +201,8 @@ static bool survives(kvf_llama *kv, const kvfl_bytes *probe) {
            (!kvfl_has_states(kv) || splits(kv, probe));
 }
 
-/* A full-size window cache forgets nothing, so all of it can lie in blocks, as long as none is longer than the window. */
+/* A full-size window cache forgets nothing, so all of it can lie in blocks, as long as none is longer than the
+ * window. */
 static void choose_mode(kvfl_kind *kind, const struct llama_context_params *params, int32_t window) {
     const kvfl_shape *shape = &kind->shape;
     bool whole =
@@ -274,7 +278,8 @@ static size_t most_state_bytes(const kvf_llama *kv) {
     return bytes;
 }
 
-/* The larger a state, the fewer of them: twice the bytes of the blocks between them at most, or STATE_AIM for each MIN_APART tokens. */
+/* The larger a state, the fewer of them: twice the bytes of the blocks between them at most, or STATE_AIM for each
+ * MIN_APART tokens. */
 static uint32_t choose_apart(const kvf_llama *kv) {
     uint32_t apart = MIN_APART > kv->block_tokens ? MIN_APART : kv->block_tokens;
     size_t state = most_state_bytes(kv);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Blocks from the store into a sequence. Where a tier lends its bytes, llama.cpp imports straight from them; what comes over a network is
- * loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive from the end, until they meet. llama.cpp takes
- * the positions of a sequence only in order, so what has arrived waits in our memory until the front has come to it.
+ * Blocks from the store into a sequence. Where a tier lends its bytes, llama.cpp imports straight from them; what comes
+ * over a network is loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive from the
+ * end, until they meet. llama.cpp takes the positions of a sequence only in order, so what has arrived waits in our
+ * memory until the front has come to it.
  */
 #include "llama/engine.h"
 
@@ -188,7 +189,8 @@ static void compute_blocks(load *l, size_t num) {
     }
 }
 
-/* Of the next `wanted` blocks, those that can be computed here: the tail has a batch of its own, so it is left to the caller. */
+/* Of the next `wanted` blocks, those that can be computed here: the tail has a batch of its own, so it is left to the
+ * caller. */
 static size_t computable(const load *l, size_t wanted) {
     size_t left = l->front != NULL && l->next < l->kv->num_whole ? l->kv->num_whole - l->next : 0;
     return wanted < left ? wanted : left;
@@ -228,8 +230,8 @@ static void try_store(load *l, const kvfl_gap *gap) {
     }
 }
 
-/* The front is computed up to where what arrives from the end will meet it. Where nothing would arrive in time, and nothing is on its way, the
- * store is left alone. */
+/* The front is computed up to where what arrives from the end will meet it. Where nothing would arrive in time, and
+ * nothing is on its way, the store is left alone. */
 static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
     kvf_llama *kv = l->kv;
     bool alone = meeting == gap->num_blocks;

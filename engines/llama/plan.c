@@ -7,7 +7,8 @@
 #define SMALLEST_TO_GO_BY 6u  /* batches of 64 */
 #define GUESS_DOUBT       8.0
 #define SO_SLOW           1e-9 /* nothing comes, which is also known */
-#define NEARLY_BEST       1.04 /* a size of batch that is no slower by the token than this, times the best, is large enough */
+/* A size of batch that is no slower by the token than this, times the best, is large enough. */
+#define NEARLY_BEST 1.04
 
 /* ---- pace ---- */
 
@@ -83,7 +84,8 @@ double kvfl_gap_load_us(const kvfl_gap *gap, size_t num_blocks, double rate) {
     return num_blocks == 0 ? 0 : gap->delay_us + (bytes > 0 ? bytes / rate : 0);
 }
 
-/* While no batch has been computed yet, the pace is a guess, and the first batch, once begun, can't be taken back: it must be worth it by far. */
+/* While no batch has been computed yet, the pace is a guess, and the first batch, once begun, can't be taken back: it
+ * must be worth it by far. */
 static double doubt(const kvfl_pace *pace) {
     for (size_t i = SMALLEST_TO_GO_BY; i < KVFL_PACE_SIZES; i++) {
         if (pace->token_us[i] > 0) {

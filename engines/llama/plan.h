@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Load or compute: the arithmetic, without any I/O. How fast this context computes, how fast the store delivers, and what follows from both.
+ * Load or compute: the arithmetic, without any I/O. How fast this context computes, how fast the store delivers, and
+ * what follows from both.
  *
- * A gap of blocks lies in front of those that are here already. Blocks are computed from its front, and arrive from its end; the two meet
- * where both have taken equally long. What is not known is never waited for longer than it could cost: kvfl_patience.
+ * A gap of blocks lies in front of those that are here already. Blocks are computed from its front, and arrive from its
+ * end; the two meet where both have taken equally long. What is not known is never waited for longer than it could
+ * cost: kvfl_patience.
  */
 #ifndef KVFL_PLAN_H
 #define KVFL_PLAN_H
@@ -19,7 +21,8 @@ typedef struct kvfl_pace {
     double guess_us;                  /* while nothing is */
 } kvfl_pace;
 void kvfl_pace_note(kvfl_pace *, size_t num_tokens, int64_t us);
-/* How long `num_tokens` take in batches of at most `step`; sizes that were not seen go by the next larger one, or else the next smaller. */
+/* How long `num_tokens` take in batches of at most `step`; sizes that were not seen go by the next larger one, or else
+ * the next smaller. */
 double kvfl_pace_us(const kvfl_pace *, size_t num_tokens, size_t step);
 
 /* ---- how fast the store delivers: what arrived lately, over how long that took */
@@ -48,15 +51,16 @@ typedef struct kvfl_gap {
 } kvfl_gap;
 /* How long the last `num_blocks` of the gap take to arrive. */
 double kvfl_gap_load_us(const kvfl_gap *, size_t num_blocks, double rate);
-/* How many blocks of the gap are best computed while the others arrive; 0: all of it arrives sooner than one block is computed. All of it where the
- * rate is 0. */
+/* How many blocks of the gap are best computed while the others arrive; 0: all of it arrives sooner than one block is
+ * computed. All of it where the rate is 0. */
 size_t kvfl_plan_meeting(const kvfl_gap *, const kvfl_pace *, double rate);
-/* How many of those `meeting` blocks to compute in one batch, after which all is looked at again: about half of them, since the store may turn
- * out faster than it was, but no batch that is much slower by the token than larger ones. */
+/* How many of those `meeting` blocks to compute in one batch, after which all is looked at again: about half of them,
+ * since the store may turn out faster than it was, but no batch that is much slower by the token than larger ones. */
 size_t kvfl_plan_batch(const kvfl_gap *, const kvfl_pace *, size_t meeting);
 
-/* ---- waiting. All the time that computing nothing costs is paid by blocks that need not be computed, but for this part of what the whole would take to
- * compute, or a trifle: so a store that promised and does not deliver costs no more than that. */
+/* ---- waiting. All the time that computing nothing costs is paid by blocks that need not be computed, but for this
+ * part of what the whole would take to compute, or a trifle: so a store that promised and does not deliver costs no
+ * more than that. */
 #define KVFL_PATIENCE  0.03
 #define KVFL_TRIFLE_US 10000.0 /* of so little nothing is planned: it is loaded, and waited for so long */
 typedef struct kvfl_patience {

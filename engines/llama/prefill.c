@@ -51,8 +51,8 @@ static kvf_status tell_progress(const prefill *p) {
     return KVF_OK;
 }
 
-/* Another process may be computing the same prefix. What it has stored since we looked is known afterwards and not stored again; asked before a
- * batch and taken behind it, so that nothing waits. */
+/* Another process may be computing the same prefix. What it has stored since we looked is known afterwards and not
+ * stored again; asked before a batch and taken behind it, so that nothing waits. */
 static void ask_again(const prefill *p, size_t first, size_t end) {
     const kvf_llama *kv = p->kv;
     size_t run = 0;
@@ -63,7 +63,8 @@ static void ask_again(const prefill *p, size_t first, size_t end) {
     }
 }
 
-/* What is due behind a batch that began at `before`, without a store too: the same cuts and seats, so that the answer is the same. */
+/* What is due behind a batch that began at `before`, without a store too: the same cuts and seats, so that the answer
+ * is the same. */
 static kvf_status settle(prefill *p, size_t before) {
     kvf_llama *kv = p->kv;
     bool in_tail = p->have > p->cut, at_end = p->have == kvfl_position(kv, kvfl_num_blocks(kv));
@@ -117,7 +118,8 @@ static kvf_status bring_stored(prefill *p) {
     }
     kvfl_front front = {.compute = compute_front, .ctx = p};
     if (p->have % kv->block_tokens != 0) {
-        return KVF_OK; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored */
+        return KVF_OK; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored
+                        */
     }
     size_t next = kvfl_load(kv, p->report, p->seq, p->have / kv->block_tokens, &front);
     if (front.status != KVF_OK) {
@@ -130,8 +132,8 @@ static kvf_status bring_stored(prefill *p) {
     return KVF_OK;
 }
 
-/* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is stored computes the last
- * token just as this one does. */
+/* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is
+ * stored computes the last token just as this one does. */
 static kvf_status fill(prefill *p) {
     kvf_status status = bring_stored(p);
     if (status == KVF_OK) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a sequence still holds of an earlier prefill. The program may have changed it since: other text, a context shift, cells dropped. No
- * getter tells, so the KV of some tokens is looked at again. In all layers but the first, a token's KV depends on every token in front
- * of it, so a change shows in all that follow.
+ * What a sequence still holds of an earlier prefill. The program may have changed it since: other text, a context
+ * shift, cells dropped. No getter tells, so the KV of some tokens is looked at again. In all layers but the first, a
+ * token's KV depends on every token in front of it, so a change shows in all that follow.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,8 @@
 
 #define MAX_WITNESSES 16u
 
-/* The hash of the KV of up to MAX_WITNESSES tokens, evenly spread over the first `num` (whole blocks): always the last of them. */
+/* The hash of the KV of up to MAX_WITNESSES tokens, evenly spread over the first `num` (whole blocks): always the last
+ * of them. */
 static bool take_witness(const kvf_llama *kv, llama_seq_id seq, size_t num, uint8_t out[KVFL_WITNESS_BYTES]) {
     size_t blocks = num / kv->block_tokens, apart = (blocks + MAX_WITNESSES - 1) / MAX_WITNESSES, count = 0;
     for (size_t left = blocks; left > 0; left = left > apart ? left - apart : 0) {

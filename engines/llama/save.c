@@ -3,8 +3,8 @@
 
 #include "llama/engine.h"
 
-/* The scratch sequence's blob, but for windows and states: in their place stands what an empty sequence has. A recurrent state is dropped before
- * it is exported; a window can't be, and is exported in vain. */
+/* The scratch sequence's blob, but for windows and states: in their place stands what an empty sequence has. A
+ * recurrent state is dropped before it is exported; a window can't be, and is exported in vain. */
 static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
     const kvfl_kind *kind = &kv->kind;
     if (kind->shape.has_state) {
@@ -24,8 +24,9 @@ static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
     return true;
 }
 
-/* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. A block whose cells are not
- * in the order of its positions is not exported: it would put them into another order elsewhere, where sums round differently. */
+/* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. A block
+ * whose cells are not in the order of its positions is not exported: it would put them into another order elsewhere,
+ * where sums round differently. */
 static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *out) {
     llama_pos first = (llama_pos)kvfl_position(kv, index), end = (llama_pos)kvfl_position(kv, index + 1);
     size_t bytes = kvfl_bytes_of(kv, index);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What can't be cut into blocks: the rows of sliding windows, the states of recurrent layers. They are what they are now, so they are exported
- * exactly when the sequence ends at a boundary, each as a record of its own, named by the block that ends there. A boundary is loaded when its
- * state and all blocks in front of it are there.
+ * What can't be cut into blocks: the rows of sliding windows, the states of recurrent layers. They are what they are
+ * now, so they are exported exactly when the sequence ends at a boundary, each as a record of its own, named by the
+ * block that ends there. A boundary is loaded when its state and all blocks in front of it are there.
  *
- * llama.cpp imports a window into the first free cells, wherever its rows came from, and sums in the order of cells. So a sequence that was
- * computed up to a boundary is reseated there: its window is imported just as a later load imports it, and both go on with the same cells.
+ * llama.cpp imports a window into the first free cells, wherever its rows came from, and sums in the order of cells. So
+ * a sequence that was computed up to a boundary is reseated there: its window is imported just as a later load imports
+ * it, and both go on with the same cells.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The hash of a model's files. Hashing gigabytes takes seconds, so the result is remembered under the user's cache folder, keyed by everything
- * that changes when a file's bytes do: device, inode, size, and the times of the last write and of the last change of the inode, which no
- * user can set back.
+ * The hash of a model's files. Hashing gigabytes takes seconds, so the result is remembered under the user's cache
+ * folder, keyed by everything that changes when a file's bytes do: device, inode, size, and the times of the last write
+ * and of the last change of the inode, which no user can set back.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -105,7 +105,8 @@ static void remember(char *path, const char *hex) {
     }
 }
 
-/* A file that was written a moment ago may be written once more within the grain of its times, which then would not show it. */
+/* A file that was written a moment ago may be written once more within the grain of its times, which then would not
+ * show it. */
 static bool is_settled(int fd, const struct stat *before) {
     struct stat after;
     struct timespec now;

@@ -32,9 +32,9 @@ typedef struct kvf_entry {
     const void *payload;    /* NULL unless the walk reads whole values */
     int64_t stored_s;       /* 0 = unknown */
     int64_t ttl_ms;         /* -1 = none */
-    kvf_reason
-        damage; /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it is
-                                      not there (evicted, or it was removed while being written): a miss, and no damage */
+    /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it
+     * is not there (evicted, or it was removed while being written): a miss, and no damage */
+    kvf_reason damage;
 } kvf_entry;
 
 /* Return 0 to go on, anything else to stop the walk. The entry and what it points to are valid during the call only. */
@@ -54,12 +54,14 @@ typedef struct kvf_walk_options {
 KVF_API KVF_MUST_CHECK kvf_status kvf_walk(kvf_store *, kvf_error *err, kvf_visit_fn, void *ctx,
                                            const kvf_walk_options *options);
 
-/* kvf_clear removes all records of one space (32 bytes), or all records and sessions of kvferry (NULL); nothing else in the server or folder is touched. */
+/* kvf_clear removes all records of one space (32 bytes), or all records and sessions of kvferry (NULL); nothing else in
+ * the server or folder is touched. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_clear(kvf_store *, uint64_t *out_removed, kvf_error *err, const uint8_t *space);
 /* kvf_remove removes one record from all tiers. KVF_MISS when no tier had it. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_remove(kvf_store *, kvf_error *err, const uint8_t space[32], const kvf_key *key);
 
-/* kvf_space_describe finds the fields of a space that some process stored to, as "name=value\n" lines. The text is the caller's: kvf_free. */
+/* kvf_space_describe finds the fields of a space that some process stored to, as "name=value\n" lines. The text is the
+ * caller's: kvf_free. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_describe(kvf_store *, char **out, kvf_error *err, const uint8_t space[32]);
 KVF_API void kvf_free(void *);
 
@@ -81,7 +83,8 @@ typedef struct kvf_tier_info {
     char url[256]; /* without password */
     int reachable;
     int64_t num_records, used_bytes, max_bytes;
-    /* Servers, by the breakers of this process: after a failure nobody tries for a moment (open), then one does (half-open). */
+    /* Servers, by the breakers of this process: after a failure nobody tries for a moment (open), then one does
+     * (half-open). */
     uint32_t num_servers, num_open, num_half_open;
     uint32_t num_refusing; /* those that refuse saves (out of memory, no disk), and are spared them for a while */
 } kvf_tier_info;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Blocks: the KV of `block_tokens` consecutive tokens over all layers. Match says how many of a prefix are stored, load brings
- * them, save hands new ones to the writers. All three take any number of blocks in one call.
+ * Blocks: the KV of `block_tokens` consecutive tokens over all layers. Match says how many of a prefix are stored, load
+ * brings them, save hands new ones to the writers. All three take any number of blocks in one call.
  */
 #ifndef KVFERRY_BLOCK_H
 #define KVFERRY_BLOCK_H
@@ -17,10 +17,11 @@ extern "C" {
 #define KVF_MAX_BLOCKS        65536u            /* in one call */
 #define KVF_MAX_PAYLOAD_BYTES ((size_t)1 << 34) /* of one block */
 
-/* ---- where payloads lie ---------------------------------------------------------------------------------------------
- * A view describes memory that holds many payloads at equal distances, such as an engine's KV pool, once for its whole life. The
- * payload of slot s is the concatenation, region by region, of `num_runs` runs of `run_bytes`; run r of region g begins at
- * base + s * slot_stride + r * run_stride. Throw-away memory is passed as iovecs in the block instead. */
+/* ---- where payloads lie ------------------------------------------------------------------------------------------
+ * A view describes memory that holds many payloads at equal distances, such as an engine's KV pool, once for its whole
+ * life. The payload of slot s is the concatenation, region by region, of `num_runs` runs of `run_bytes`; run r of
+ * region g begins at base + s * slot_stride + r * run_stride. Throw-away memory is passed as iovecs in the block
+ * instead. */
 typedef struct kvf_region {
     void *base;
     size_t slot_stride, run_bytes, run_stride;
@@ -32,7 +33,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_view_open(kvf_view **out, kvf_error *err, 
                                                 size_t num_regions, size_t num_slots);
 KVF_API void kvf_view_close(kvf_view *); /* waits until no operation touches it any more */
 
-/* kvf_fence returns when no operation reads or writes these slots any more. Every operation has a deadline, so this ends. */
+/* kvf_fence returns when no operation reads or writes these slots any more. Every operation has a deadline, so this
+ * ends. */
 KVF_API void kvf_fence(kvf_view *, const int64_t *slots, size_t num);
 
 typedef struct kvf_block {
@@ -48,7 +50,7 @@ typedef struct kvf_block {
     kvf_reason why;    /* out, when status is not KVF_OK */
 } kvf_block;
 
-/* ---- match ----------------------------------------------------------------------------------------------------------*/
+/* ---- match -----------------------------------------------------------------------------------------------------*/
 typedef struct kvf_found {
     uint64_t payload_bytes; /* what a load needs room for */
     int64_t stored_s;       /* when it was stored, in seconds since 1970 */
@@ -57,24 +59,25 @@ typedef struct kvf_found {
     kvf_reason why; /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
 } kvf_found;
 
-/* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per shard), whatever their number. `found` may
- * be NULL, else it has room for `num`: the first *out_run are set, and, if there are fewer than `num`, the next says why the run ended.
- * A match is a hint: the load is the truth.
- * Returns KVF_OK (also for a run of 0), KVF_AGAIN with budget_us = 0 when the answer is not known yet (it is being asked for in the
+/* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per
+ * shard), whatever their number. `found` may be NULL, else it has room for `num`: the first *out_run are set, and, if
+ * there are fewer than `num`, the next says why the run ended. A match is a hint: the load is the truth. Returns KVF_OK
+ * (also for a run of 0), KVF_AGAIN with budget_us = 0 when the answer is not known yet (it is being asked for in the
  * background: call again with the same keys), KVF_LIMIT for more than KVF_MAX_BLOCKS. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys,
                                             size_t num, uint32_t budget_us);
 
-/* ---- load -----------------------------------------------------------------------------------------------------------
- * kvf_load reads blocks into their places within budget_ms (0 = 10000). Returns how many *leading* blocks are there and verified:
- * header, space, key, tokens, length and checksum. Behind the first gap nothing is used (KVF_WHY_AFTER_GAP) and the
- * destinations are undefined, as is that of every block that is not KVF_OK. Never fails otherwise. `view` may be NULL when every
- * block has iovecs. Blocks for up to the budget; the caller's thread does part of the work. */
+/* ---- load --------------------------------------------------------------------------------------------------------
+ * kvf_load reads blocks into their places within budget_ms (0 = 10000). Returns how many *leading* blocks are there and
+ * verified: header, space, key, tokens, length and checksum. Behind the first gap nothing is used (KVF_WHY_AFTER_GAP)
+ * and the destinations are undefined, as is that of every block that is not KVF_OK. Never fails otherwise. `view` may
+ * be NULL when every block has iovecs. Blocks for up to the budget; the caller's thread does part of the work. */
 KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms);
 
-/* kvf_borrow lends the payload of one block without a copy, where a tier allows it (mem, file): verified like a load; `iov` and
- * `slot` of the block are not used. The bytes must not be written to, stay valid until kvf_release, and survive eviction.
- * Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier that lends has it: use kvf_load then). */
+/* kvf_borrow lends the payload of one block without a copy, where a tier allows it (mem, file): verified like a load;
+ * `iov` and `slot` of the block are not used. The bytes must not be written to, stay valid until kvf_release, and
+ * survive eviction. Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier that lends has it:
+ * use kvf_load then). */
 typedef struct kvf_borrowed {
     const void *data;
     size_t len;
@@ -83,15 +86,16 @@ typedef struct kvf_borrowed {
 KVF_API KVF_MUST_CHECK kvf_status kvf_borrow(kvf_space *, kvf_borrowed *out, kvf_block *block);
 KVF_API void kvf_release(kvf_space *, kvf_borrowed *);
 
-/* ---- save -----------------------------------------------------------------------------------------------------------
- * kvf_save hands blocks to the writers and returns at once: the payloads are staged (copied once) within the bound of the backlog.
- * Returns how many were taken, counting those that the store is known to have and that are not written again (both KVF_OK);
- * the rest is shed (KVF_AGAIN), never waited for. */
+/* ---- save --------------------------------------------------------------------------------------------------------
+ * kvf_save hands blocks to the writers and returns at once: the payloads are staged (copied once) within the bound of
+ * the backlog. Returns how many were taken, counting those that the store is known to have and that are not written
+ * again (both KVF_OK); the rest is shed (KVF_AGAIN), never waited for. */
 KVF_API size_t kvf_save(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view);
 
-/* kvf_reserve and kvf_commit are kvf_save without the copy, for engines that export into memory: reserve room for a payload, fill
- * it, commit it. Returns KVF_OK; KVF_AGAIN (backlog full: skip this block); KVF_NOMEM. A reservation is committed or abandoned.
- * kvf_commit writes *used* bytes of it (at most the reserved ones); block->iov and slot are not used. */
+/* kvf_reserve and kvf_commit are kvf_save without the copy, for engines that export into memory: reserve room for a
+ * payload, fill it, commit it. Returns KVF_OK; KVF_AGAIN (backlog full: skip this block); KVF_NOMEM. A reservation is
+ * committed or abandoned. kvf_commit writes *used* bytes of it (at most the reserved ones); block->iov and slot are not
+ * used. */
 typedef struct kvf_reserved {
     void *data;
     size_t len;
@@ -101,14 +105,14 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, si
 KVF_API void kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
 KVF_API void kvf_abandon(kvf_space *, kvf_reserved *);
 
-/* kvf_knows says without any I/O whether the store is known to have the block (seen by a match or load, or written, in this process): saving
- * it again would be skipped, so there is no need to export it. */
+/* kvf_knows says without any I/O whether the store is known to have the block (seen by a match or load, or written, in
+ * this process): saving it again would be skipped, so there is no need to export it. */
 KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
 
-/* ---- the same without waiting ------------------------------------------------------------------------------------------
- * For schedulers that must not block: submit, watch kvf_queue_fd with poll or epoll, reap. The queue is bounded. Loads, saves and lookups have
- * threads apart; of each kind of the first two, four batches at least are under way at once, beside the write-behind, and what is
- * submitted beyond waits for one of them. */
+/* ---- the same without waiting ------------------------------------------------------------------------------------
+ * For schedulers that must not block: submit, watch kvf_queue_fd with poll or epoll, reap. The queue is bounded. Loads,
+ * saves and lookups have threads apart; of each kind of the first two, four batches at least are under way at once,
+ * beside the write-behind, and what is submitted beyond waits for one of them. */
 typedef struct kvf_queue kvf_queue;
 KVF_API KVF_MUST_CHECK kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *,
                                                  uint32_t depth); /* 1 to 4096 batches */
@@ -116,14 +120,15 @@ KVF_API void kvf_queue_close(kvf_queue *);   /* waits for what is in flight (eac
 KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped */
 
 typedef enum kvf_op {
-    KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many are there */
+    KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
+                    are there */
     KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them */
     KVF_OP_MATCH /* as kvf_match, keys taken from the blocks; nothing else of them is used */
 } kvf_op;
 
-/* What of a load has come, for who wants to use blocks before the batch is complete. The caller's until completion. kvf_queue_fd becomes readable
- * after every block that is over; kvf_reap makes it wait again. A block that has arrived may be read at once; its memory must not be
- * changed before the completion. */
+/* What of a load has come, for who wants to use blocks before the batch is complete. The caller's until completion.
+ * kvf_queue_fd becomes readable after every block that is over; kvf_reap makes it wait again. A block that has arrived
+ * may be read at once; its memory must not be changed before the completion. */
 typedef struct kvf_arrivals {
     uint64_t bytes; /* that have come so far; read it with kvf_arrived_bytes */
     int64_t at_us;  /* when the last of them came, by CLOCK_MONOTONIC; written before `bytes` */
@@ -169,14 +174,15 @@ typedef struct kvf_completion {
     size_t num_ok; /* load and match: the leading run; save: how many are written */
 } kvf_completion;
 
-/* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT; KVF_NOMEM; KVF_CLOSED. */
+/* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT; KVF_NOMEM;
+ * KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_submit(kvf_queue *, uint64_t *out_ticket, const kvf_batch *);
 /* kvf_reap takes up to `cap` completions without waiting and returns their number. */
 KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);
 /* kvf_trim: of a load with arrivals, blocks from number `num` on that have not begun are not begun any more. */
 KVF_API void kvf_trim(kvf_queue *, uint64_t ticket, size_t num);
-/* kvf_cancel gives up what of a batch has not begun, and what is on its way from a server where much of it is still to come (at the cost of its connection).
- * The completion still arrives. */
+/* kvf_cancel gives up what of a batch has not begun, and what is on its way from a server where much of it is still to
+ * come (at the cost of its connection). The completion still arrives. */
 KVF_API void kvf_cancel(kvf_queue *, uint64_t ticket);
 
 #ifdef __cplusplus

@@ -3,12 +3,12 @@
  * llama.cpp in three lines, through its public C API only:
  *
  *   kvf_llama_attach(&kv, &err, store, ctx, &options);          once per context
- *   kvf_llama_prefill(kv, &report, &err, seq, tokens, num);     loads what is stored, computes the rest, saves what is new
+ *   kvf_llama_prefill(kv, &report, &err, seq, tokens, num);     loads what is stored, computes and saves the rest
  *   ... llama_decode() as ever ...
  *
- * One kvf_llama belongs to one llama_context and to the thread that uses that context. It needs one sequence id of the context for
- * itself (scratch): create the context with kv_unified = true and n_seq_max one larger than you need.
- * Link with -lkvferry-llama and the libllama that your program uses.
+ * One kvf_llama belongs to one llama_context and to the thread that uses that context. It needs one sequence id of the
+ * context for itself (scratch): create the context with kv_unified = true and n_seq_max one larger than you need. Link
+ * with -lkvferry-llama and the libllama that your program uses.
  */
 #ifndef KVFERRY_LLAMA_H
 #define KVFERRY_LLAMA_H
@@ -23,33 +23,35 @@ extern "C" {
 
 typedef struct kvf_llama kvf_llama;
 
-/* Called during prefill with the tokens done so far; return nonzero to stop (KVF_CLOSED; the sequence then holds `done` tokens). */
+/* Called during prefill with the tokens done so far; return nonzero to stop (KVF_CLOSED; the sequence then holds `done`
+ * tokens). */
 typedef int (*kvf_llama_progress_fn)(void *ctx, uint32_t done_tokens, uint32_t num_tokens);
 
 typedef struct kvf_llama_options {
     uint32_t struct_size;
     llama_seq_id scratch_seq; /* a sequence id below n_seq_max that the program does not use */
-    const char *
-        model_path; /* the GGUF the model came from (of a split model, the first file): its bytes are hashed, and the hash is remembered per file */
+    const char *model_path;   /* the GGUF the model came from (of a split model, the first file): its bytes are hashed,
+                                 and the hash is remembered per file */
     const struct llama_context_params *context_params; /* what the context was created with */
-    const char *
-        adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again after a change. */
-    const char *tenant; /* NULL = none */
-    const void *secret; /* see kvf_space_options */
+    const char *adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again
+                             after a change. */
+    const char *tenant;   /* NULL = none */
+    const void *secret;   /* see kvf_space_options */
     size_t secret_len;
-    uint32_t
-        block_tokens; /* a power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
+    /* A power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
+    uint32_t block_tokens;
     uint32_t budget_ms; /* of one prefill's lookup and load; 0 = 10000 */
-    int portable; /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a hit equals
-                                    what would be computed here to the bit; 1: share across kinds of CPU, GPU and thread counts */
+    int portable; /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a
+                     hit equals what would be computed here to the bit; 1: share across kinds of CPU, GPU and thread
+                     counts */
     kvf_llama_progress_fn progress;
     void *progress_ctx;
 } kvf_llama_options;
 
-/* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for byte, and names
- * its space. Computes one token in the scratch sequence: outputs of an earlier llama_decode are gone afterwards.
- * Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, a kind of memory that is not known or not proven, no free
- * sequence or cell); KVF_CONFIG (model file unreadable); KVF_IO, KVF_NOMEM. */
+/* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for
+ * byte, and names its space. Computes one token in the scratch sequence: outputs of an earlier llama_decode are gone
+ * afterwards. Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, a kind of memory that is not known
+ * or not proven, no free sequence or cell); KVF_CONFIG (model file unreadable); KVF_IO, KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
                                                    struct llama_context *ctx, const kvf_llama_options *options);
 KVF_API void kvf_llama_detach(kvf_llama *);
@@ -73,8 +75,8 @@ typedef struct kvf_llama_report {
     uint32_t saved_blocks, known_blocks,
         shed_blocks; /* handed to the writers, already stored, dropped because the backlog was full */
     int64_t match_us, load_us, import_us, compute_us, export_us;
-    kvf_reason
-        why; /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded, or computed while others were */
+    kvf_reason why; /* why the run of loaded blocks ended, KVF_WHY_NONE when all whole blocks were loaded, or computed
+                       while others were */
     /* What was decided, and from which figures; docs/llama.md explains it. */
     kvf_llama_plan plan;
     uint32_t stored_tokens; /* found in the store by the lookup, behind what is resident */
@@ -86,56 +88,64 @@ typedef struct kvf_llama_report {
 } kvf_llama_report;
 
 /* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
- * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the whole blocks that
- * it put there itself, and checks that their KV is still that, on up to 16 of their tokens; anything else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks
- * are saved. The prompt is cut at the end of its last whole block and before its last token, which is always computed. What lies between
- * the two cuts is saved too: the same prompt finds it again and computes one token; any other prompt finds the whole blocks it shares.
+ * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the
+ * whole blocks that it put there itself, and checks that their KV is still that, on up to 16 of their tokens; anything
+ * else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks are saved.
+ * The prompt is cut at the end of its last whole block and before its last token, which is always computed. What lies
+ * between the two cuts is saved too: the same prompt finds it again and computes one token; any other prompt finds the
+ * whole blocks it shares.
  *
- * The answer is the same with and without a hit, to the bit, where the sequence takes the same cells: whole blocks are always computed in
- * batches of at least 64 tokens, the rest behind them always in one small batch, the last token alone. (ggml's kernels for fewer than 64 rows round
- * differently.) For the same reason the KV of generated tokens is not kept over a prefill: it is computed again, as a prompt is.
- * Store trouble is never an error here.
- * Returns KVF_OK; KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is
+ * The answer is the same with and without a hit, to the bit, where the sequence takes the same cells: whole blocks are
+ * always computed in batches of at least 64 tokens, the rest behind them always in one small batch, the last token
+ * alone. (ggml's kernels for fewer than 64 rows round differently.) For the same reason the KV of generated tokens is
+ * not kept over a prefill: it is computed again, as a prompt is. Store trouble is never an error here. Returns KVF_OK;
+ * KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is
  * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
 
-/* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the longest
- * stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt). kvf_llama_save saves the whole
- * blocks of the `num` tokens that the sequence holds and that the store is not known to have, as they are (blocks with generated tokens
- * too: a later hit then continues this very computation); returns how many were handed over. Not for a sequence whose positions were moved
- * (llama_memory_seq_add, seq_div): what that holds is not what its tokens would compute. */
+/* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the
+ * longest stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt).
+ * kvf_llama_save saves the whole blocks of the `num` tokens that the sequence holds and that the store is not known to
+ * have, as they are (blocks with generated tokens too: a later hit then continues this very computation); returns how
+ * many were handed over. Not for a sequence whose positions were moved (llama_memory_seq_add, seq_div): what that holds
+ * is not what its tokens would compute. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                               size_t num);
 KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                               size_t num);
 
-/* kvf_llama_cut returns where a prompt of num tokens is cut: the end of its last whole block that leaves at least one token. */
+/* kvf_llama_cut returns where a prompt of num tokens is cut: the end of its last whole block that leaves at least one
+ * token. */
 KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
 
-/* ---- for programs with a decode loop of their own, any number of sequences -------------------------------------------------
- * kvf_llama_decode takes the place of llama_decode: same batch, same return values. Where the batch continues a sequence and its next blocks
- * are stored, they are loaded instead of computed; what another sequence of the context holds is copied; the rest is decoded, and new whole
- * blocks are handed to the writers. A prompt, which is what ends at a token with an output, is cut as kvf_llama_prefill cuts it: so the answer
- * is the same with and without a hit. Tokens behind the first output of their sequence in the batch are computed as they stand.
+/* ---- for programs with a decode loop of their own, any number of sequences ---------------------------------------
+ * kvf_llama_decode takes the place of llama_decode: same batch, same return values. Where the batch continues a
+ * sequence and its next blocks are stored, they are loaded instead of computed; what another sequence of the context
+ * holds is copied; the rest is decoded, and new whole blocks are handed to the writers. A prompt, which is what ends at
+ * a token with an output, is cut as kvf_llama_prefill cuts it: so the answer is the same with and without a hit. Tokens
+ * behind the first output of their sequence in the batch are computed as they stand.
  *
- * The tokens of a sequence must all come through this call (or kvf_llama_prefill, kvf_llama_load) from position 0 on. What it can't
- * follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps. llama_memory_seq_rm of the end of a
- * sequence, or of all of it, needs no word; after anything else that changes what a sequence holds (llama_decode on it, seq_cp into it,
- * seq_add, seq_div, a state set) call kvf_llama_forget: it is then left alone until it has been emptied. Between sequences of which one was copied
- * from another, cells are shared: call kvf_llama_forget(kv, seq) *before* seq_add or seq_div too, which gives the sequence cells of its own.
+ * The tokens of a sequence must all come through this call (or kvf_llama_prefill, kvf_llama_load) from position 0 on.
+ * What it can't follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps.
+ * llama_memory_seq_rm of the end of a sequence, or of all of it, needs no word; after anything else that changes what a
+ * sequence holds (llama_decode on it, seq_cp into it, seq_add, seq_div, a state set) call kvf_llama_forget: it is then
+ * left alone until it has been emptied. Between sequences of which one was copied from another, cells are shared: call
+ * kvf_llama_forget(kv, seq) *before* seq_add or seq_div too, which gives the sequence cells of its own.
  *
- * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your batch by
- * llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and llama_get_embeddings_ith. */
+ * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your
+ * batch by llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and
+ * llama_get_embeddings_ith. */
 KVF_API int32_t kvf_llama_decode(kvf_llama *, struct llama_batch batch);
 
-/* kvf_llama_output turns an index of the batch of the last kvf_llama_decode into that of llama.cpp's outputs; negative ones (from
- * the end) stay as they are. */
+/* kvf_llama_output turns an index of the batch of the last kvf_llama_decode into that of llama.cpp's outputs; negative
+ * ones (from the end) stay as they are. */
 KVF_API int32_t kvf_llama_output(const kvf_llama *, int32_t i);
 
 KVF_API void kvf_llama_forget(kvf_llama *, llama_seq_id seq);
 
-/* kvf_llama_prompt_report says what became of the last prompt (of two or more tokens) that was decoded in this sequence; zero where there was none. */
+/* kvf_llama_prompt_report says what became of the last prompt (of two or more tokens) that was decoded in this
+ * sequence; zero where there was none. */
 KVF_API void kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *out, llama_seq_id seq);
 
 /* Why tokens were decoded without a look at the store. */

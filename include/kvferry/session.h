@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions: K and V of a conversation by its id, as the well-known few lines of redis-py and numpy do it. On Redis a session is a
- * HASH named by the id, with the raw bytes of both arrays in the fields `keys` and `values`, a time to live of 3600 s, and a
- * field `meta` (JSON) that says what the bytes are. Any Redis client can read the two fields, and a hash that such a client
- * wrote without `meta` loads as raw bytes. Other stores keep the same three things. docs/session-format.md has the details.
+ * Sessions: K and V of a conversation by its id, as the well-known few lines of redis-py and numpy do it. On Redis a
+ * session is a HASH named by the id, with the raw bytes of both arrays in the fields `keys` and `values`, a time to
+ * live of 3600 s, and a field `meta` (JSON) that says what the bytes are. Any Redis client can read the two fields, and
+ * a hash that such a client wrote without `meta` loads as raw bytes. Other stores keep the same three things.
+ * docs/session-format.md has the details.
  */
 #ifndef KVFERRY_SESSION_H
 #define KVFERRY_SESSION_H
@@ -34,9 +35,10 @@ typedef struct kvf_session_options {
     const uint8_t *space; /* 32 bytes: the digest of the space the arrays belong to (kvf_space_digest); NULL = none */
 } kvf_session_options;
 
-/* kvf_session_save replaces the session as a whole: a reader sees the old one or the new one. It is written to the first tier that
- * outlives this process (or the only one). Arrays larger than the server's bulk limit are spread over more fields, which `meta` announces.
- * Returns KVF_OK, KVF_LIMIT (id empty or too long, shape does not fit), KVF_CONFIG, KVF_IO (with what failed), KVF_NOMEM. */
+/* kvf_session_save replaces the session as a whole: a reader sees the old one or the new one. It is written to the
+ * first tier that outlives this process (or the only one). Arrays larger than the server's bulk limit are spread over
+ * more fields, which `meta` announces. Returns KVF_OK, KVF_LIMIT (id empty or too long, shape does not fit),
+ * KVF_CONFIG, KVF_IO (with what failed), KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_save(kvf_store *, kvf_error *err, const char *id, const kvf_tensor *k,
                                                    const kvf_tensor *v, const kvf_session_options *options);
 
@@ -49,8 +51,8 @@ typedef struct kvf_session {
     void *opaque;
 } kvf_session;
 
-/* kvf_session_load returns KVF_OK; KVF_MISS with err->what saying why (no such session, a field is missing, checksum differs);
- * KVF_CONFIG, KVF_IO, KVF_LIMIT, KVF_NOMEM. The result is freed with kvf_session_free. */
+/* kvf_session_load returns KVF_OK; KVF_MISS with err->what saying why (no such session, a field is missing, checksum
+ * differs); KVF_CONFIG, KVF_IO, KVF_LIMIT, KVF_NOMEM. The result is freed with kvf_session_free. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_load(kvf_store *, kvf_session **out, kvf_error *err, const char *id,
                                                    uint32_t budget_ms);
 KVF_API void kvf_session_free(kvf_session *);

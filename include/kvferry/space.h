@@ -11,11 +11,13 @@
 extern "C" {
 #endif
 
-/* A space is an identity: everything that changes the bytes of a block, as named fields. The SHA-256 of all of them begins every
- * key, so a difference is a miss, never a wrong hit. Order does not matter; names are unique; names and values are text.
+/* A space is an identity: everything that changes the bytes of a block, as named fields. The SHA-256 of all of them
+ * begins every key, so a difference is a miss, never a wrong hit. Order does not matter; names are unique; names and
+ * values are text.
  *
- * Mandatory fields (one missing is KVF_REFUSED): "engine" (which engine, and the version of its KV format), "model" (a hash of the
- * weights), "kv" (data type and layout of the blocks). Usual others: "adapters", "rope", "tp_rank", "tenant". */
+ * Mandatory fields (one missing is KVF_REFUSED): "engine" (which engine, and the version of its KV format), "model" (a
+ * hash of the weights), "kv" (data type and layout of the blocks). Usual others: "adapters", "rope", "tp_rank",
+ * "tenant". */
 typedef struct kvf_field {
     const char *name;  /* 1 to 64 bytes of a-z 0-9 . _ - */
     const char *value; /* up to 4096 bytes */
@@ -43,9 +45,10 @@ typedef struct kvf_key {
     uint8_t bytes[32];
 } kvf_key;
 
-/* kvf_chain turns a whole prompt into block keys in one call: h0 = H("kvf1 chain" || space digest), h[i] = H(h[i-1] || tokens of
- * block i, little-endian 32 bit), H = SHA-256, or HMAC-SHA-256 with the secret of the space. Writes the keys of all whole
- * blocks, at most `cap`, and returns their number. docs/record-format.md has test vectors. Does not block or allocate. */
+/* kvf_chain turns a whole prompt into block keys in one call: h0 = H("kvf1 chain" || space digest), h[i] = H(h[i-1] ||
+ * tokens of block i, little-endian 32 bit), H = SHA-256, or HMAC-SHA-256 with the secret of the space. Writes the keys
+ * of all whole blocks, at most `cap`, and returns their number. docs/record-format.md has test vectors. Does not block
+ * or allocate. */
 KVF_API size_t kvf_chain(const kvf_space *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens);
 
 /* kvf_key_of makes a key from an engine's own block hash (vLLM, SGLang, LMCache bring theirs), of any length. */

@@ -3,15 +3,19 @@
  * Results, reasons and errors: what every other header of kvferry speaks in.
  *
  * Conventions of all public headers, said once:
- *  - Pointers are not NULL unless said. close and free calls accept NULL. Sizes in bytes end in `_bytes` (or are called `len`),
- *    times in `_ms`, `_us` or `_s`, counts start with `num_`.
- *  - Order of parameters: the object, outputs (`out...`, `err`), inputs, options. Outputs are defined only after KVF_OK, unless said.
- *  - Memory handed in stays the caller's. Memory that is read into or written from must stay valid until the call, or its
- *    completion, is over; a call that gave up on its deadline has made sure that nobody touches that memory any more.
+ *  - Pointers are not NULL unless said. close and free calls accept NULL. Sizes in bytes end in `_bytes` (or are called
+ *    `len`), times in `_ms`, `_us` or `_s`, counts start with `num_`.
+ *  - Order of parameters: the object, outputs (`out...`, `err`), inputs, options. Outputs are defined only after
+ *    KVF_OK, unless said.
+ *  - Memory handed in stays the caller's. Memory that is read into or written from must stay valid until the call, or
+ *    its completion, is over; a call that gave up on its deadline has made sure that nobody touches that memory any
+ *    more.
  *  - `err` may be NULL wherever a call takes one.
  *  - Stores and spaces may be used from any thread at once; a queue and a view belong to one thread at a time.
- *  - A store that is down, slow, full or wrong is never an error of an operation on blocks: it is a miss, with its reason.
- *  - Public structs that may grow start with `struct_size`: set it to sizeof the struct. Zero in any other field is its default.
+ *  - A store that is down, slow, full or wrong is never an error of an operation on blocks: it is a miss, with its
+ *    reason.
+ *  - Public structs that may grow start with `struct_size`: set it to sizeof the struct. Zero in any other field is its
+ *    default.
  *  - A process that forks must not use its stores in the child; such calls answer KVF_CLOSED or misses.
  */
 #ifndef KVFERRY_STATUS_H
@@ -32,7 +36,8 @@ extern "C" {
 #define KVF_MUST_CHECK
 #endif
 
-/* The ABI is stable within one major version. kvf_version returns the version of the library at run time, e.g. "0.1.0". */
+/* The ABI is stable within one major version. kvf_version returns the version of the library at run time, e.g.
+ * "0.1.0". */
 #define KVF_VERSION "0.1.0"
 KVF_API const char *kvf_version(void);
 
@@ -78,8 +83,8 @@ typedef struct kvf_error {
 KVF_API const char *kvf_status_name(kvf_status); /* "ok", "miss", ...; "unknown" for anything else */
 KVF_API const char *kvf_reason_name(kvf_reason); /* "absent", "other-tokens", ... */
 
-/* Where the library's messages go; none are written until this is called. `fn` may be called from any thread, at most one
- * message at a time, and must not call back into kvferry. Set it before the first store is opened. */
+/* Where the library's messages go; none are written until this is called. `fn` may be called from any thread, at most
+ * one message at a time, and must not call back into kvferry. Set it before the first store is opened. */
 typedef enum kvf_log_level { KVF_LOG_ERROR, KVF_LOG_WARN, KVF_LOG_INFO, KVF_LOG_DEBUG } kvf_log_level;
 typedef void (*kvf_log_fn)(void *ctx, kvf_log_level, const char *message);
 KVF_API void kvf_set_log(kvf_log_fn fn, void *ctx, kvf_log_level max_level);

@@ -2,15 +2,17 @@
  *
  * Stores: where blocks live. One URL is one tier; several are tiers of one store, fastest first.
  *
- *   mem:                              in this process;               ?max=1G
- *   file:/var/cache/kvferry           a folder, shared by processes; ?max=10G&ttl=0
- *   redis://[user:password@]host[:port][/db]                         ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
- *   redis+unix:///run/redis.sock      ?db=0 and the same             &connect_ms=1000&stall_ms=250&name=kvferry
- *   redis+cluster://[user:password@]host:port,host:port              a Cluster: some of its nodes
- *   redis+sentinel://[user:password@]host,host/name                  the master that these sentinels name; &sentinel_user=&sentinel_password=
- *   rediss://, rediss+cluster://, rediss+sentinel://                 with TLS; ?ssl_ca_certs=file&ssl_certfile=&ssl_keyfile=
+ *   mem:                                                in this process;               ?max=1G
+ *   file:/var/cache/kvferry                             a folder, shared by processes; ?max=10G&ttl=0
+ *   redis://[user:password@]host[:port][/db]            ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
+ *   redis+unix:///run/redis.sock                        ?db=0 and the same &connect_ms=1000&stall_ms=250&name=kvferry
+ *   redis+cluster://[user:password@]host:port,host:port a Cluster: some of its nodes
+ *   redis+sentinel://[user:password@]host,host/name     the master that these sentinels name;
+ *                                                       ?sentinel_user=&sentinel_password=
+ *   rediss://, rediss+cluster://, rediss+sentinel://    with TLS; ?ssl_ca_certs=file&ssl_certfile=&ssl_keyfile=
  *
- * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never ignored.
+ * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never
+ * ignored.
  */
 #ifndef KVFERRY_STORE_H
 #define KVFERRY_STORE_H
@@ -31,18 +33,19 @@ typedef struct kvf_options {
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
 } kvf_options;
 
-/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change (KVF_CONFIG) or
- * without memory; an unreachable server opens, answers misses, and is tried again. `options` may be NULL.
- * Threads are started by the first operation that has use for them, not here. */
+/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change
+ * (KVF_CONFIG) or without memory; an unreachable server opens, answers misses, and is tried again. `options` may be
+ * NULL. Threads are started by the first operation that has use for them, not here. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 
-/* kvf_store_close waits up to drain_ms for the backlog (and, where a server stands still just then, for what is half sent: four times stall_ms of
- * its URL at most), ends the threads and frees the store. Spaces, queues, borrowed blocks and
- * sessions of the store must be closed or released before. */
+/* kvf_store_close waits up to drain_ms for the backlog (and, where a server stands still just then, for what is half
+ * sent: four times stall_ms of its URL at most), ends the threads and frees the store. Spaces, queues, borrowed blocks
+ * and sessions of the store must be closed or released before. */
 KVF_API void kvf_store_close(kvf_store *);
 
-/* kvf_store_flush waits until all blocks handed over so far are written or shed, or until the budget ends (KVF_AGAIN). */
+/* kvf_store_flush waits until all blocks handed over so far are written or shed, or until the budget ends
+ * (KVF_AGAIN). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_flush(kvf_store *, uint32_t budget_ms);
 
 /* Counters since the store was opened, summed over its tiers where nothing else is said. */
@@ -51,9 +54,9 @@ typedef struct kvf_stats {
     uint32_t num_tiers;
     uint64_t lookups; /* keys asked for by kvf_match */
     uint64_t lookup_hits;
-    uint64_t
-        lookup_round_trips; /* times that a lookup waited for a server: 1 a call (and shard), whatever the number of keys */
-    uint64_t loads;         /* blocks asked for by load or borrow */
+    uint64_t lookup_round_trips; /* times that a lookup waited for a server: 1 a call (and shard), whatever the number
+                                    of keys */
+    uint64_t loads;              /* blocks asked for by load or borrow */
     uint64_t load_hits;
     uint64_t misses[KVF_NUM_REASONS]; /* blocks that did not load, by reason */
     uint64_t loaded_bytes;

@@ -49,8 +49,8 @@ bool kvfi_parse_u64(uint64_t *out, const char *text, size_t len); /* decimal dig
 bool kvfi_parse_size(uint64_t *out, const char *text,
                      size_t len); /* the same with an optional K, M, G or T (1024-based) */
 
-/* ---- hashes: libcrypto's SHA-256 and libxxhash's XXH3. The state lives on the caller's stack; nothing allocates, so nothing fails.
- * With a secret the SHA-256 becomes HMAC-SHA-256 under it. */
+/* ---- hashes: libcrypto's SHA-256 and libxxhash's XXH3. The state lives on the caller's stack; nothing allocates, so
+ * nothing fails. With a secret the SHA-256 becomes HMAC-SHA-256 under it. */
 typedef struct kvfi_secret {
     bool set;
     uint8_t inner[112], outer[112]; /* SHA256_CTX after the padded key, so that each use saves two compressions */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The one table through which kvferry asks the operating system for anything that can fail: memory, time, files, sockets. Tests put
- * another table in its place, to fail the n-th call or to stand in for the world. Everything else calls `kvfi_sys->x(...)`,
- * never x(...). The semantics are those of the calls of the same name; errno is set as usual.
+ * The one table through which kvferry asks the operating system for anything that can fail: memory, time, files,
+ * sockets. Tests put another table in its place, to fail the n-th call or to stand in for the world. Everything else
+ * calls `kvfi_sys->x(...)`, never x(...). The semantics are those of the calls of the same name; errno is set as usual.
  */
 #ifndef KVFI_SYS_H
 #define KVFI_SYS_H
@@ -67,7 +67,8 @@ extern const kvfi_systable *kvfi_sys_table; /* set by tests only, while no store
 extern const kvfi_systable kvfi_sys_real;
 #define kvfi_sys kvfi_sys_table
 
-/* Memory. All of the library's own memory comes from here. alloc_zero checks the product for overflow. NULL on failure. */
+/* Memory. All of the library's own memory comes from here. alloc_zero checks the product for overflow. NULL on
+ * failure. */
 void *kvfi_alloc(size_t bytes);
 void *kvfi_alloc_zero(size_t num, size_t bytes);
 void kvfi_free(void *); /* NULL is fine */

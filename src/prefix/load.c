@@ -9,7 +9,8 @@ static kvf_reason check(kvfi_item *item) {
                              last - 1);
 }
 
-/* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it for ever. */
+/* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it
+ * for ever. */
 static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t deadline_us) {
     int64_t soon = kvfi_deadline(REMOVE_BUDGET_US);
     kvfi_known_forget(&store->known, &addr->key);
@@ -66,8 +67,8 @@ static size_t publish(kvfi_blocks *batch) {
     return run;
 }
 
-/* The same where each block is by itself. What was not begun was not wanted any more, or there was no time: it is not counted, and not told apart
- * from a miss. Returns how many are there. */
+/* The same where each block is by itself. What was not begun was not wanted any more, or there was no time: it is not
+ * counted, and not told apart from a miss. Returns how many are there. */
 static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
     kvf_store *store = batch->space->store;
     size_t here = 0, begun = 0;
@@ -130,8 +131,8 @@ typedef struct loan {
     kvfi_loan loan;
 } loan;
 
-/* Whether what was lent is the block that was asked for. The record's own token count is not trusted: the one asked for says where the
- * payload begins, and a record with another count fails the check. */
+/* Whether what was lent is the block that was asked for. The record's own token count is not trusted: the one asked for
+ * says where the payload begins, and a record with another count fails the check. */
 static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block) {
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
     if (lent->len < head + KVFI_SUM_BYTES) {

@@ -34,7 +34,8 @@ struct kvf_space {
 
 int64_t kvfi_budget_deadline(uint32_t budget_ms); /* 0 = the default */
 
-/* kvfi_space_card stores the fields of the space beside its blocks now and then, so that people can see whose they are. */
+/* kvfi_space_card stores the fields of the space beside its blocks now and then, so that people can see whose they
+ * are. */
 void kvfi_space_card(kvf_space *);
 
 /* A batch of blocks as items of a feed; all of its memory is one allocation. */
@@ -52,8 +53,8 @@ kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_
                             int64_t deadline_us, const atomic_bool *cancelled);
 void kvfi_blocks_cleanup(kvfi_blocks *);
 
-/* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and the queue share. With a
- * watch, a load takes each block by itself: a gap does not end it. */
+/* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and
+ * the queue share. With a watch, a load takes each block by itself: a gap does not end it. */
 size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
                  const atomic_bool *cancelled, kvfi_watch *watch);
 size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,

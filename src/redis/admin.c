@@ -81,8 +81,9 @@ static kvf_status read_outline(kvfi_talk *talk, outline *out, const char *name) 
     return hear_number(talk, &out->ttl_ms);
 }
 
-/* The length of a value in all its parts. Further parts are asked for only where the header announces more than the first holds; one that is not
- * there was evicted, or the record was removed while somebody wrote it: then its head came last, and alone. */
+/* The length of a value in all its parts. Further parts are asked for only where the header announces more than the
+ * first holds; one that is not there was evicted, or the record was removed while somebody wrote it: then its head came
+ * last, and alone. */
 static kvf_status sum_parts(kvfi_talk *talk, kvfi_sight *sight, const outline *line, const kvfi_addr *addr) {
     kvfi_header header;
     uint64_t bytes = (uint64_t)line->len;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Admission: what a user must be allowed to do is tried once when the store opens, on a key that is not there, so that nothing is
- * written and nothing removed. One round trip. The doctor looks at everything else.
+ * Admission: what a user must be allowed to do is tried once when the store opens, on a key that is not there, so that
+ * nothing is written and nothing removed. One round trip. The doctor looks at everything else.
  */
 #include <stdio.h>
 
@@ -9,7 +9,8 @@
 
 #define NUM_TRIES 5u
 
-/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come before all else. */
+/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come
+ * before all else. */
 static kvf_status ask(kvfi_talk *talk, const char *key) {
     KVFI_TRY(kvfi_talk_say(talk, "GETRANGE", key, "0", "0", NULL));
     KVFI_TRY(kvfi_talk_say(talk, "GET", key, NULL));

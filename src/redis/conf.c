@@ -135,9 +135,9 @@ static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
     return KVF_OK;
 }
 
-/* What was measured best on one host with a server of one thread (docs/stores.md): on a unix socket one connection keeps it busy. Over
- * TCP two are better for loads of values near 1 MiB, and worse for large ones, which then fight for the server's cache. A save has one
- * connection. Who says how many connections, gets them. */
+/* What was measured best on one host with a server of one thread (docs/stores.md): on a unix socket one connection
+ * keeps it busy. Over TCP two are better for loads of values near 1 MiB, and worse for large ones, which then fight for
+ * the server's cache. A save has one connection. Who says how many connections, gets them. */
 static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     uint32_t asked = 0;
     KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));

@@ -11,7 +11,8 @@
 #define LARGE_BODY     ((size_t)2 << 20)
 #define LARGE_BUFFER   (1 << 20)
 #define SMALL_BUFFER   (256 << 10)
-#define TLS_HOLDS      ((size_t)32 << 10) /* what has left the socket and is no whole record yet, at most; and a margin */
+/* What has left the socket and is no whole record yet, at most; and a margin. */
+#define TLS_HOLDS ((size_t)32 << 10)
 
 void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *disconnects) {
     conn->fd = -1;
@@ -92,9 +93,10 @@ kvfi_cmd *kvfi_conn_room(kvfi_conn *conn, size_t bytes) {
     return out->cap - out->len < bytes ? NULL : out;
 }
 
-/* The buffer of a unix socket is the writer's to choose; the default is 208 KiB. A value near 1 MiB that fits whole lets us go on while
- * the server reads it. A large one is faster through little: what waits long has left the cache when the server copies it. The kernel
- * makes twice as much of what is asked for. Without the right to it, everything works as well. */
+/* The buffer of a unix socket is the writer's to choose; the default is 208 KiB. A value near 1 MiB that fits whole
+ * lets us go on while the server reads it. A large one is faster through little: what waits long has left the cache
+ * when the server copies it. The kernel makes twice as much of what is asked for. Without the right to it, everything
+ * works as well. */
 static void set_send_buffer(kvfi_conn *conn, size_t body_bytes) {
     int bytes = body_bytes > LARGE_BODY ? SMALL_BUFFER : LARGE_BUFFER;
     if (conn->tcp || bytes == conn->send_buffer) {
@@ -250,8 +252,8 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
     }
 }
 
-/* In the middle of a body over TCP, to be woken for every segment that comes costs both sides more than the copying. (On unix sockets poll takes
- * no notice of SO_RCVLOWAT.) Where it can't be set, everything works without. */
+/* In the middle of a body over TCP, to be woken for every segment that comes costs both sides more than the copying.
+ * (On unix sockets poll takes no notice of SO_RCVLOWAT.) Where it can't be set, everything works without. */
 static void set_low_water(kvfi_conn *conn) {
     size_t held = conn->tls != NULL ? TLS_HOLDS : 0;
     bool middle = conn->tcp && !conn->slow && kvfi_resp_left(&conn->in) >= KVFI_CONN_BATCH + held;
@@ -273,7 +275,8 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     }
     set_low_water(conn);
     if (conn->low_water > 1) {
-        /* Less than a batch is progress too, if only that of a slow link: the second half of the time waits for any byte. */
+        /* Less than a batch is progress too, if only that of a slow link: the second half of the time waits for any
+         * byte. */
         moved = poll_until(conn, until_us < now + stall_us / 2 ? until_us : now + stall_us / 2);
         conn->slow = moved == 0;
         set_low_water(conn);

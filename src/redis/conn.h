@@ -2,11 +2,13 @@
  *
  * One connection: bytes out and in, under deadlines. It knows RESP, and no command.
  *
- * Commands are written into a buffer (kvfi_conn_room), with at most one body at a time that leaves straight from the caller's
- * memory (kvfi_conn_body). Answers come through the decoder `in`. The three calls that move bytes (send, recv, wait) are the whole
- * I/O: an exchange is a loop over them, so it can read while its writes are blocked, and several could be driven by one poll.
+ * Commands are written into a buffer (kvfi_conn_room), with at most one body at a time that leaves straight from the
+ * caller's memory (kvfi_conn_body). Answers come through the decoder `in`. The three calls that move bytes (send, recv,
+ * wait) are the whole I/O: an exchange is a loop over them, so it can read while its writes are blocked, and several
+ * could be driven by one poll.
  *
- * Whatever fails closes the connection, and the call says why. A closed connection touches no memory of the caller any more.
+ * Whatever fails closes the connection, and the call says why. A closed connection touches no memory of the caller any
+ * more.
  */
 #ifndef KVFI_REDIS_CONN_H
 #define KVFI_REDIS_CONN_H
@@ -65,8 +67,8 @@ typedef struct kvfi_endpoint {
 void kvfi_conn_init(kvfi_conn *, uint32_t stall_ms, _Atomic uint64_t *disconnects); /* closed */
 /* With TLS where the peer has it. */
 kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, kvfi_tls_peer *, int64_t deadline_us);
-/* When a connection was opened, and no sense came of it: is it that the server speaks TLS and we do not (or the other way round)? Tries it on
- * a connection of its own. */
+/* When a connection was opened, and no sense came of it: is it that the server speaks TLS and we do not (or the other
+ * way round)? Tries it on a connection of its own. */
 bool kvfi_conn_is_other_tongue(const kvfi_endpoint *, bool tls, int64_t deadline_us);
 void kvfi_conn_close(kvfi_conn *);
 
@@ -79,8 +81,8 @@ static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
 kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
 /* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
 void kvfi_conn_body(kvfi_conn *, kvfi_place body);
-/* The same for a body that is finished while it goes. When all that may go has gone, `fill` is called, and returns how many more bytes may; at
- * least one. */
+/* The same for a body that is finished while it goes. When all that may go has gone, `fill` is called, and returns how
+ * many more bytes may; at least one. */
 void kvfi_conn_body_filled(kvfi_conn *, kvfi_place body, size_t (*fill)(void *), void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
     return conn->body.bytes == 0;
@@ -93,8 +95,8 @@ static inline bool kvfi_conn_all_sent(const kvfi_conn *conn) {
 kvf_reason kvfi_conn_send(kvfi_conn *); /* as much as goes without waiting */
 kvf_reason kvfi_conn_recv(kvfi_conn *,
                           bool *got); /* the same; *got: something came. Only after kvfi_resp_next said MORE. */
-/* Waits until there is something to read or, if something is to be sent, room for it. Nothing within stall_ms: KVF_WHY_UNREACHABLE;
- * the deadline: KVF_WHY_BUDGET. */
+/* Waits until there is something to read or, if something is to be sent, room for it. Nothing within stall_ms:
+ * KVF_WHY_UNREACHABLE; the deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
 
 /* For a stream that never has to wait: the deadline has not passed. */

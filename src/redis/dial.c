@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connecting: unix sockets, TCP over IPv4 and IPv6. A name is looked up on a thread of its own, since nothing bounds the time that takes.
+ * Connecting: unix sockets, TCP over IPv4 and IPv6. A name is looked up on a thread of its own, since nothing bounds
+ * the time that takes.
  */
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is wrong with a server, as a cache for large values, and what mends it; and the few numbers of `info`. docs/stores.md says why
- * each of them matters.
+ * What is wrong with a server, as a cache for large values, and what mends it; and the few numbers of `info`.
+ * docs/stores.md says why each of them matters.
  */
 #include <stdarg.h>
 #include <stdio.h>

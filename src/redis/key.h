@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names of keys: <prefix>:<16 hex of the space>:{<64 hex of the key>}, and the same with :1, :2 ... for the further parts of a value
- * that one key does not hold. The braces put all parts of a value, and nothing else, on one slot of a Cluster.
+ * Names of keys: <prefix>:<16 hex of the space>:{<64 hex of the key>}, and the same with :1, :2 ... for the further
+ * parts of a value that one key does not hold. The braces put all parts of a value, and nothing else, on one slot of a
+ * Cluster.
  */
 #ifndef KVFI_REDIS_KEY_H
 #define KVFI_REDIS_KEY_H

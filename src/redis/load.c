@@ -2,10 +2,10 @@
  *
  * Loading: GETs pipelined on one connection, each body straight into its place.
  *
- * How many to ask for at once is counted in bytes. A server like Redis 7 executes all commands that it has read before it sends the first
- * answer, so asking for too much makes it hold, and fall out of its cache with, everything at once; asking for too little leaves it
- * idle while we read the end of an answer and check it. So the next value is asked for when it fits into the window beside what is still
- * to come, and in any case when that is only the tail of one.
+ * How many to ask for at once is counted in bytes. A server like Redis 7 executes all commands that it has read before
+ * it sends the first answer, so asking for too much makes it hold, and fall out of its cache with, everything at once;
+ * asking for too little leaves it idle while we read the end of an answer and check it. So the next value is asked for
+ * when it fits into the window beside what is still to come, and in any case when that is only the tail of one.
  */
 #include "redis/redis.h"
 

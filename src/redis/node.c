@@ -9,9 +9,10 @@
 #define MAX_BACKOFF_MS 500u /* who comes back is in use again within a second */
 #define MIN_REFUSED_MS 100u
 #define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
-/* Stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
-#define STORE_PATIENCE  4u
-#define FAIR_TRY_US     10000 /* a server that did not answer within that time is to blame, and not the caller's haste */
+/* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
+#define STORE_PATIENCE 4u
+/* A server that did not answer within that time is to blame, and not the caller's haste. */
+#define FAIR_TRY_US     10000
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */
 
@@ -245,7 +246,8 @@ static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
-/* With an explanation: somebody will read it, and the server has never made sense yet, so the last quarter of the time goes into it where there was no answer. */
+/* With an explanation: somebody will read it, and the server has never made sense yet, so the last quarter of the time
+ * goes into it where there was no answer. */
 static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool explain,
                                      int64_t deadline_us) {
     bool tls = node->conf->tls != NULL;
@@ -286,7 +288,8 @@ static unsigned lane_max(const kvfi_node *node) {
     return 4 * node->conf->conns;
 }
 
-/* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up while it waits. */
+/* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up
+ * while it waits. */
 static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed,
                             int64_t deadline_us) {
     while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
@@ -313,8 +316,8 @@ static void give_slot(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     pthread_mutex_unlock(&node->lock);
 }
 
-/* Is a connection that lay idle still good? The server may have closed it; it may still owe answers. Anything else that it says unasked is
- * the beginning of a misunderstanding. */
+/* Is a connection that lay idle still good? The server may have closed it; it may still owe answers. Anything else that
+ * it says unasked is the beginning of a misunderstanding. */
 static bool is_fit(kvfi_conn *conn, int64_t deadline_us) {
     if (!kvfi_conn_is_open(conn)) {
         return false;

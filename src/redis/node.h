@@ -2,8 +2,8 @@
  *
  * One server: its address, how to introduce oneself, its connections in lanes, and a breaker for when it is away.
  *
- * The lanes never mix: a lookup does not wait behind a load, nor a load behind a store, and no connection carries big values both
- * ways at once. A topology of several servers is several nodes.
+ * The lanes never mix: a lookup does not wait behind a load, nor a load behind a store, and no connection carries big
+ * values both ways at once. A topology of several servers is several nodes.
  */
 #ifndef KVFI_REDIS_NODE_H
 #define KVFI_REDIS_NODE_H
@@ -21,8 +21,8 @@ typedef struct kvfi_lane {
     unsigned num_taken;
 } kvfi_lane;
 
-/* A breaker: closed until something fails; then open, and nobody tries until `until_us`; then half-open: one tries, and the others wait for what
- * becomes of that. */
+/* A breaker: closed until something fails; then open, and nobody tries until `until_us`; then half-open: one tries, and
+ * the others wait for what becomes of that. */
 typedef enum kvfi_breaker_state { KVFI_BREAKER_CLOSED, KVFI_BREAKER_OPEN, KVFI_BREAKER_HALF_OPEN } kvfi_breaker_state;
 typedef struct kvfi_breaker {
     int64_t until_us;    /* nobody tries before */
@@ -51,9 +51,9 @@ void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, const kvfi_endpoint *,
 void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
 void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not expected to be of use any more */
 
-/* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for one until the
- * deadline. With a feed it stops waiting when that is dry. When it fails, *out is NULL; `err` (or NULL) gets a sentence and, when the operator
- * must change something, KVF_CONFIG. */
+/* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for
+ * one until the deadline. With a feed it stops waiting when that is dry. When it fails, *out is NULL; `err` (or NULL)
+ * gets a sentence and, when the operator must change something, KVF_CONFIG. */
 kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed,
                           int64_t deadline_us);
 /* Takes it back, open or closed. */
@@ -62,7 +62,8 @@ void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
 /* What must be added to a user's ACL for what the server refused as NOPERM: "+hset", "~kvf1:*". `said`: its words. */
 void kvfi_acl_rule(char out[96], const char *said, const char *prefix);
 
-/* May something be saved there? Whoever is told so tells what became of it: whether the server refused all saves, not this one only. */
+/* May something be saved there? Whoever is told so tells what became of it: whether the server refused all saves, not
+ * this one only. */
 bool kvfi_node_may_save(kvfi_node *);
 void kvfi_node_note_saves(kvfi_node *, bool refused);
 
@@ -71,8 +72,8 @@ void kvfi_node_states(kvfi_node *, kvfi_breaker_state *connections, kvfi_breaker
 
 /* What an error reply means for an item. */
 kvf_reason kvfi_reply_reason(const kvfi_reply *);
-/* The server takes nothing at all just now: it is out of memory, can't write to its disk, or is a replica (where there are several, that means: ask
- * another). */
+/* The server takes nothing at all just now: it is out of memory, can't write to its disk, or is a replica (where there
+ * are several, that means: ask another). */
 bool kvfi_reply_refuses_saves(const kvfi_reply *, bool several);
 static inline bool kvfi_reply_says(const kvfi_reply *reply, const char *word) {
     size_t len = strlen(word);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looking up: GETRANGE key 0 127 for every key, all in one round trip. Questions go out and answers come in at the same time, so
- * that their number is bounded by nothing: a client that only writes, and a server that only answers, would wait for each other.
+ * Looking up: GETRANGE key 0 127 for every key, all in one round trip. Questions go out and answers come in at the same
+ * time, so that their number is bounded by nothing: a client that only writes, and a server that only answers, would
+ * wait for each other.
  */
 #include "redis/redis.h"
 

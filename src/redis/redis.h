@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The Redis tier: what its parts share. One file for each thing that it does: load.c (get), save.c (put), peek.c, admin.c (walk, clear,
- * remove, info), session.c, doctor.c. Where there are several servers, spread.c splits a batch among them.
+ * The Redis tier: what its parts share. One file for each thing that it does: load.c (get), save.c (put), peek.c,
+ * admin.c (walk, clear, remove, info), session.c, doctor.c. Where there are several servers, spread.c splits a batch
+ * among them.
  */
 #ifndef KVFI_REDIS_H
 #define KVFI_REDIS_H
@@ -42,21 +43,23 @@ kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi
 kvf_status kvfi_redis_session_remove(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
 uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 
-/* When a store opens as a user with a password: may that user do what loads and saves need? KVF_CONFIG with the missing rule. */
+/* When a store opens as a user with a password: may that user do what loads and saves need? KVF_CONFIG with the missing
+ * rule. */
 kvf_status kvfi_redis_admit(kvfi_redis *, kvf_error *);
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 
-/* Moves items of a feed over one connection: until the feed is dry (true), or the connection fails (false) and with it the items that were
- * on it. */
+/* Moves items of a feed over one connection: until the feed is dry (true), or the connection fails (false) and with it
+ * the items that were on it. */
 typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *);
-/* Runs the exchange on connections of the node's lane until the feed is dry (KVF_WHY_NONE), or no connection can be had: why. */
+/* Runs the exchange on connections of the node's lane until the feed is dry (KVF_WHY_NONE), or no connection can be
+ * had: why. */
 kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *, bool asking);
-/* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in it misses, with
- * the reason that is returned. */
+/* Runs the exchange on connections of the lane until the feed is dry. Where there is no connection, all that is left in
+ * it misses, with the reason that is returned. */
 kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
-/* What an error reply to a command about the item means for it. Where there are several servers it may mean: try another, and then the item is
- * not over when it is given back (kvfi_feed.again). */
+/* What an error reply to a command about the item means for it. Where there are several servers it may mean: try
+ * another, and then the item is not over when it is given back (kvfi_feed.again). */
 kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);
 bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *); /* the exchanges of load.c and save.c */
 bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);
@@ -71,7 +74,8 @@ uint16_t kvfi_redis_slot(const kvfi_addr *);
 typedef enum kvfi_fate { KVFI_FATE_OVER, KVFI_FATE_MOVED, KVFI_FATE_ASK, KVFI_FATE_WAIT } kvfi_fate;
 kvfi_fate kvfi_redis_learn(kvfi_redis *, kvfi_node *from, const kvfi_reply *, kvfi_node **ask);
 
-/* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not expire together. */
+/* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not
+ * expire together. */
 uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
 
 /* ---- for calls that send one command after the other (admin, sessions, doctor) */
@@ -88,8 +92,8 @@ typedef struct kvfi_talk {
     bool astray;    /* another server, or the same a little later, would have answered */
 } kvfi_talk;
 
-/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one that has the slot, or
- * talk->ask, which is NULL at first. */
+/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one
+ * that has the slot, or talk->ask, which is NULL at first. */
 kvf_status kvfi_talk_begin(kvfi_talk *, kvfi_redis *, kvf_error *, uint16_t slot, kvfi_lane_kind, int64_t deadline_us);
 kvf_status kvfi_talk_begin_on(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_node *, kvfi_lane_kind, int64_t deadline_us);
 /* After a talk that failed has ended: is it worth another try? Then the time for that has come. `tries` counts them. */

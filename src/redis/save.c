@@ -2,12 +2,12 @@
  *
  * Saving: SETs pipelined on one connection, each body straight from its memory.
  *
- * A value is hashed piece by piece, each just before it goes (seal.h), and its checksum ends it. As soon as the socket has swallowed one value
- * the next one follows, though the first has not been answered: while we hash, the server still has something to read. How much may be
- * unanswered is bounded in bytes, or two values where they are large.
+ * A value is hashed piece by piece, each just before it goes (seal.h), and its checksum ends it. As soon as the socket
+ * has swallowed one value the next one follows, though the first has not been answered: while we hash, the server still
+ * has something to read. How much may be unanswered is bounded in bytes, or two values where they are large.
  *
- * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once the server has
- * said OK to all others. Such a value is hashed as a whole before.
+ * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once
+ * the server has said OK to all others. Such a value is hashed as a whole before.
  */
 #include "redis/redis.h"
 #include "store/seal.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions as other clients know them: a HASH named by the id, a field for each part. It is written under another name and then renamed,
- * so that a reader sees the old one or the new one. The time to live comes along with the rename.
+ * Sessions as other clients know them: a HASH named by the id, a field for each part. It is written under another name
+ * and then renamed, so that a reader sees the old one or the new one. The time to live comes along with the rename.
  */
 #include <stdio.h>
 
@@ -11,8 +11,8 @@
 #define TEMPORARY_MS     "600000" /* what a writer that dies halfway leaves behind goes away by itself */
 #define DEFAULT_MAX_BULK ((uint64_t)512 << 20)
 
-/* A server that copies a field of hundreds of megabytes into its answer does not move for a second or more, which says nothing about its
- * health: such a talk has no other limit than its deadline. */
+/* A server that copies a field of hundreds of megabytes into its answer does not move for a second or more, which says
+ * nothing about its health: such a talk has no other limit than its deadline. */
 static kvf_status begin_patient(kvfi_talk *talk, kvfi_tier *base, kvf_error *err, const char *id, kvfi_lane_kind lane,
                                 int64_t deadline_us) {
     KVFI_TRY(kvfi_talk_begin(talk, kvfi_redis_of(base), err, kvfi_slot_of(id, strlen(id)), lane, deadline_us));
@@ -27,8 +27,9 @@ static void end_patient(kvfi_talk *talk) {
 
 typedef char temporary_name[MAX_ID_BYTES + 48];
 
-/* A name on the same slot of a Cluster as the id, since RENAME needs that: a name is on the slot of what stands in its first {...}, or
- * of itself where nothing does. An id with a stray } has no such name that could be made like this; on a single server it doesn't matter. */
+/* A name on the same slot of a Cluster as the id, since RENAME needs that: a name is on the slot of what stands in its
+ * first {...}, or of itself where nothing does. An id with a stray } has no such name that could be made like this; on
+ * a single server it doesn't matter. */
 static kvf_status name_temporary(temporary_name out, kvf_error *err, const char *id) {
     uint64_t chance = 0;
     const char *open = strchr(id, '{');
@@ -85,7 +86,8 @@ static kvf_status check_type(kvfi_talk *talk, const char *id) {
     return KVF_OK;
 }
 
-/* The smallest part goes first: from then on the key exists, and can be given the time after which it goes away by itself. */
+/* The smallest part goes first: from then on the key exists, and can be given the time after which it goes away by
+ * itself. */
 static size_t smallest(const kvfi_part *parts, size_t num) {
     size_t best = 0;
     for (size_t i = 1; i < num; i++) {
@@ -176,7 +178,8 @@ static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const 
     return kvfi_talk_refused(talk, reply, doing);
 }
 
-/* All questions go out before the first answer is heard: the server then answers them in one go, without another client in between. */
+/* All questions go out before the first answer is heard: the server then answers them in one go, without another client
+ * in between. */
 static kvf_status ask_all(kvfi_talk *talk, const char *command, const char *id, const kvfi_part *parts, size_t from,
                           size_t to) {
     for (size_t i = from; i < to; i++) {

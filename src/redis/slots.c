@@ -116,7 +116,8 @@ static bool take_primary(kvfi_slots *slots, const kvfi_reply *reply, int64_t ind
     return true;
 }
 
-/* Behind host, port and id of a primary: names and values. "hostname" is of use for TLS where the host is an address. */
+/* Behind host, port and id of a primary: names and values. "hostname" is of use for TLS where the host is an
+ * address. */
 static bool take_metadata(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     kvfi_host value = {.port = 0};
     if (index % 2 == 0) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hash slots of a Redis Cluster: which slot a key is on, which server has a slot, and what a server says about both. Pure: no I/O, no
- * allocation.
+ * Hash slots of a Redis Cluster: which slot a key is on, which server has a slot, and what a server says about both.
+ * Pure: no I/O, no allocation.
  */
 #ifndef KVFI_SLOTS_H
 #define KVFI_SLOTS_H
@@ -40,7 +40,8 @@ void kvfi_slots_init(kvfi_slots *);
 /* Takes one reply. false: this is no map of slots, and the rest of the answer need not be read. */
 bool kvfi_slots_take(kvfi_slots *, const kvfi_reply *);
 
-/* "MOVED 3999 127.0.0.1:6381", "ASK 3999 [::1]:6381"; a host may be missing or "?". `text` is an error reply without its dash. */
+/* "MOVED 3999 127.0.0.1:6381", "ASK 3999 [::1]:6381"; a host may be missing or "?". `text` is an error reply without
+ * its dash. */
 typedef enum kvfi_redirect_kind { KVFI_REDIRECT_NONE, KVFI_REDIRECT_MOVED, KVFI_REDIRECT_ASK } kvfi_redirect_kind;
 kvfi_redirect_kind kvfi_redirect_parse(uint16_t *slot, kvfi_host *to, const char *text, size_t len);
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A batch over several servers: its items are sorted by the server that has their slot, and each server's share is a feed of its own, moved
- * by the same exchange as with a single server (load.c, save.c), at the same time as the others.
+ * A batch over several servers: its items are sorted by the server that has their slot, and each server's share is a
+ * feed of its own, moved by the same exchange as with a single server (load.c, save.c), at the same time as the others.
  *
- * What a server sends elsewhere (MOVED, ASK), or can't serve just now (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY ...), is not over but goes
- * into the next round, of which there are few. What is on a server that is away misses at once, unless the map turns out to be old.
+ * What a server sends elsewhere (MOVED, ASK), or can't serve just now (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY ...),
+ * is not over but goes into the next round, of which there are few. What is on a server that is away misses at once,
+ * unless the map turns out to be old.
  */
 #include <stdio.h>
 

@@ -10,8 +10,8 @@ uint64_t kvfi_redis_ttl_ms(const kvfi_redis *tier, const kvfi_addr *addr) {
     return ttl_ms - ttl_ms / 10 + ttl_ms / 5 * chance / UINT16_MAX;
 }
 
-/* The server was the primary and is none any more: behind a name, or an address that moves, another is. All connections are made anew, and the
- * name is looked up again. */
+/* The server was the primary and is none any more: behind a name, or an address that moves, another is. All connections
+ * are made anew, and the name is looked up again. */
 static void renew(kvfi_node *node, kvfi_conn *conn) {
     kvfi_conn_close(conn);
     kvfi_node_trim(node);
@@ -302,8 +302,8 @@ static kvf_status open_topology(kvfi_redis *tier, kvf_error *err) {
     return KVF_OK;
 }
 
-/* Connects once, so that what the operator must change is said now. A server that is away is no such thing. The connection stays, for the
- * first lookup. */
+/* Connects once, so that what the operator must change is said now. A server that is away is no such thing. The
+ * connection stays, for the first lookup. */
 static kvf_status try_server(kvfi_redis *tier, kvf_error *err) {
     kvf_error own = {.status = KVF_OK};
     kvfi_conn *conn = NULL;

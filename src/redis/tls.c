@@ -468,7 +468,8 @@ kvf_status kvfi_tls_open(kvfi_tls **out, kvf_error *err, const kvfi_tls_conf *co
 
 /* ---- the handshake ---- */
 
-/* Who must be at the other end. Addresses are not sent as SNI (RFC 6066), and are looked for among the certificate's addresses. */
+/* Who must be at the other end. Addresses are not sent as SNI (RFC 6066), and are looked for among the certificate's
+ * addresses. */
 static bool name_peer(kvfi_tls_link *l) {
     const kvfi_tls_conf *conf = &l->peer->tls->conf;
     uint8_t address[16];

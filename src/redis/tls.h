@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * TLS under a connection: OpenSSL, moved by the system table like everything else (a BIO of our own over readv and writev), never waiting
- * but in the handshake, which has a deadline. kvfi_tls_send and kvfi_tls_recv stand where writev and readv stand without TLS.
+ * TLS under a connection: OpenSSL, moved by the system table like everything else (a BIO of our own over readv and
+ * writev), never waiting but in the handshake, which has a deadline. kvfi_tls_send and kvfi_tls_recv stand where writev
+ * and readv stand without TLS.
  *
  * Bodies are ciphered from and into the caller's memory. OpenSSL's own memory does not come from kvfi_alloc.
  */
@@ -48,11 +49,12 @@ typedef struct kvfi_tls_trouble {
 kvf_reason kvfi_tls_connect(kvfi_tls_link **out, kvfi_tls_trouble *, kvfi_tls_peer *, int fd, int64_t deadline_us);
 void kvfi_tls_free(kvfi_tls_link *); /* NULL is fine; the socket stays open */
 
-/* As writev and readv on a socket that does not block. -1 with EPROTO: kvfi_tls_trouble_of says what it is. What was offered to a call
- * that said EAGAIN must be offered again, more may follow it. */
+/* As writev and readv on a socket that does not block. -1 with EPROTO: kvfi_tls_trouble_of says what it is. What was
+ * offered to a call that said EAGAIN must be offered again, more may follow it. */
 ssize_t kvfi_tls_send(kvfi_tls_link *, const struct iovec *, size_t num);
 ssize_t kvfi_tls_recv(kvfi_tls_link *, const struct iovec *, size_t num);
-/* Something may have come that no poll of the socket would tell of: receive before waiting. True once after each kvfi_tls_recv. */
+/* Something may have come that no poll of the socket would tell of: receive before waiting. True once after each
+ * kvfi_tls_recv. */
 bool kvfi_tls_take_more(kvfi_tls_link *);
 const kvfi_tls_trouble *kvfi_tls_trouble_of(const kvfi_tls_link *); /* what[0] == 0: none */
 

@@ -31,8 +31,8 @@ static bool is_member(const kvfi_node *node, const char *host, uint16_t port, co
            (named || strcmp(node->name, name) == 0);
 }
 
-/* The number of the member with that address, which may be new; KVF_NO_OWNER where there is no room. `name`: what it is called, or NULL.
- * Of those with the same address, the last is right: it may have been given a name. */
+/* The number of the member with that address, which may be new; KVF_NO_OWNER where there is no room. `name`: what it is
+ * called, or NULL. Of those with the same address, the last is right: it may have been given a name. */
 static uint16_t member(kvfi_topology *t, const char *host, uint16_t port, const char *name) {
     for (size_t i = t->num_members; i-- > 0;) {
         if (is_member(t->members[i], host, port, name)) {
@@ -263,7 +263,8 @@ static kvfi_node *candidate(kvfi_topology *t, size_t at, size_t *number) {
     return node;
 }
 
-/* Asks one after the other until one answers. The error is that of the last, or the first that an operator must mend. */
+/* Asks one after the other until one answers. The error is that of the last, or the first that an operator must
+ * mend. */
 static kvf_status ask_any(kvfi_topology *t, kvf_error *err, int64_t deadline_us) {
     kvf_error worst = {.status = KVF_MISS};
     snprintf(worst.what, sizeof worst.what, "%s: nobody to ask", t->conf->text);

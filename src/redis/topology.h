@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which server has a slot: a map from slots to nodes, learned from CLUSTER SLOTS, or, of a single master, from its sentinels.
+ * Which server has a slot: a map from slots to nodes, learned from CLUSTER SLOTS, or, of a single master, from its
+ * sentinels.
  *
- * The map is refreshed by whoever finds it wrong (a redirection, a node that is away), by one thread at a time, and not again within
- * KVFI_REFRESH_MS: a Cluster in trouble is not helped by thousands who ask for its map. A redirection is believed at once, for its slot.
+ * The map is refreshed by whoever finds it wrong (a redirection, a node that is away), by one thread at a time, and not
+ * again within KVFI_REFRESH_MS: a Cluster in trouble is not helped by thousands who ask for its map. A redirection is
+ * believed at once, for its slot.
  *
  * Nodes live as long as the topology; what has left the map closes its idle connections.
  */
@@ -13,8 +15,9 @@
 #include "redis/node.h"
 #include "redis/slots.h"
 
-#define KVFI_REFRESH_MS  100u
-#define KVFI_MAX_MEMBERS 1024u /* addresses that a Cluster had over the life of the process; further ones are misses */
+#define KVFI_REFRESH_MS 100u
+/* Addresses that a Cluster had over the life of the process; further ones are misses. */
+#define KVFI_MAX_MEMBERS 1024u
 
 typedef struct kvfi_topology {
     const kvfi_redis_conf *conf;
@@ -48,7 +51,8 @@ kvf_error kvfi_topology_trouble(kvfi_topology *);
 size_t kvfi_topology_primaries(kvfi_topology *, kvfi_node **out, size_t cap);
 /* The map is wrong, it seems. Waits for a new one until the deadline; returns at once when the last is new. */
 void kvfi_topology_refresh(kvfi_topology *, int64_t deadline_us);
-/* A node said that the slot is, or is coming to be (ask), on another. Returns that one; NULL where there is no room for it. */
+/* A node said that the slot is, or is coming to be (ask), on another. Returns that one; NULL where there is no room for
+ * it. */
 kvfi_node *kvfi_topology_redirect(kvfi_topology *, const kvfi_node *from, uint16_t slot, const kvfi_host *to, bool ask);
 
 #endif

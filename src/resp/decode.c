@@ -56,8 +56,8 @@ static void make_room(kvfi_resp *resp) {
     }
 }
 
-/* How many bytes to read into the scratch. In front of a body that has a place, no more than its header: what comes behind it
- * would have to be copied. */
+/* How many bytes to read into the scratch. In front of a body that has a place, no more than its header: what comes
+ * behind it would have to be copied. */
 static size_t scratch_wanted(const kvfi_resp *resp) {
     size_t room = resp->cap - resp->end;
     size_t have = available(resp);
@@ -93,8 +93,8 @@ static size_t place_iovecs(const kvfi_resp *resp, uint64_t *out_left, struct iov
 size_t kvfi_resp_want(kvfi_resp *resp, struct iovec *out, size_t cap) {
     make_room(resp);
     if (resp->state == BODY && resp->to == TO_PLACE) {
-        /* The scratch is empty here. It takes the CRLF and, most likely, the whole next header: so one readv ends this body, and
-         * the next begins in its place. */
+        /* The scratch is empty here. It takes the CRLF and, most likely, the whole next header: so one readv ends this
+         * body, and the next begins in its place. */
         uint64_t uncovered = 0;
         size_t num = place_iovecs(resp, &uncovered, out, cap - 1);
         if (uncovered == 0) {
@@ -278,7 +278,8 @@ static kvfi_resp_event next_line(kvfi_resp *resp, kvfi_reply *reply, bool *again
     return event;
 }
 
-/* Takes as much of the body as there is; true when it is complete. A body for the scratch stays where it is until its tail has come. */
+/* Takes as much of the body as there is; true when it is complete. A body for the scratch stays where it is until its
+ * tail has come. */
 static bool take_body(kvfi_resp *resp) {
     size_t have = available(resp);
     size_t take = have < resp->left ? have : (size_t)resp->left;

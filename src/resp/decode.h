@@ -2,9 +2,10 @@
  *
  * A push decoder for RESP2, the protocol of Redis and Valkey. Pure: no I/O, no allocation, and no copy of anything big.
  *
- * The caller names the place of a body before its reply arrives. The decoder asks for bytes (kvfi_resp_want fills iovecs for
- * readv: the place itself, and a small scratch for the lines around it), is told how many came (kvfi_resp_got), and hands
- * out what they make (kvfi_resp_next). So a value goes from the socket straight into the caller's memory:
+ * The caller names the place of a body before its reply arrives. The decoder asks for bytes (kvfi_resp_want fills
+ * iovecs for readv: the place itself, and a small scratch for the lines around it), is told how many came
+ * (kvfi_resp_got), and hands out what they make (kvfi_resp_next). So a value goes from the socket straight into the
+ * caller's memory:
  *
  *     kvfi_resp_into(&resp, place);                            once for each reply that has a place
  *     while (kvfi_resp_next(&resp, &reply) == KVFI_RESP_MORE) {
@@ -12,9 +13,9 @@
  *         kvfi_resp_got(&resp, (size_t)readv(fd, iov, (int)num));
  *     }
  *
- * An array is announced, and its elements follow as replies of their own, however deep they nest; `last` marks the one that completes
- * the answer to a command. So nothing is ever built up, and a hostile server can make this decoder do one of two things: hand out
- * short replies, or say KVFI_RESP_BAD, after which the connection is of no more use.
+ * An array is announced, and its elements follow as replies of their own, however deep they nest; `last` marks the one
+ * that completes the answer to a command. So nothing is ever built up, and a hostile server can make this decoder do
+ * one of two things: hand out short replies, or say KVFI_RESP_BAD, after which the connection is of no more use.
  */
 #ifndef KVFI_RESP_DECODE_H
 #define KVFI_RESP_DECODE_H
@@ -29,14 +30,15 @@
 #define KVFI_RESP_MAX_ELEMENTS (1u << 20) /* announced and still to come, in one answer */
 
 typedef enum kvfi_resp_kind {
-    KVFI_RESP_STATUS, /* +OK: `text` */
-    KVFI_RESP_ERROR,  /* -ERR ...: `text`, without the dash */
-    KVFI_RESP_INT,    /* :7: `num` */
-    KVFI_RESP_BULK,   /* `num` bytes, in their place, or, if none was named, as `text` in the scratch */
-    KVFI_RESP_NIL,    /* $-1 or *-1 */
-    KVFI_RESP_ARRAY,  /* `num` replies follow as its elements */
-    KVFI_RESP_OVERSIZE /* a bulk of `num` bytes that its place, or the scratch, can't hold, reported before its body is read. Close the
-                          connection, or go on: the body is then thrown away, and comes to nobody's notice. */
+    KVFI_RESP_STATUS,  /* +OK: `text` */
+    KVFI_RESP_ERROR,   /* -ERR ...: `text`, without the dash */
+    KVFI_RESP_INT,     /* :7: `num` */
+    KVFI_RESP_BULK,    /* `num` bytes, in their place, or, if none was named, as `text` in the scratch */
+    KVFI_RESP_NIL,     /* $-1 or *-1 */
+    KVFI_RESP_ARRAY,   /* `num` replies follow as its elements */
+    KVFI_RESP_OVERSIZE /* a bulk of `num` bytes that its place, or the scratch, can't hold, reported before its body is
+                          read. Close the connection, or go on: the body is then thrown away, and comes to nobody's
+                          notice. */
 } kvfi_resp_kind;
 
 typedef struct kvfi_reply {
@@ -47,7 +49,8 @@ typedef struct kvfi_reply {
     size_t len;
 } kvfi_reply;
 
-/* Where a body goes: `bytes` bytes, from byte `skip` of iov[0] on. The iovecs hold at least that many, and stay as they are. */
+/* Where a body goes: `bytes` bytes, from byte `skip` of iov[0] on. The iovecs hold at least that many, and stay as they
+ * are. */
 typedef struct kvfi_place {
     const struct iovec *iov;
     size_t skip;
@@ -71,11 +74,12 @@ typedef struct kvfi_resp {
     size_t header;     /* the length of the last "$<n>\r\n": a good guess for the next */
 } kvfi_resp;
 
-/* `scratch` holds at least KVFI_RESP_MIN_SCRATCH bytes and lives as long as the decoder. The longest bulk without a place, with its CRLF,
- * is what fits into it. */
+/* `scratch` holds at least KVFI_RESP_MIN_SCRATCH bytes and lives as long as the decoder. The longest bulk without a
+ * place, with its CRLF, is what fits into it. */
 void kvfi_resp_init(kvfi_resp *, char *scratch, size_t cap);
 
-/* Names the place of the next reply, should that be a bulk; call it between replies. Whatever comes, it holds for this one reply. */
+/* Names the place of the next reply, should that be a bulk; call it between replies. Whatever comes, it holds for this
+ * one reply. */
 void kvfi_resp_into(kvfi_resp *, kvfi_place);
 
 /* The next reply, if it is complete. KVFI_RESP_BAD is final. */

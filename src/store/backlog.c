@@ -7,8 +7,9 @@
 #define GROUP_ITEMS     16u
 #define GROUP_BYTES     ((size_t)16 << 20)
 #define KEEP_FREE_BYTES ((size_t)32 << 20) /* buffers beyond this are given back to the system when they get free */
-#define PUT_BUDGET_US   (30 * 1000000LL) /* of one group; a connection that makes no progress is given up much sooner */
-#define LOOK_BUDGET_US  1000000
+/* Of one group; a connection that makes no progress is given up much sooner. */
+#define PUT_BUDGET_US  (30 * 1000000LL)
+#define LOOK_BUDGET_US 1000000
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
     *backlog = (kvfi_backlog){.store = store, .bound = bound};
@@ -152,8 +153,9 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .user = staged};
 }
 
-/* Another process may have computed the same prefix at the same time, and stored it meanwhile: one look spares sending it again. Not for cards, which
- * are written to live longer; nor for what a load of this process has missed: there may be a header, and no body behind it. */
+/* Another process may have computed the same prefix at the same time, and stored it meanwhile: one look spares sending
+ * it again. Not for cards, which are written to live longer; nor for what a load of this process has missed: there may
+ * be a header, and no body behind it. */
 static bool may_be_there(kvf_store *store, const kvfi_staged *staged) {
     return (staged->flags & KVFI_FLAG_CARD) == 0 && !kvfi_known_missed(&store->known, &staged->addr.key);
 }
@@ -165,7 +167,8 @@ static bool is_the_record(const kvfi_peek *peek, const kvfi_staged *staged) {
            header.payload_bytes == staged->payload_bytes;
 }
 
-/* Which of the group the tier has already, as bits. A store that does not answer has none; then writing them says what is wrong. */
+/* Which of the group the tier has already, as bits. A store that does not answer has none; then writing them says what
+ * is wrong. */
 static uint32_t look_for(kvf_store *store, kvfi_tier *tier, const group *g) {
     kvfi_addr addrs[GROUP_ITEMS];
     kvfi_peek peeks[GROUP_ITEMS];
@@ -270,7 +273,8 @@ static void write_all(void *arg) {
     pthread_mutex_unlock(&backlog->lock);
 }
 
-/* Under the lock: one more writer, when there is work for it. A group takes several values, so a second writer pays from the second on. */
+/* Under the lock: one more writer, when there is work for it. A group takes several values, so a second writer pays
+ * from the second on. */
 static void call_writer(kvfi_backlog *backlog) {
     if (backlog->num_writers >= backlog->max_writers || backlog->first == NULL ||
         (backlog->num_writers > 0 && backlog->first == backlog->last)) {

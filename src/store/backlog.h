@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Write-behind: values that wait to be written, in memory of a bounded size. What does not fit is shed at once, so that the
- * engine never waits for a store. Buffers are kept and used again, since fresh memory is dear (a page fault for every 4 KiB).
+ * Write-behind: values that wait to be written, in memory of a bounded size. What does not fit is shed at once, so that
+ * the engine never waits for a store. Buffers are kept and used again, since fresh memory is dear (a page fault for
+ * every 4 KiB).
  *
  * A value is staged in one piece: room for the head, then the payload on a page boundary:
  *

@@ -103,8 +103,8 @@ static inline uint64_t kvfi_file_charge(uint64_t bytes) {
 }
 typedef struct kvfi_usage {
     uint64_t bytes, records;
-    uint64_t
-        writers; /* how many processes have added to it since it was counted: each may have been killed with a rest */
+    /* How many processes have added to it since it was counted: each may have been killed with a rest */
+    uint64_t writers;
     int64_t swept_s; /* when it was last counted; 0 = never */
 } kvfi_usage;
 void kvfi_file_usage_load(kvfi_file *);                                /* at open */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What this process knows to be in the store: so that it is not exported, hashed and sent again. A bounded hint, never the truth: a
- * forgotten key is stored once more, a key that was evicted meanwhile is found out by the next match and forgotten.
+ * What this process knows to be in the store: so that it is not exported, hashed and sent again. A bounded hint, never
+ * the truth: a forgotten key is stored once more, a key that was evicted meanwhile is found out by the next match and
+ * forgotten.
  */
 #ifndef KVFI_KNOWN_H
 #define KVFI_KNOWN_H

@@ -88,7 +88,8 @@ static void *serve(void *arg) {
     return NULL;
 }
 
-/* Under the lock. Threads that were signalled but have not woken up still count as idle, so this looks at the queue too. */
+/* Under the lock. Threads that were signalled but have not woken up still count as idle, so this looks at the queue
+ * too. */
 static void start_threads(kvfi_pool *pool, unsigned wanted) {
     while (pool->num_idle < wanted && pool->num_threads < pool->max) {
         if (kvfi_sys->thread(&pool->threads[pool->num_threads], serve, pool) != 0) {

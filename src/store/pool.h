@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads that help. A pool starts its threads when there is use for them, at most `max`, and keeps them until it is freed.
+ * Threads that help. A pool starts its threads when there is use for them, at most `max`, and keeps them until it is
+ * freed.
  */
 #ifndef KVFI_POOL_H
 #define KVFI_POOL_H
@@ -22,13 +23,13 @@ typedef struct kvfi_job {
 kvfi_pool *kvfi_pool_new(unsigned max_threads); /* NULL without memory */
 void kvfi_pool_free(kvfi_pool *);               /* runs what is queued, then ends the threads */
 
-/* kvfi_pool_post queues a job. Jobs run in order, as threads get free. false when there is no thread and none can be started: the job is not
- * queued. */
+/* kvfi_pool_post queues a job. Jobs run in order, as threads get free. false when there is no thread and none can be
+ * started: the job is not queued. */
 bool kvfi_pool_post(kvfi_pool *, kvfi_job *);
 
-/* kvfi_pool_share calls run(arg) on the calling thread and, meanwhile, on up to `helpers` threads of the pool, and returns when
- * all of these calls have returned. Helpers that have not begun by then are called off, so this never waits for a busy pool, and may be
- * used by a job of the same pool. */
+/* kvfi_pool_share calls run(arg) on the calling thread and, meanwhile, on up to `helpers` threads of the pool, and
+ * returns when all of these calls have returned. Helpers that have not begun by then are called off, so this never
+ * waits for a busy pool, and may be used by a job of the same pool. */
 void kvfi_pool_share(kvfi_pool *, void (*run)(void *arg), void *arg, unsigned helpers);
 
 /* A condition that waits by the monotonic clock, as deadlines do. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The checksum of a value that is being sent: hashed piece by piece, each just before it goes. The copy that the kernel makes of a piece then
- * finds it in the cache, and the reader at the other end has work from the first piece on.
+ * The checksum of a value that is being sent: hashed piece by piece, each just before it goes. The copy that the kernel
+ * makes of a piece then finds it in the cache, and the reader at the other end has work from the first piece on.
  */
 #ifndef KVFI_SEAL_H
 #define KVFI_SEAL_H
@@ -17,7 +17,8 @@ typedef struct kvfi_seal {
 
 /* The item's header is prepared, and lies in its first iovec; its checksum is the end of its last one. */
 void kvfi_seal_begin(kvfi_seal *, kvfi_item *);
-/* Hashes `bytes` more, or what is left; at the end writes the checksum. Returns how many more bytes of the item may be sent. */
+/* Hashes `bytes` more, or what is left; at the end writes the checksum. Returns how many more bytes of the item may be
+ * sent. */
 size_t kvfi_seal_next(kvfi_seal *, size_t bytes);
 
 void kvfi_item_seal(kvfi_item *); /* all at once */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A store as the layers above see it: tiers, threads, what is known, what waits to be written. It spreads a batch of items over the
- * threads of a tier and over the tiers; it knows nothing of tokens.
+ * A store as the layers above see it: tiers, threads, what is known, what waits to be written. It spreads a batch of
+ * items over the threads of a tier and over the tiers; it knows nothing of tokens.
  */
 #ifndef KVFI_STORE_H
 #define KVFI_STORE_H
@@ -48,15 +48,18 @@ static inline uint8_t kvfi_store_all_tiers(const kvf_store *store) {
 /* false in a forked child, where the store must not be used. */
 bool kvfi_store_is_ours(const kvf_store *);
 
-/* kvfi_store_knows is true when no save is needed: a tier that outlives the process has the key, or, where there is none, any tier. */
+/* kvfi_store_knows is true when no save is needed: a tier that outlives the process has the key, or, where there is
+ * none, any tier. */
 bool kvfi_store_knows(kvf_store *, const kvf_key *);
 
-/* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and the helpers of the pool. With `prefix` a miss
- * makes what lies behind it useless. Items that were not tried keep KVF_AGAIN. What a slower tier had is copied up in the background.
- * The caller sets items, num, deadline_us, and prefix, check, cancelled and watch as it likes. The first iovec of an item is its head. */
+/* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and the helpers of
+ * the pool. With `prefix` a miss makes what lies behind it useless. Items that were not tried keep KVF_AGAIN. What a
+ * slower tier had is copied up in the background. The caller sets items, num, deadline_us, and prefix, check, cancelled
+ * and watch as it likes. The first iovec of an item is its head. */
 void kvfi_store_get(kvf_store *, kvfi_feed *);
 
-/* kvfi_store_promote sends a copy of a value that tier `from` had to the faster ones, in the background, if there is room in the backlog. */
+/* kvfi_store_promote sends a copy of a value that tier `from` had to the faster ones, in the background, if there is
+ * room in the backlog. */
 void kvfi_store_promote(kvf_store *, const kvfi_item *, size_t from);
 
 /* What became of one value that goes to several tiers. */
@@ -66,11 +69,12 @@ typedef struct kvfi_put_outcome {
     kvf_reason why; /* of the first that failed */
 } kvfi_put_outcome;
 void kvfi_put_note(kvfi_put_outcome *, const kvfi_item *, size_t tier);
-/* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. `sent`: false when all had it. */
+/* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. `sent`:
+ * false when all had it. */
 void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, uint8_t wanted, bool sent);
 
-/* kvfi_store_put writes the items of the feed to all tiers (the caller sets items, num, deadline_us, prepare, cancelled). `outcomes` has room for
- * all of them and is zero. An item is KVF_OK when every tier has it. */
+/* kvfi_store_put writes the items of the feed to all tiers (the caller sets items, num, deadline_us, prepare,
+ * cancelled). `outcomes` has room for all of them and is zero. An item is KVF_OK when every tier has it. */
 void kvfi_store_put(kvf_store *, kvfi_feed *, kvfi_put_outcome *outcomes);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The one interface of everything that can hold values. A tier stores byte strings under addresses; it knows nothing of records but
- * the length of their header. The layer above (store.c) seals and checks them, spreads a batch over threads and over tiers.
+ * The one interface of everything that can hold values. A tier stores byte strings under addresses; it knows nothing of
+ * records but the length of their header. The layer above (store.c) seals and checks them, spreads a batch over threads
+ * and over tiers.
  *
  * Every call has a deadline and returns by it. No call takes the engine down: what fails ends as a status and a reason.
  * All calls may come from several threads at once.
@@ -20,8 +21,8 @@
 typedef struct kvfi_item kvfi_item;
 struct kvfi_item {
     kvfi_addr addr;
-    struct iovec *
-        iov; /* the whole value (header, tokens, payload, checksum): where it goes to or comes from. The tier must not change them. */
+    struct iovec *iov; /* the whole value (header, tokens, payload, checksum): where it goes to or comes from. The tier
+                          must not change them. */
     uint32_t num_iov;
     size_t bytes;      /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
     bool unsealed;     /* to be put: its head is to be prepared, and its checksum to be written (seal.h) */
@@ -42,35 +43,39 @@ typedef struct kvfi_watch {
 } kvfi_watch;
 enum { KVFI_ITEM_AWAITED = 0, KVFI_ITEM_HERE = 1, KVFI_ITEM_MISSED = 2 };
 
-/* A feed hands out the items of one batch, in order, to as many threads as draw from it: whoever has room takes the next. */
+/* A feed hands out the items of one batch, in order, to as many threads as draw from it: whoever has room takes the
+ * next. */
 typedef struct kvfi_feed {
     kvfi_item *items;
     size_t num;
     int64_t deadline_us;
     _Atomic size_t next; /* the next item to hand out */
-    _Atomic size_t
-        limit; /* items from here on are not handed out any more: for a prefix, the first that missed; 0 = cancelled */
+    /* Items from here on are not handed out any more: for a prefix, the first that missed; 0 = cancelled */
+    _Atomic size_t limit;
     bool prefix; /* a miss lowers `limit`: what lies behind it is of no use */
-    /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread that read it, while
-     * it is warm in its cache. NULL when putting. */
+    /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread
+     * that read it, while it is warm in its cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
-    /* Called for an unsealed item that is handed out, on the thread that will send it: writes its header. NULL where no item is unsealed. */
+    /* Called for an unsealed item that is handed out, on the thread that will send it: writes its header. NULL where no
+     * item is unsealed. */
     void (*prepare)(kvfi_item *);
-    const atomic_bool *
-        cancelled; /* nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
+    /* Nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
+    const atomic_bool *cancelled;
     kvfi_watch *watch; /* NULL = nobody looks */
     bool last;         /* what is missing here is in no other tier */
-    /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three: it is a whole one. */
+    /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three: it is
+     * a whole one. */
     const uint32_t *order;   /* numbers of its items, ascending */
     struct kvfi_feed *whole; /* whose limit holds */
     bool (*again)(struct kvfi_feed *,
                   kvfi_item *); /* true: an item that failed is not over, but will be tried elsewhere */
 } kvfi_feed;
 
-/* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given back by
- * kvfi_feed_done exactly once, after the tier's last access to its memory. */
+/* The next item, or NULL: dry, cancelled, behind a gap, or past the deadline. An item that was handed out must be given
+ * back by kvfi_feed_done exactly once, after the tier's last access to its memory. */
 kvfi_item *kvfi_feed_next(kvfi_feed *);
-/* The same, but an unsealed item stays so: for who hashes it piece by piece as it is sent (seal.h), or does not send it at all. */
+/* The same, but an unsealed item stays so: for who hashes it piece by piece as it is sent (seal.h), or does not send it
+ * at all. */
 kvfi_item *kvfi_feed_draw(kvfi_feed *);
 /* Nothing more will be handed out, as far as that can be told without taking an item. */
 bool kvfi_feed_is_dry(const kvfi_feed *);
@@ -107,9 +112,8 @@ typedef struct kvfi_sight {
     kvf_entry_kind kind; /* BLOCK for any record (the layer above tells cards from blocks), SESSION or FOREIGN */
     const char *name;
     const uint8_t *head; /* the first bytes of the value */
-    size_t
-        head_len; /* the whole value when the walk reads whole ones, else at least its header where there is one; where sessions are
-                                   values, up to KVFI_SIGHT_BYTES, so that they can be named */
+    size_t head_len;     /* the whole value when the walk reads whole ones, else at least its header where there is one;
+                            where sessions are     values, up to KVFI_SIGHT_BYTES, so that they can be named */
     uint64_t stored_bytes;
     bool incomplete;  /* it is kept in several parts, and one of them is not there */
     int64_t ttl_ms;   /* -1 = none */
@@ -122,17 +126,20 @@ typedef int (*kvfi_sight_fn)(void *ctx, const kvfi_sight *); /* nonzero stops */
 typedef struct kvfi_tier kvfi_tier;
 
 typedef struct kvfi_tier_ops {
-    /* get reads each item of the feed into its memory; put writes each, atomically: a reader sees all of it or none. Several threads
-     * may run them on the same feed at once; each returns when it can get no more items and all of its own are done. */
+    /* get reads each item of the feed into its memory; put writes each, atomically: a reader sees all of it or none.
+     * Several threads may run them on the same feed at once; each returns when it can get no more items and all of its
+     * own are done. */
     void (*get)(kvfi_tier *, kvfi_feed *);
     void (*put)(kvfi_tier *, kvfi_feed *);
-    /* get or put over the whole feed, with the help of the pool's threads; NULL where that is to run them on several threads at once. Where
-     * it is not NULL, get and put are for one thread. */
+    /* get or put over the whole feed, with the help of the pool's threads; NULL where that is to run them on several
+     * threads at once. Where it is not NULL, get and put are for one thread. */
     void (*spread)(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
-    /* peek looks up all of them, in one round trip to each server where there is a network. Adds 1 to *round_trips for each. */
+    /* peek looks up all of them, in one round trip to each server where there is a network. Adds 1 to *round_trips for
+     * each. */
     void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                  int64_t deadline_us);
-    /* borrow lends a value without copying; NULL where that can't be. The lender removes what is torn (shorter than its header says). */
+    /* borrow lends a value without copying; NULL where that can't be. The lender removes what is torn (shorter than its
+     * header says). */
     kvf_reason (*borrow)(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
     void (*give_back)(kvfi_tier *, kvfi_loan *);
 
@@ -143,8 +150,9 @@ typedef struct kvfi_tier_ops {
                        uint32_t step_ms);
     kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
 
-    /* Sessions as fields; all three NULL where the layer above keeps them as values. put replaces the whole session at once. get fills the
-     * parts that are there; a part that is longer than its memory: KVF_LIMIT. size: the length of each part, 0 and !found when absent. */
+    /* Sessions as fields; all three NULL where the layer above keeps them as values. put replaces the whole session at
+     * once. get fills the parts that are there; a part that is longer than its memory: KVF_LIMIT. size: the length of
+     * each part, 0 and !found when absent. */
     kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s,
                               int64_t deadline_us);
     kvf_status (*session_sizes)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
@@ -167,7 +175,8 @@ struct kvfi_tier {
     _Atomic uint64_t connects, disconnects; /* counted by the tier */
 };
 
-/* The kinds. Each opens from a parsed URL (which it then owns, also on failure), and fails only on what the operator must change. */
+/* The kinds. Each opens from a parsed URL (which it then owns, also on failure), and fails only on what the operator
+ * must change. */
 kvf_status kvfi_mem_open(kvfi_tier **out, kvf_error *, kvfi_url *);
 kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *, kvfi_url *);
 kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *, kvfi_url *);

@@ -12,7 +12,8 @@ typedef struct kvfi_url_param {
     bool taken;
 } kvfi_url_param;
 
-/* scheme://[user[:password]@]host[:port][,host:port ...]/path?name=value&... ; percent escapes are decoded. Also "mem:" and "file:/path". */
+/* scheme://[user[:password]@]host[:port][,host:port ...]/path?name=value&... ; percent escapes are decoded. Also "mem:"
+ * and "file:/path". */
 typedef struct kvfi_url {
     char *scheme, *user, *password; /* user and password: NULL when absent */
     char *hosts;                    /* the text between // (or @) and the path, IPv6 brackets kept; "" when absent */

@@ -83,8 +83,9 @@ static inline bool kvfi_item_ends(kvfi_ends *out, const kvfi_item *item) {
     return kvfi_item_peek(out->header, item, sizeof out->header) && kvfi_item_sum(out->sum, item);
 }
 
-/* kvfi_same_record is true when two records are the same but for the time of storing: their checksums, which cover all the rest, say so. A
- * key names its content, so nearly always they are; a value that is rewritten under its key (a session) and a damaged one differ. */
+/* kvfi_same_record is true when two records are the same but for the time of storing: their checksums, which cover all
+ * the rest, say so. A key names its content, so nearly always they are; a value that is rewritten under its key (a
+ * session) and a damaged one differ. */
 static inline bool kvfi_same_record(const kvfi_ends *a, const kvfi_ends *b) {
     kvfi_header x, y;
     return kvfi_header_decode(&x, a->header) == KVF_WHY_NONE && kvfi_header_decode(&y, b->header) == KVF_WHY_NONE &&

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Twenty public issues of servers and clients that move large values, each as a test of how it goes here. A name ends in the number of its issue.
+ * Twenty public issues of servers and clients that move large values, each as a test of how it goes here. A name ends
+ * in the number of its issue.
  *
- *    1 redis#4496     big_reads_do_not_evict_4496           11 redis#13122    cluster_test: test_resharding, check-cluster
+ *    1 redis#4496     big_reads_do_not_evict_4496           11 redis#13122    cluster_test, check-cluster
  *    2 redis#11830    memory_can_be_filled_11830            12 redis#584      a_failed_snapshot_584
  *    3 redis#3423     query_buffers_are_bounded_3423        13 hiredis#656    a_large_body_in_small_pieces_656
  *    4 redis#6646     many_writers_of_2_5_mb_6646           14 hiredis#306    a_late_reply_306
@@ -180,7 +181,8 @@ static void read_blindly(uint64_t seed, size_t num) {
     close(fd);
 }
 
-/* Reads count as memory. We ask for a window at a time, so loading all there is evicts nothing; the same keys asked for at once do evict. */
+/* Reads count as memory. We ask for a window at a time, so loading all there is evicts nothing; the same keys asked for
+ * at once do evict. */
 static void big_reads_do_not_evict_4496(void **state) {
     (void)state;
     enum { NUM = 64 };
@@ -204,7 +206,8 @@ static void big_reads_do_not_evict_4496(void **state) {
     tier->ops->close(tier);
 }
 
-/* Spare query buffers are counted, too: with values near the bound, a server said OOM when it was half empty. Ours are small against it. */
+/* Spare query buffers are counted, too: with values near the bound, a server said OOM when it was half empty. Ours are
+ * small against it. */
 static void memory_can_be_filled_11830(void **state) {
     (void)state;
     enum { MAX_MIB = 96 };
@@ -245,7 +248,8 @@ static void *watch(void *arg) {
     return NULL;
 }
 
-/* Query buffers are not held down by maxmemory, so we hold them down: at most two values for each connection that stores. */
+/* Query buffers are not held down by maxmemory, so we hold them down: at most two values for each connection that
+ * stores. */
 static void query_buffers_are_bounded_3423(void **state) {
     (void)state;
     enum { NUM = 40 };
@@ -262,7 +266,8 @@ static void query_buffers_are_bounded_3423(void **state) {
     tier->ops->close(tier);
 }
 
-/* Many writers of large values while the server evicts: its memory overshoots by the buffers of the connections, and by nothing else. */
+/* Many writers of large values while the server evicts: its memory overshoots by the buffers of the connections, and by
+ * nothing else. */
 static void many_writers_of_2_5_mb_6646(void **state) {
     (void)state;
     enum { WRITERS = 12, NUM = 12, MAX_MIB = 160 };
@@ -312,8 +317,8 @@ static bool doctor_finds(kvfi_tier *tier, const char *code) {
     return f.found;
 }
 
-/* Values of several MiB, as fast as they go, overrun the default backlog of 1 MB and the default limit of a replica. The doctor says so, and with
- * what it says the replica stays in step. */
+/* Values of several MiB, as fast as they go, overrun the default backlog of 1 MB and the default limit of a replica.
+ * The doctor says so, and with what it says the replica stays in step. */
 static void a_replica_keeps_up_11667(void **state) {
     (void)state;
     enum { NUM = 48 };
@@ -370,7 +375,8 @@ static void parts_fit_a_size_class_3257(void **state) {
     tier->ops->close(tier);
 }
 
-/* A transaction is refused as a whole over maxmemory, even where keys could be evicted. We use none, also where a session must appear at once. */
+/* A transaction is refused as a whole over maxmemory, even where keys could be evicted. We use none, also where a
+ * session must appear at once. */
 static void no_multi_over_maxmemory_9926(void **state) {
     (void)state;
     static char data[300000];
@@ -396,8 +402,8 @@ static void no_multi_over_maxmemory_9926(void **state) {
 
 /* ---- TCP ---- */
 
-/* The loopback of Linux has an MTU of 65536, where 170 MB took 36 times as long as with a smaller one. Beside a unix socket there is no such
- * trap. */
+/* The loopback of Linux has an MTU of 65536, where 170 MB took 36 times as long as with a smaller one. Beside a unix
+ * socket there is no such trap. */
 static void loopback_is_no_trap_2385(void **state) {
     (void)state;
     enum { NUM = 43 }; /* 172 MB */
@@ -439,7 +445,8 @@ static void cluster_free(shared *s) {
     kvft_cluster_stop(s->cluster);
 }
 
-/* Masters that evict while large values stream in answer their peers all the same: none is taken for dead (node timeout: 1 s). */
+/* Masters that evict while large values stream in answer their peers all the same: none is taken for dead (node
+ * timeout: 1 s). */
 static void eviction_fails_no_master_8696(void **state) {
     (void)state;
     shared s = cluster_new(60, 2 * MIB);
@@ -499,7 +506,8 @@ static void moved_without_a_host_12266(void **state) {
 
 /* ---- a server that refuses ---- */
 
-/* After a snapshot that failed the server takes no writes: loads go on, saves are counted as failed, the doctor knows what to do. */
+/* After a snapshot that failed the server takes no writes: loads go on, saves are counted as failed, the doctor knows
+ * what to do. */
 static void a_failed_snapshot_584(void **state) {
     (void)state;
     char path[300];
@@ -565,7 +573,8 @@ static int64_t decode_us(size_t bytes) {
     return took;
 }
 
-/* 40 MB in pieces of 16 KiB: a reader that shifts what it has for every piece needs quadratic time. Ten times the bytes take ten times as long. */
+/* 40 MB in pieces of 16 KiB: a reader that shifts what it has for every piece needs quadratic time. Ten times the bytes
+ * take ten times as long. */
 static void a_large_body_in_small_pieces_656(void **state) {
     (void)state;
     int64_t small = INT64_MAX, large = INT64_MAX;
@@ -625,7 +634,8 @@ static void deadlines_hold_after_a_reconnect_593(void **state) {
     tier->ops->close(tier);
 }
 
-/* Values far larger than all socket buffers, pipelined both ways at once over one connection each, and a lookup beside them. */
+/* Values far larger than all socket buffers, pipelined both ways at once over one connection each, and a lookup beside
+ * them. */
 static void large_values_both_ways_1955(void **state) {
     (void)state;
     enum { NUM = 4 };
@@ -668,9 +678,8 @@ static void a_cancelled_load_2624(void **state) {
         cancelled = true;
         pthread_join(thread, NULL);
         cut += batch_ok(&b) < NUM;
-        for (
-            size_t i = 0; i < NUM;
-            i++) { /* it came whole (batch_ok has compared it), or was not asked for, or was given up with its connection */
+        for (size_t i = 0; i < NUM; i++) { /* it came whole (batch_ok has compared it), or was not asked for, or was
+                                              given up with its connection */
             assert_true(b.items[i].status == KVF_OK || b.items[i].status == KVF_AGAIN ||
                         b.items[i].why == KVF_WHY_CLOSED);
         }
@@ -684,7 +693,8 @@ static void a_cancelled_load_2624(void **state) {
 
 /* ---- prefixes ---- */
 
-/* Two ranks of one model, of which one lost a block: what both have is the shorter of two runs that are loaded and verified. */
+/* Two ranks of one model, of which one lost a block: what both have is the shorter of two runs that are loaded and
+ * verified. */
 static void ranks_agree_1467(void **state) {
     (void)state;
     enum { RANKS = 2, NUM = 12, LOST = 5 };
@@ -725,7 +735,8 @@ static void *cut_soon(void *arg) {
     return NULL;
 }
 
-/* Connections are cut at many moments of a save in parts, and the last time parts are refused: a record is there, whole, or it is not. */
+/* Connections are cut at many moments of a save in parts, and the last time parts are refused: a record is there,
+ * whole, or it is not. */
 static void a_torn_save_is_not_seen_4991(void **state) {
     (void)state;
     const size_t bytes = 5 * MIB;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A server that refuses saves (OOM, MISCONF, READONLY) is spared them for a while, and loads go on; the breaker of a server that is away shows in
- * kvf_tier_info; saves are more patient than loads.
+ * A server that refuses saves (OOM, MISCONF, READONLY) is spared them for a while, and loads go on; the breaker of a
+ * server that is away shows in kvf_tier_info; saves are more patient than loads.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -96,7 +96,8 @@ static size_t save_new(bench *b, uint64_t seed) {
     return (size_t)(after.saved - before.saved);
 }
 
-/* While the server refuses: saves are handed over all the time, few reach it, and loads are whole. Afterwards it gets them again. */
+/* While the server refuses: saves are handed over all the time, few reach it, and loads are whole. Afterwards it gets
+ * them again. */
 static void check_refusal(bench *b, const char *word, void (*mend)(bench *)) {
     size_t handed = 0;
     double begin = kvft_now_ms();
@@ -211,8 +212,8 @@ static void test_breaker_shows(void **state) {
     assert_int_equal(info.reachable, 1);
 }
 
-/* The server stands still for longer than loads and lookups put up with (stall_ms, 250): a save waits for it. Its look whether somebody else has
- * stored the blocks does not: that closes one connection, of the lookups. */
+/* The server stands still for longer than loads and lookups put up with (stall_ms, 250): a save waits for it. Its look
+ * whether somebody else has stored the blocks does not: that closes one connection, of the lookups. */
 static void test_saves_are_patient(void **state) {
     bench *b = of(state);
     kvf_stats stats = {.struct_size = sizeof stats};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening a Redis store: what the operator must change is said in a sentence, what passes by itself is not an error. And servers that are none:
- * one that never answers, one that speaks HTTP, one that lies about lengths.
+ * Opening a Redis store: what the operator must change is said in a sentence, what passes by itself is not an error.
+ * And servers that are none: one that never answers, one that speaks HTTP, one that lies about lengths.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -323,7 +323,8 @@ static void lies(void **state) {
     assert_int_equal(hear("-ERR what\r\n"), KVF_WHY_SERVER);
 }
 
-/* The same for loads: a huge length in a header, before any byte of the body: refused at once, and no memory is asked for. */
+/* The same for loads: a huge length in a header, before any byte of the body: refused at once, and no memory is asked
+ * for. */
 static void lies_about_lengths(void **state) {
     (void)state;
     static const char *const answers[] = {"$9223372036854775807\r\n", "$1000000000000\r\n", "*3\r\n", "$-7\r\n"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The Redis tier's hot path on a real server: get, put, peek; what the server refuses, what others wrote, and what happens when it hangs, dies
- * and comes back.
+ * The Redis tier's hot path on a real server: get, put, peek; what the server refuses, what others wrote, and what
+ * happens when it hangs, dies and comes back.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -280,7 +280,8 @@ static void peek_many(void **state) {
             assert_int_equal(header.payload_bytes, i);
         }
     }
-    /* As many as one call may ask for: more questions than the socket holds, so that reading and writing must go on at once. */
+    /* As many as one call may ask for: more questions than the socket holds, so that reading and writing must go on at
+     * once. */
     enum { MOST = 65536 };
     kvfi_addr *more = calloc(MOST, sizeof *more);
     kvfi_peek *out = calloc(MOST, sizeof *out);
@@ -487,8 +488,8 @@ static void ttl_is_set(void **state) {
     forever->ops->close(forever);
 }
 
-/* The records of kvft_value were stored in 2023: any hit on them is worth a refresh. It is sent behind the load, and what it answers is
- * read before the next one. */
+/* The records of kvft_value were stored in 2023: any hit on them is worth a refresh. It is sent behind the load, and
+ * what it answers is read before the next one. */
 static void ttl_is_refreshed(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "ttl=1000&part=64K&conns=1");
@@ -538,7 +539,8 @@ static kvf_reason get_within(kvfi_tier *tier, uint64_t seed, size_t payload_byte
     return why;
 }
 
-/* No progress within stall_ms ends the connection; while the server hangs, not every operation pays for finding that out. */
+/* No progress within stall_ms ends the connection; while the server hangs, not every operation pays for finding that
+ * out. */
 static void server_hangs(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "stall_ms=200&connect_ms=300");
@@ -579,7 +581,8 @@ static void *meddle(void *arg) {
     return NULL;
 }
 
-/* In the middle of a load of 64 MiB, at many different moments. What was a hit is right; the rest is a miss, in time. */
+/* In the middle of a load of 64 MiB, at many different moments. What was a hit is right; the rest is a miss, in
+ * time. */
 static void stopped_mid_load(void **state) {
     (void)state;
     enum { BLOCKS = 64, BYTES = 1 << 20 };

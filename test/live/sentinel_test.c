@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A master, its replica and three sentinels: the master is found, a failover is followed, and a master that became a replica is left.
+ * A master, its replica and three sentinels: the master is found, a failover is followed, and a master that became a
+ * replica is left.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -121,7 +122,8 @@ static void test_failover(void **state) {
     kvf_store_close(store);
 }
 
-/* The roles change by hand, with no connection lost: -READONLY tells, and what was to be stored is stored by the new master. */
+/* The roles change by hand, with no connection lost: -READONLY tells, and what was to be stored is stored by the new
+ * master. */
 static void test_readonly(void **state) {
     NEEDS_SENTINELS();
     kvf_store *store = kvft_store(set->url);
@@ -164,8 +166,8 @@ static void test_readonly(void **state) {
     kvf_store_close(store);
 }
 
-/* The master is made a replica by hand, and the sentinels have not seen it: saves are refused as READONLY, and tried again within bounds;
- * loads go on. Once it is the master again, so are saves. */
+/* The master is made a replica by hand, and the sentinels have not seen it: saves are refused as READONLY, and tried
+ * again within bounds; loads go on. Once it is the master again, so are saves. */
 static void test_refused_saves(void **state) {
     NEEDS_SENTINELS();
     kvf_store *store = kvft_store(set->url);

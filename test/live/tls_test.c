@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-tls: what is wrong is refused with its reason, what is right works on a single server, in a Cluster and behind sentinels; and TLS loses
- * no byte where the network cuts everything into pieces. Certificates are made here, in a temporary folder.
+ * check-tls: what is wrong is refused with its reason, what is right works on a single server, in a Cluster and behind
+ * sentinels; and TLS loses no byte where the network cuts everything into pieces. Certificates are made here, in a
+ * temporary folder.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -292,7 +293,8 @@ static void cluster_names(void **state) {
     for (int i = 0; i < KVFT_SHARDS; i++) {
         kvft_server_say(cluster->nodes[i], "CONFIG SET cluster-announce-hostname node.cache.example");
     }
-    /* By the announced names, over the addresses; the first contact has no announcement yet, and so a name from the URL. */
+    /* By the announced names, over the addresses; the first contact has no announcement yet, and so a name from the
+     * URL. */
     kvfi_tier *tier = NULL;
     refused(try_open(&tier, "%s?ssl_ca_certs=%s", cluster->url, certs->ca), "not for 127.0.0.1", "ssl_server_hostname");
     snprintf(url, sizeof url, "%s?ssl_ca_certs=%s&ssl_server_hostname=node.cache.example", cluster->url, certs->ca);

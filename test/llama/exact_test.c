@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-exact: is the answer the same with and without a hit? On the real model, by KV type, flash attention on and off:
+ * check-exact: is the answer the same with and without a hit? On the real model, by KV type, flash attention on and
+ * off:
  *
  *   again      the same prompt, all blocks loaded into the same cells          bit-identical logits
  *   partly     some blocks loaded, the rest of the whole blocks computed       bit-identical

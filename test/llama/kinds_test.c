@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Models whose memory can't all be cut into blocks: sliding windows, hybrid and recurrent ones. Toy models of every kind, and Gemma 3 270M
- * ($KVF_GEMMA). What another process stored is loaded; the answer is that of a run with the same cuts and no store, to the bit, and so are the
- * greedy tokens behind it; with any record missing or damaged it still is.
+ * Models whose memory can't all be cut into blocks: sliding windows, hybrid and recurrent ones. Toy models of every
+ * kind, and Gemma 3 270M
+ * ($KVF_GEMMA). What another process stored is loaded; the answer is that of a run with the same cuts and no store, to
+ * the bit, and so are the greedy tokens behind it; with any record missing or damaged it still is.
  */
 #include <dirent.h>
 #include <fcntl.h>

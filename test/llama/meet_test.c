@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading and computing at once, on the real model and a real Redis behind a proxy that spoils things: whatever the store does, the logits are those
- * of a run without one, to the bit. No time is asserted here; make check-never-slower does that.
+ * Loading and computing at once, on the real model and a real Redis behind a proxy that spoils things: whatever the
+ * store does, the logits are those of a run without one, to the bit. No time is asserted here; make check-never-slower
+ * does that.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -119,7 +120,8 @@ static void small_pieces(void **state) {
     assert_true(report.loaded_tokens > 0);
 }
 
-/* The tail flight's memory, handles and connections of all these are given back: tested by the sanitizers, and by another prefill. */
+/* The tail flight's memory, handles and connections of all these are given back: tested by the sanitizers, and by
+ * another prefill. */
 static void and_all_is_well_again(void **state) {
     (void)state;
     kvf_llama_report report = prefill_through(&(kvft_plan){0}, 1);

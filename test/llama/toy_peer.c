@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvf_toy_peer KIND PATH [LAYERS]: writes a model with random weights as a GGUF file, with the tokenizer of the model $KVF_MODEL, so that
- * llama-server and kvferry run can run it. KIND: jamba, lfm2, qwen35 (hybrid), mamba (recurrent), gemma3 (sliding window), llama. With 8 layers,
- * the default, 4,000 tokens of prefill take some seconds on two cores.
+ * kvf_toy_peer KIND PATH [LAYERS]: writes a model with random weights as a GGUF file, with the tokenizer of the model
+ * $KVF_MODEL, so that llama-server and kvferry run can run it. KIND: jamba, lfm2, qwen35 (hybrid), mamba (recurrent),
+ * gemma3 (sliding window), llama. With 8 layers, the default, 4,000 tokens of prefill take some seconds on two cores.
  */
 #include <unistd.h>
 
@@ -71,7 +71,8 @@ static bool append_from(const char *path, const char *from, size_t offset) {
     return out != NULL && fclose(out) == 0 && ok;
 }
 
-/* llama.cpp's own writer leaves out parts of a tokenizer, so it is grafted in once more, in front of the same tensors. */
+/* llama.cpp's own writer leaves out parts of a tokenizer, so it is grafted in once more, in front of the same
+ * tensors. */
 static bool write_model(const struct llama_model *model, const struct gguf_context *source, const char *path) {
     char aside[4096];
     snprintf(aside, sizeof aside, "%s.aside", path);

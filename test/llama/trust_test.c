@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the llama.cpp engine must not believe: that a sequence still holds what a prefill put there, that a context computes each token from
- * those in front of it only, that the same model and types make the same bytes. On toy models.
+ * What the llama.cpp engine must not believe: that a sequence still holds what a prefill put there, that a context
+ * computes each token from those in front of it only, that the same model and types make the same bytes. On toy models.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -240,7 +240,8 @@ static void test_attention_to_later_tokens_is_refused(void **state) {
     llama_model_free(model);
 }
 
-/* A model with two sets of rope factors takes those for long texts when the context is larger than what it was first trained for. */
+/* A model with two sets of rope factors takes those for long texts when the context is larger than what it was first
+ * trained for. */
 static void test_the_side_of_longrope_is_part_of_the_space(void **state) {
     (void)state;
     struct llama_model *model =

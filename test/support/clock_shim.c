@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loaded into a server by LD_PRELOAD: its time of day runs ahead by as many microseconds as the file $KVFT_CLOCK says, which the test changes
- * while the server runs. So hours of a trace pass in seconds, and the server's ages and times to live are those of the trace. Timers of its
- * event loop (CLOCK_MONOTONIC) stay as they are.
+ * Loaded into a server by LD_PRELOAD: its time of day runs ahead by as many microseconds as the file $KVFT_CLOCK says,
+ * which the test changes while the server runs. So hours of a trace pass in seconds, and the server's ages and times to
+ * live are those of the trace. Timers of its event loop (CLOCK_MONOTONIC) stay as they are.
  */
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Several redis-servers of the test's own: a Cluster of three shards, and a master with a replica and three sentinels. Private folders and
- * ports of 127.0.0.1; all are ended by pid. What fails aborts the test with a message; NULL only when no server is installed.
+ * Several redis-servers of the test's own: a Cluster of three shards, and a master with a replica and three sentinels.
+ * Private folders and ports of 127.0.0.1; all are ended by pid. What fails aborts the test with a message; NULL only
+ * when no server is installed.
  */
 #ifndef KVFT_CLUSTER_H
 #define KVFT_CLUSTER_H
@@ -11,8 +12,8 @@
 
 #define KVFT_SHARDS 3
 
-/* Waits until each replica of the server has all that was written to it so far. (A link that is up does not mean so: after a full
- * synchronization a master sends on only once it has heard from the replica, up to a second later.) */
+/* Waits until each replica of the server has all that was written to it so far. (A link that is up does not mean so:
+ * after a full synchronization a master sends on only once it has heard from the replica, up to a second later.) */
 void kvft_await_replicas(kvft_server *master);
 
 typedef struct kvft_cluster {

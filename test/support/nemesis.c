@@ -162,7 +162,8 @@ static bool replica_of(victim *v) {
     return done;
 }
 
-/* A snapshot is due and can't be put in its place: MISCONF. (A read-only folder does not stop root, a folder of the snapshot's name does.) */
+/* A snapshot is due and can't be put in its place: MISCONF. (A read-only folder does not stop root, a folder of the
+ * snapshot's name does.) */
 static bool snapshot_fails(victim *v) {
     char path[192], inside[208], command[640];
     snprintf(path, sizeof path, "%s/dump.rdb", v->server->dir);
@@ -200,8 +201,8 @@ static void limit_files(kvft_server *server, rlim_t bytes) {
     }
 }
 
-/* The disk under the AOF is full: every write of the process to a file fails, as it would with ENOSPC (here EFBIG). A node of a Cluster that has to
- * write its nodes.conf just then ends itself. */
+/* The disk under the AOF is full: every write of the process to a file fails, as it would with ENOSPC (here EFBIG). A
+ * node of a Cluster that has to write its nodes.conf just then ends itself. */
 static bool disk_full(victim *v) {
     must(v->server, "CONFIG SET appendonly yes");
     kvft_nap_ms(100); /* its first rewrite */
@@ -232,7 +233,8 @@ static bool cluster_failover(victim *v) {
     return is_master(replica);
 }
 
-/* Both ends think that the other has the slot (a claim of an older epoch came late): the first is given it, as `redis-cli --cluster fix` does. */
+/* Both ends think that the other has the slot (a claim of an older epoch came late): the first is given it, as
+ * `redis-cli --cluster fix` does. */
 static void settle_slot(victim *v, int slot, int other) {
     kvft_world *w = v->world;
     (void)say(w->data[other], "FLUSHALL"); /* who holds keys of a slot does not give it away */
@@ -524,7 +526,8 @@ static bool is_whole_cluster(kvft_world *w) {
     return true;
 }
 
-/* A master that came back after its replica took over would be told so by the sentinels after ten seconds; an operator's script is faster. */
+/* A master that came back after its replica took over would be told so by the sentinels after ten seconds; an
+ * operator's script is faster. */
 static bool is_whole_set(kvft_world *w) {
     int port = kvft_sentinels_master(w->sentinels);
     int number = w->data[0]->port == port ? 0 : 1;

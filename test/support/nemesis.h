@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Real servers of one topology, and what befalls them: each fault is done to a server, lasts a while, and is undone. Which one, on whom and for
- * how long follows from the caller's random numbers alone. What fails in the undoing aborts the test with a message.
+ * Real servers of one topology, and what befalls them: each fault is done to a server, lasts a while, and is undone.
+ * Which one, on whom and for how long follows from the caller's random numbers alone. What fails in the undoing aborts
+ * the test with a message.
  */
 #ifndef KVFT_NEMESIS_H
 #define KVFT_NEMESIS_H
@@ -16,8 +17,8 @@ typedef struct kvft_world {
     int num_data;
     kvft_cluster *cluster;
     kvft_sentinels *sentinels;
-    kvft_proxy *proxies
-        [KVFT_SHARDS]; /* single: before the server; Sentinel: before a sentinel; Cluster: before the first master of each shard */
+    kvft_proxy *proxies[KVFT_SHARDS]; /* single: before the server; Sentinel: before a sentinel; Cluster: before the
+                                         first master of each shard */
     int num_proxies;
     char url[256]; /* by the proxies */
 } kvft_world;
@@ -28,7 +29,8 @@ void kvft_world_stop(kvft_world *);
 void kvft_world_heal(kvft_world *);
 
 #define KVFT_MAX_NEMESES 48
-/* One fault, from beginning to end; returns its number. The one of number `wish` (modulo their number), where that can be done; -1: any. */
+/* One fault, from beginning to end; returns its number. The one of number `wish` (modulo their number), where that can
+ * be done; -1: any. */
 int kvft_world_torment(kvft_world *, int wish, uint64_t *random);
 const char *kvft_nemesis_name(int); /* NULL behind the last */
 #endif

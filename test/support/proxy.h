@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A proxy that breaks things between a client and a real server, byte by byte and on purpose. It listens on a unix socket of its own and
- * on a TCP port of 127.0.0.1, and runs in a thread. Every fault follows from the plan and its seed.
+ * A proxy that breaks things between a client and a real server, byte by byte and on purpose. It listens on a unix
+ * socket of its own and on a TCP port of 127.0.0.1, and runs in a thread. Every fault follows from the plan and its
+ * seed.
  */
 #ifndef KVFT_PROXY_H
 #define KVFT_PROXY_H
@@ -9,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What happens to the bytes of a connection; zero everywhere is a faithful relay. Positions count the bytes of the server's replies
- * on that connection. */
+/* What happens to the bytes of a connection; zero everywhere is a faithful relay. Positions count the bytes of the
+ * server's replies on that connection. */
 typedef struct kvft_plan {
     uint64_t seed;
     uint32_t latency_ms;  /* each piece of a reply comes that much later */
@@ -21,12 +22,12 @@ typedef struct kvft_plan {
     bool stall_one;    /* ... on the first connection that gets so far only */
     int64_t cut_after; /* the connection is closed in an orderly way after so many reply bytes; 0 = never */
     bool reset;        /* ... with a reset instead (TCP) */
-    int64_t
-        half_open_after; /* requests are swallowed from this many reply bytes on, as by a peer that lost power; 0 = never */
-    int64_t garbage_at; /* 16 random bytes take the place of the reply's at this position; 0 = never */
-    int64_t flip_at;    /* one bit of the reply at this position is flipped; 0 = never */
-    bool refuse;        /* connections are accepted and closed at once */
-    bool swap;          /* two replies that arrive in one piece change places, where that can be done by length alone */
+    int64_t half_open_after; /* requests are swallowed from this many reply bytes on, as by a peer that lost power; 0 =
+                                never */
+    int64_t garbage_at;      /* 16 random bytes take the place of the reply's at this position; 0 = never */
+    int64_t flip_at;         /* one bit of the reply at this position is flipped; 0 = never */
+    bool refuse;             /* connections are accepted and closed at once */
+    bool swap; /* two replies that arrive in one piece change places, where that can be done by length alone */
 } kvft_plan;
 
 typedef struct kvft_proxy kvft_proxy;

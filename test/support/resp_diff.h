@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One stream, two decoders: ours, and the reader of hiredis. They must say the same, but where ours refuses on purpose what hiredis
- * lets pass. What that may be is looked for in the stream itself, without either decoder. For a unit test and a fuzz target.
+ * One stream, two decoders: ours, and the reader of hiredis. They must say the same, but where ours refuses on purpose
+ * what hiredis lets pass. What that may be is looked for in the stream itself, without either decoder. For a unit test
+ * and a fuzz target.
  *
- *   long line     a status, an error or a number that does not fit into the scratch, or has more than KVFI_RESP_MAX_LINE bytes
+ *   long line     a status, an error or a number that does not fit into the scratch, or has more than
+ *                 KVFI_RESP_MAX_LINE bytes
  *   lone CR       in such a line, not followed by LF
  *   tail          behind a body that is no CRLF: hiredis skips any two bytes
- *   large         a body that fits neither place nor scratch: reported before it is read, where hiredis would wait for all of it
+ *   large         a body that fits neither place nor scratch: reported before it is read, where hiredis would wait for
+ *                 all of it
  *   many          more than KVFI_RESP_MAX_ELEMENTS elements announced
  *   deep          the other way round: arrays in arrays in arrays ..., which hiredis refuses and we only count
  */
@@ -58,7 +61,8 @@ static inline void *diff_string(const redisReadTask *task, char *text, size_t le
     return task->privdata;
 }
 
-/* From hiredis 1.0 on the number is a size_t: the same to any caller on a 64-bit machine that passes less than INT_MAX. */
+/* From hiredis 1.0 on the number is a size_t: the same to any caller on a 64-bit machine that passes less than
+ * INT_MAX. */
 #if HIREDIS_MAJOR >= 1
 static inline void *diff_array(const redisReadTask *task, size_t num) {
 #else

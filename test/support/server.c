@@ -194,9 +194,10 @@ static bool is_free(int port) {
     return yes;
 }
 
-/* The tests of one run go side by side, so each process has a block of ports that no other one tries. It is claimed by a
- * name among the abstract sockets, which the kernel drops when the process ends, however it ends. The blocks lie in
- * 10000 to 19999, so that no port is the Cluster bus of another one, 10000 above, and none is given out by connect(). */
+/* The tests of one run go side by side, so each process has a block of ports that no other one tries. It is claimed by
+ * a name among the abstract sockets, which the kernel drops when the process ends, however it ends. The blocks lie in
+ * 10000 to 19999, so that no port is the Cluster bus of another one, 10000 above, and none is given out by connect().
+ */
 #define FIRST_PORT  10000
 #define BLOCK_PORTS 50
 #define NUM_BLOCKS  200

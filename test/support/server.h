@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A redis-server of the test's own: private temporary folder, unix socket and TCP port on 127.0.0.1, stopped by pid. Aborts the test
- * with a message when the server can't be started; returns NULL only when no server binary is installed.
- * The binary is $KVFT_SERVER, or redis-server.
+ * A redis-server of the test's own: private temporary folder, unix socket and TCP port on 127.0.0.1, stopped by pid.
+ * Aborts the test with a message when the server can't be started; returns NULL only when no server binary is
+ * installed. The binary is $KVFT_SERVER, or redis-server.
  */
 #ifndef KVFT_SERVER_H
 #define KVFT_SERVER_H
@@ -32,11 +32,11 @@ kvft_server *kvft_server_start(const char *const *args);
 kvft_server *kvft_server_start_conf(const char *const *args);
 /* One whose time of day runs ahead as the file says (clock_shim.c, whose path is $KVFT_CLOCK_SHIM). */
 kvft_server *kvft_server_start_clocked(const char *const *args, const char *clock);
-/* Those that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster; NULL: not any more. The unix socket
- * stays in plain. */
+/* Those that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster; NULL: not
+ * any more. The unix socket stays in plain. */
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
-/* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives him. kvft_server_say
- * is still everybody. */
+/* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives
+ * him. kvft_server_say is still everybody. */
 #define KVFT_ACL_RULES                                                                                     \
     "resetkeys ~kvf1:* ~other:* -@all +ping +select +client|setname +get +getrange +set +pexpire +unlink " \
     "+info +config|get +scan +strlen +pttl +cluster|slots +asking +role "                                  \
@@ -46,7 +46,8 @@ void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);            /* kill -9 and reap; the folder stays */
 void kvft_server_restart(kvft_server *);         /* same folder, socket and port; after a kill */
 void kvft_server_stop(kvft_server *);            /* ends it, removes the folder, frees */
-/* One command, split at blanks, by a plain blocking socket; returns the first line of the reply (static buffer). For CONFIG SET and such. */
+/* One command, split at blanks, by a plain blocking socket; returns the first line of the reply (static buffer). For
+ * CONFIG SET and such. */
 const char *kvft_server_say(kvft_server *, const char *command);
 /* The strings of the reply, without their lengths: those of an array each with a newline behind it. To be freed. */
 char *kvft_server_ask(kvft_server *, const char *command);

@@ -162,7 +162,8 @@ static void test_batches_leave_room_to_think_again(void **state) {
     assert_int_equal(kvfl_plan_batch(&gap, &pace, 9), 1);
 }
 
-/* A whole prefill in simulated time: rates that jump, stalls, a store that lies. Never more than the patience beyond computing alone. */
+/* A whole prefill in simulated time: rates that jump, stalls, a store that lies. Never more than the patience beyond
+ * computing alone. */
 typedef struct world {
     double now_us, rate, partial; /* bytes of the block that is arriving */
     size_t front, back;           /* blocks [front, back) are still missing */

@@ -226,7 +226,8 @@ static void not_a_record(void **state) {
     assert_int_equal(parse(text, sizeof text), KVF_WHY_VERSION);
 }
 
-/* Version 1 had its checksum in the header, and no end. Its records are misses, and so is whatever fills the room that is left for later. */
+/* Version 1 had its checksum in the header, and no end. Its records are misses, and so is whatever fills the room that
+ * is left for later. */
 static void another_version(void **state) {
     (void)state;
     sample s;
@@ -247,7 +248,8 @@ static void another_version(void **state) {
     }
 }
 
-/* [T:exact-or-miss] Body and end of one record behind the header of another are never a hit, whatever they have in common. */
+/* [T:exact-or-miss] Body and end of one record behind the header of another are never a hit, whatever they have in
+ * common. */
 static void ends_do_not_mix(void **state) {
     (void)state;
     sample a, b;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Our decoder against that of hiredis (support/resp_diff.h): streams of the fuzzer's corpus, and seeded ones, valid and broken, whole and cut at
- * every byte.
+ * Our decoder against that of hiredis (support/resp_diff.h): streams of the fuzzer's corpus, and seeded ones, valid and
+ * broken, whole and cut at every byte.
  */
 #include <dirent.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The protocol of Redis, byte by byte: whatever way a stream is cut into pieces, it means the same; and a hostile stream means trouble
- * for its sender only.
+ * The protocol of Redis, byte by byte: whatever way a stream is cut into pieces, it means the same; and a hostile
+ * stream means trouble for its sender only.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -59,8 +59,8 @@ static void place_init(place *p) {
     p->iov[3] = (struct iovec){p->memory + 27, PLACE + 1 - 27};
 }
 
-/* Decodes `len` bytes that arrive in pieces that end at every multiple of `step` and at `cut`. With `places` every reply has a place. `cap`
- * iovecs are offered. */
+/* Decodes `len` bytes that arrive in pieces that end at every multiple of `step` and at `cut`. With `places` every
+ * reply has a place. `cap` iovecs are offered. */
 static void decode(transcript *t, const char *bytes, size_t len, size_t cut, size_t step, bool places, size_t cap) {
     char scratch[SCRATCH];
     kvfi_resp resp;
@@ -185,7 +185,8 @@ static void corpus_whole(void **state) {
     }
 }
 
-/* [T:split-points] Every cut of every stream, alone and with pieces of one, two, three bytes, with few iovecs and with many. */
+/* [T:split-points] Every cut of every stream, alone and with pieces of one, two, three bytes, with few iovecs and with
+ * many. */
 static void corpus_split(void **state) {
     (void)state;
     static transcript whole, t;
@@ -253,8 +254,8 @@ static void endless_line(void **state) {
     }
 }
 
-/* In front of a body that has a place, no byte of the body goes through the scratch, whatever the socket holds: this is the copy that is
- * not made. [T:no-copy] */
+/* In front of a body that has a place, no byte of the body goes through the scratch, whatever the socket holds: this is
+ * the copy that is not made. [T:no-copy] */
 static void body_is_not_copied(void **state) {
     (void)state;
     char scratch[SCRATCH];

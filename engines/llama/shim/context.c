@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The program's models and contexts. A context gets one sequence more than it was asked for, and is attached to at its first decode: many are
- * made only to measure how much memory they take.
+ * The program's models and contexts. A context gets one sequence more than it was asked for, and is attached to at its
+ * first decode: many are made only to measure how much memory they take.
  */
 #include <stdio.h>
 #include <stdlib.h>

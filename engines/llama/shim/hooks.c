@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functions of libllama that stand here instead. Each passes on to the real one; around it the engine is told what happened. libllama calls
- * some of its own exported functions through the dynamic linker, too: while a real one runs, kvfl_shim_inside sends those straight through.
+ * The functions of libllama that stand here instead. Each passes on to the real one; around it the engine is told what
+ * happened. libllama calls some of its own exported functions through the dynamic linker, too: while a real one runs,
+ * kvfl_shim_inside sends those straight through.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -205,7 +206,8 @@ HOOK void llama_set_warmup(struct llama_context *ctx, bool on) {
     }
 }
 
-/* Two functions of llama.cpp's staging header (llama-ext.h, C++), by which drafting programs ask for hidden states of every token. */
+/* Two functions of llama.cpp's staging header (llama-ext.h, C++), by which drafting programs ask for hidden states of
+ * every token. */
 void kvfl_hook_nextn(struct llama_context *, bool on,
                      bool masked) __asm__("_Z26llama_set_embeddings_nextnP13llama_contextbb");
 void kvfl_hook_layer(struct llama_context *, uint32_t layer,

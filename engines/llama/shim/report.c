@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Options come by the environment (`kvferry exec` sets it); what happened goes to stderr, a line for each prompt, and to a file.
+ * Options come by the environment (`kvferry exec` sets it); what happened goes to stderr, a line for each prompt, and
+ * to a file.
  */
 #include <jansson.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The shim: loaded in front of a program's libllama (LD_PRELOAD, by `kvferry exec`), it defines the functions through which the program
- * decodes, changes the memory and reads results, and passes each on to libllama. A thin layer: what to load and what to follow is decided by
- * the engine (decode.c, follow.c), which is linked into it.
+ * The shim: loaded in front of a program's libllama (LD_PRELOAD, by `kvferry exec`), it defines the functions through
+ * which the program decodes, changes the memory and reads results, and passes each on to libllama. A thin layer: what
+ * to load and what to follow is decided by the engine (decode.c, follow.c), which is linked into it.
  *
  *   hooks.c    the functions of libllama
  *   batch.c    what a llama_batch_ext holds, which llama.cpp does not tell
@@ -56,7 +56,8 @@ struct llama_context *kvfl_shim_open(struct llama_model *, struct llama_context_
 void kvfl_shim_close(struct llama_context *);
 void kvfl_shim_model_loaded(struct llama_model *, const char *path, const struct llama_model_params *);
 void kvfl_shim_model_freed(struct llama_model *);
-/* The context's adapters changed: what is stored under another set must not be loaded. NULL: not known what they are. */
+/* The context's adapters changed: what is stored under another set must not be loaded. NULL: not known what they
+ * are. */
 void kvfl_shim_adapt(kvfl_shim_context *, const char *adapters);
 void kvfl_shim_set_mode(kvfl_shim_context *);
 
