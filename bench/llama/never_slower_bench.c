@@ -71,6 +71,7 @@ static kvf_llama *attach(bench *b, kvf_store *store) {
                                  .scratch_seq = (llama_seq_id)b->plain.params.n_seq_max - 1,
                                  .model_path = store != NULL ? getenv("KVF_MODEL") : NULL,
                                  .context_params = &b->plain.params,
+                                 .budget_ms = 120000,
                                  .block_tokens = BLOCK};
     if (kvf_llama_attach(&kv, &err, store, b->plain.ctx, &options) != KVF_OK) {
         fprintf(stderr, "attach: %s\n", err.what);

@@ -337,15 +337,15 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     return true;
 }
 
-/* Large values, and another thread is at it: then this one would only be in its way. */
-static bool is_one_too_many(const kvfi_redis *tier, const kvfi_feed *feed) {
-    return feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below &&
-           atomic_load_explicit(&feed->next, memory_order_relaxed) > 0;
+uint32_t kvfi_redis_conns_for(const kvfi_redis *tier, const kvfi_feed *feed) {
+    bool asked = tier->conf.share_below == UINT64_MAX;
+    bool large = feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below;
+    return large || (feed->watch != NULL && !asked) ? 1 : tier->conf.conns;
 }
 
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
     kvfi_redis *tier = kvfi_redis_of(base);
-    if (!is_one_too_many(tier, feed)) {
+    if (atomic_fetch_add(&feed->workers, 1) < kvfi_redis_conns_for(tier, feed)) {
         (void)kvfi_redis_run(tier, feed, KVFI_LANE_LOAD, kvfi_redis_load_on);
     }
 }

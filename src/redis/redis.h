@@ -61,6 +61,9 @@ kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchan
 /* What an error reply to a command about the item means for it. Where there are several servers it may mean: try
  * another, and then the item is not over when it is given back (kvfi_feed.again). */
 kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);
+/* How many connections to one server that feed is worth. Values that are used one by one as they land come one after
+ * the other: two at once would both be late. Large ones would be in each other's way. But who says how many, gets them. */
+uint32_t kvfi_redis_conns_for(const kvfi_redis *, const kvfi_feed *);
 bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *); /* the exchanges of load.c and save.c */
 bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);
 /* For a topology: spread.c */

@@ -58,7 +58,6 @@ typedef struct group {
     kvfi_node *node;
     bool asking;
     size_t from; /* where its numbers stand in flight->order */
-    _Atomic uint32_t workers;
 } group;
 
 typedef struct flight {
@@ -132,18 +131,14 @@ static void run_group(group *g) {
     }
 }
 
-/* Connections for one server: of large values, two would only be in each other's way. */
-static uint32_t max_workers(const flight *f) {
-    return f->whole->items[0].bytes >= f->tier->conf.share_below ? 1 : f->tier->conf.conns;
-}
-
 /* One thread: begins with a server of its own, and then helps wherever it may. */
 static void work(void *arg) {
     flight *f = arg;
     unsigned start = atomic_fetch_add(&f->next_start, 1);
     for (unsigned i = 0; i < f->num_groups; i++) {
         group *g = &f->groups[(start + i) % f->num_groups];
-        if (!kvfi_feed_is_dry(&g->feed) && atomic_fetch_add(&g->workers, 1) < max_workers(f)) {
+        if (!kvfi_feed_is_dry(&g->feed) &&
+            atomic_fetch_add(&g->feed.workers, 1) < kvfi_redis_conns_for(f->tier, f->whole)) {
             run_group(g);
         }
     }
@@ -195,6 +190,7 @@ static void sort(flight *f) {
         g->feed.whole = f->whole;
         g->feed.again = again;
         atomic_store_explicit(&g->feed.next, 0, memory_order_relaxed);
+        atomic_store_explicit(&g->feed.workers, 0, memory_order_relaxed);
     }
     for (size_t i = 0; i < f->num_pending; i++) {
         if (f->place[i] < MAX_GROUPS) {

@@ -183,6 +183,7 @@ static void run_op(void *arg) {
 static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put) {
     run r = {.tier = tier, .feed = feed, .op = put ? tier->ops->put : tier->ops->get};
     feed->next = 0;
+    feed->workers = 0;
     feed->limit = feed->num;
     if (tier->ops->spread != NULL) {
         tier->ops->spread(tier, feed, pool, put);

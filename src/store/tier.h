@@ -49,7 +49,8 @@ typedef struct kvfi_feed {
     kvfi_item *items;
     size_t num;
     int64_t deadline_us;
-    _Atomic size_t next; /* the next item to hand out */
+    _Atomic size_t next;      /* the next item to hand out */
+    _Atomic uint32_t workers; /* threads that have come to it, as far as the tier counts them */
     /* Items from here on are not handed out any more: for a prefix, the first that missed; 0 = cancelled */
     _Atomic size_t limit;
     bool prefix; /* a miss lowers `limit`: what lies behind it is of no use */

@@ -3,6 +3,7 @@
  * Loads and stores through a proxy that breaks the connection in every way it knows, seeded. One invariant: a load is
  * byte-exact or a miss and returns by its deadline.
  */
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -145,7 +146,59 @@ static void test_tcp(void **state) {
     torment(kvft_proxy_tcp_url(proxy));
 }
 
+/* ---- connections ---- */
+
+/* How many connections a store opens for one load, watched or not; each takes so long to make that all threads that
+ * want one ask for it. */
+static uint64_t connections_of_load(bool watched) {
+    uint64_t before = kvft_proxy_stats_get(proxy).connections, ticket = 0;
+    uint8_t each[BLOCKS] = {0};
+    kvf_arrivals arrivals = {.each = each};
+    kvf_queue *queue = NULL;
+    kvf_completion done = {0};
+    kvf_store *store = kvft_store(kvft_proxy_tcp_url(proxy));
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD);
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = space,
+                       .blocks = prompt->blocks,
+                       .num = BLOCKS,
+                       .arrivals = watched ? &arrivals : NULL};
+    assert_int_equal(kvf_queue_open(&queue, NULL, store, 1), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    while (kvf_reap(queue, &done, 1) == 0) {
+        struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, 10000), 1);
+    }
+    assert_int_equal(done.num_ok, BLOCKS);
+    kvf_queue_close(queue);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    return kvft_proxy_stats_get(proxy).connections - before;
+}
+
+/* Who uses blocks as they land wants them one after the other. */
+static void test_a_watched_load_has_one_connection(void **state) {
+    if (server == NULL) {
+        skip();
+    }
+    (void)state;
+    kvft_proxy_set(proxy, &(kvft_plan){0});
+    kvf_store *store = kvft_store(server->unix_url);
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD);
+    kvft_save_all(space, store, prompt);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = 30});
+    assert_int_equal(connections_of_load(false), connections_of_load(true) + 1);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_unix), cmocka_unit_test(test_tcp)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_watched_load_has_one_connection),
+                                       cmocka_unit_test(test_unix), cmocka_unit_test(test_tcp)};
     return cmocka_run_group_tests(tests, start, stop);
 }

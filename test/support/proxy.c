@@ -44,6 +44,7 @@ struct kvft_proxy {
     bool stop, cut, renew;
     kvft_proxy_stats stats;
     double free_at; /* when the cable has carried what was sent */
+    size_t turn;    /* who is served first: the one behind the last that sent, as a cable is fair */
     link_t links[MAX_LINKS];
     uint8_t request[BUFFER]; /* on its way to a server */
 };
@@ -285,7 +286,9 @@ static bool may_send(kvft_proxy *proxy, const link_t *link, double t) {
 }
 
 static void serve_links(kvft_proxy *proxy, const struct pollfd *fds, const int *index, size_t num) {
-    for (size_t i = 0; i < num; i++) {
+    size_t first = proxy->turn;
+    for (size_t served = 0; served < num; served++) {
+        size_t i = (first + served) % num;
         link_t *link = &proxy->links[index[i]];
         if (link->client < 0) {
             continue;
@@ -297,6 +300,7 @@ static void serve_links(kvft_proxy *proxy, const struct pollfd *fds, const int *
             from_server(proxy, link);
         }
         if (link->client >= 0 && may_send(proxy, link, now())) {
+            proxy->turn = i + 1;
             to_client(proxy, link);
         }
     }
