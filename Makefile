@@ -112,4 +112,4 @@ check-exact: build ## logits after a load are those of a run without one, by KV 
 	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test
 
 check-never-slower: build ## time to the first token at every bandwidth beside that without a store, and loading and computing at once
-	@$(paths); $(release)/bench/never_slower_bench --check --svg "$${SVG:-/dev/null}"
+	@$(paths); $(release)/bench/never_slower_bench --check $${SERIES:+--series "$$SERIES"} --svg "$${SVG:-/dev/null}"
