@@ -73,6 +73,10 @@ static void log_to_stderr(void *ctx, kvf_log_level level, const char *message) {
     fprintf(stderr, "kvferry: %s: %s\n", log_names[level], message);
 }
 
+void kvfcli_warn(void) {
+    kvf_set_log(log_to_stderr, NULL, KVF_LOG_WARN);
+}
+
 static int add_url(kvfcli_common *common, const char *url) {
     if (common->num_urls == KVFCLI_MAX_STORES) {
         return kvfcli_usage(common, "more than %u stores", KVFCLI_MAX_STORES);

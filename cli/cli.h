@@ -70,6 +70,8 @@ enum { KVFCLI_OPT_JSON = 1000, KVFCLI_OPT_OWN /* verbs number their long options
 /* Takes an option of the verb itself. Returns KVFCLI_FINE, or an exit code after a message. */
 typedef int (*kvfcli_take_fn)(void *ctx, int opt, const char *value);
 
+/* The library's warnings go to stderr from now on; --verbose says more. For verbs that store. */
+void kvfcli_warn(void);
 /* kvfcli_parse reads all options. Returns -1 to go on (the other arguments begin at argv[optind]), or an exit code
  * (--help: 0). It leaves common->urls complete: given, from the environment, or the default. kvfcli_common_cleanup
  * afterwards in any case. */

@@ -479,6 +479,7 @@ static int run_or_explain(int argc, char **argv, bool explain) {
                                         .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
     kvfcli_calm_threads(argc, argv);
     kvfcli_catch_interrupt();
+    kvfcli_warn();
     int code = kvfcli_parse(&common, argc, argv, options, "m:f:p:n:", take, &run.options);
     if (code < 0) {
         code = check(&run.options, &common, argc - optind, argv + optind);

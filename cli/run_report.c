@@ -34,6 +34,8 @@ static const char *in_words(kvf_reason why) {
     case KVF_WHY_OTHER_SPACE:
     case KVF_WHY_OTHER_TOKENS:
         return "the next record is damaged; kvferry verify tells more";
+    case KVF_WHY_SETTINGS:
+        return "as the server is set up; kvferry doctor tells what mends it";
     case KVF_WHY_SLOW:
         return "sooner computed than loaded";
     default:

@@ -6,6 +6,7 @@
  *   file:/var/cache/kvferry                             a folder, shared by processes; ?max=10G&ttl=0
  *   redis://[user:password@]host[:port][/db]            ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
  *   redis+unix:///run/redis.sock                        ?db=0 and the same &connect_ms=1000&stall_ms=250&name=kvferry
+ *                                                       &budget=1G&allow_noeviction=false
  *   redis+cluster://[user:password@]host:port,host:port a Cluster: some of its nodes
  *   redis+sentinel://[user:password@]host,host/name     the master that these sentinels name;
  *                                                       ?sentinel_user=&sentinel_password=
@@ -33,9 +34,10 @@ typedef struct kvf_options {
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
 } kvf_options;
 
-/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change
- * (KVF_CONFIG) or without memory; an unreachable server opens, answers misses, and is tried again. `options` may be
- * NULL. Threads are started by the first operation that has use for them, not here. */
+/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change (KVF_CONFIG) or
+ * without memory; an unreachable server opens, answers misses, and is tried again. A server whose settings would lose or refuse what is
+ * stored (kvf_doctor) opens too: nothing is saved to it until that was mended, loads go on, and the log has a warning. `options` may be NULL.
+ * Threads are started by the first operation that has use for them, not here. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 

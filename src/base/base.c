@@ -38,6 +38,7 @@ static const char *const reason_names[] = {
     [KVF_WHY_AFTER_GAP] = "after-gap",
     [KVF_WHY_CLOSED] = "closed",
     [KVF_WHY_SLOW] = "slow",
+    [KVF_WHY_SETTINGS] = "settings",
 };
 _Static_assert(sizeof reason_names / sizeof *reason_names == KVF_NUM_REASONS, "a name for each reason");
 

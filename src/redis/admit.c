@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Admission: what a user must be allowed to do is tried once when the store opens, on a key that is not there, so that
- * nothing is written and nothing removed. One round trip. The doctor looks at everything else.
+ * Admission: when the store opens, what a user must be allowed to do is tried once, on a key that is not there, so that nothing is
+ * written and nothing removed; and the server is asked what it is set to. One round trip for both. Saves ask it again when it was away, when it
+ * was not to be saved to, and, where it has no bound of its own, each time that a part of the budget is used up.
  */
 #include <stdio.h>
 
-#include "redis/redis.h"
+#include "redis/rules.h"
 
-#define NUM_TRIES 5u
+#define NUM_TRIES  5u
+#define EXAMINE_US 1000000
 
-/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come
- * before all else. */
-static kvf_status ask(kvfi_talk *talk, const char *key) {
+/* ---- may the user? ---- */
+
+/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come before all else. */
+static kvf_status ask_permissions(kvfi_talk *talk, const char *key) {
     KVFI_TRY(kvfi_talk_say(talk, "GETRANGE", key, "0", "0", NULL));
     KVFI_TRY(kvfi_talk_say(talk, "GET", key, NULL));
     KVFI_TRY(kvfi_talk_say(talk, "SET", key, "", "XX", "PX", "1000", NULL));
@@ -19,7 +22,7 @@ static kvf_status ask(kvfi_talk *talk, const char *key) {
     return kvfi_talk_say(talk, "UNLINK", key, NULL);
 }
 
-static kvf_status hear(kvfi_talk *talk) {
+static kvf_status hear_permissions(kvfi_talk *talk) {
     char rule[96];
     kvf_status status = KVF_OK;
     for (unsigned i = 0; i < NUM_TRIES; i++) {
@@ -32,6 +35,88 @@ static kvf_status hear(kvfi_talk *talk) {
         }
     }
     return status;
+}
+
+/* ---- is the server set up for it? ---- */
+
+/* What the log hears of a server: all of it at first, then what forbids saves when that changes. */
+typedef struct listener {
+    const kvfi_redis *tier;
+    const char *only; /* NULL = all */
+} listener;
+
+static void say_finding(void *ctx, const kvf_finding *finding) {
+    const listener *to = ctx;
+    if (to->only != NULL && strcmp(to->only, finding->code) != 0) {
+        return;
+    }
+    kvfi_log(finding->severity >= KVF_WARNING ? KVF_LOG_WARN : KVF_LOG_INFO, "%.100s: %s%s%s", to->tier->conf.text,
+             finding->what, finding->mend[0] != '\0' ? "; mend: " : "", finding->mend);
+}
+
+static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_verdict *verdict,
+                 const kvfi_admission *before) {
+    listener to = {.tier = tier, .only = before->logged ? verdict->code : NULL};
+    kvfi_verdict again;
+    if (before->logged && verdict->saves == before->saves) {
+        return;
+    }
+    if (before->logged && verdict->saves == KVF_WHY_NONE) {
+        kvfi_log(KVF_LOG_INFO, "%.100s: saves go on", tier->conf.text);
+        return;
+    }
+    kvfi_rules_judge(&again, facts, &tier->asked, say_finding, &to);
+}
+
+/* How long parts are was settled when the store opened: a server that is found later and takes only shorter ones gets none. */
+static void keep_parts(kvfi_verdict *verdict, const kvfi_redis *tier, const kvfi_facts *facts) {
+    if (verdict->saves == KVF_WHY_NONE && facts->max_bulk < tier->conf.part) {
+        verdict->saves = KVF_WHY_SETTINGS;
+        verdict->code = "proto-max-bulk-len";
+    }
+}
+
+static void conclude(kvfi_redis *tier, kvfi_node *node, const kvfi_facts *facts, const kvfi_verdict *verdict,
+                     bool settings) {
+    kvfi_admission before = kvfi_node_admission(node);
+    tell(tier, facts, verdict, &before);
+    kvfi_admission admission = {.known = true,
+                                .logged = true,
+                                .silent = !settings || !facts->config,
+                                .bounded = verdict->room != KVFI_UNKNOWN,
+                                .saves = verdict->saves,
+                                .code = verdict->code};
+    atomic_store_explicit(&node->room, admission.bounded ? (int64_t)verdict->room : 0, memory_order_relaxed);
+    kvfi_node_admit(node, &admission);
+    if (verdict->saves != KVF_WHY_NONE) {
+        kvfi_node_note_saves(node, true);
+    }
+}
+
+/* ---- when the store opens ---- */
+
+static void fit(kvfi_redis *tier, const kvfi_fit *to) {
+    tier->conf.part = to->part;
+    tier->conf.window = to->window;
+    tier->conf.conns = to->conns;
+    tier->conf.save_conns = to->save_conns;
+}
+
+static kvf_status admit_on(kvfi_talk *talk, const char *key) {
+    kvfi_facts facts;
+    kvfi_verdict verdict;
+    KVFI_TRY(ask_permissions(talk, key));
+    KVFI_TRY(kvfi_facts_ask(talk, true));
+    kvf_status status = hear_permissions(talk);
+    if (status == KVF_CONFIG) {
+        return status;
+    }
+    KVFI_TRY(status);
+    KVFI_TRY(kvfi_facts_hear(talk, &facts, true));
+    kvfi_rules_judge(&verdict, &facts, &talk->tier->asked, NULL, NULL);
+    fit(talk->tier, &verdict.fit);
+    conclude(talk->tier, talk->node, &facts, &verdict, true);
+    return KVF_OK;
 }
 
 kvf_status kvfi_redis_admit(kvfi_redis *tier, kvf_error *err) {
@@ -47,10 +132,56 @@ kvf_status kvfi_redis_admit(kvfi_redis *tier, kvf_error *err) {
         return KVF_OK;
     }
     snprintf(key, sizeof key, "%s:admission", tier->conf.prefix);
-    kvf_status status = ask(&talk, key);
-    if (status == KVF_OK) {
-        status = hear(&talk);
-    }
+    kvf_status status = admit_on(&talk, key);
     kvfi_talk_end(&talk);
     return status == KVF_CONFIG ? kvfi_fail(err, status, "%s", own.what) : KVF_OK;
+}
+
+/* ---- when something is to be saved ---- */
+
+static kvf_status examine(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_verdict *out, int64_t deadline_us) {
+    kvfi_facts facts;
+    kvf_error own = {.status = KVF_OK};
+    int64_t soon_us = kvfi_deadline(EXAMINE_US);
+    kvfi_talk talk = {.tier = tier,
+                      .node = node,
+                      .conn = conn,
+                      .err = &own,
+                      .deadline_us = deadline_us < soon_us ? deadline_us : soon_us};
+    bool settings = !kvfi_node_admission(node).silent;
+    kvf_status status = kvfi_facts_ask(&talk, settings);
+    if (status == KVF_OK) {
+        status = kvfi_facts_hear(&talk, &facts, settings);
+    }
+    if (status != KVF_OK) {
+        kvfi_conn_close(conn);
+        return status;
+    }
+    kvfi_rules_judge(out, &facts, &tier->asked, NULL, NULL);
+    keep_parts(out, tier, &facts);
+    conclude(tier, node, &facts, out, settings);
+    return KVF_OK;
+}
+
+static bool must_ask(kvfi_node *node, const kvfi_admission *admission) {
+    return !admission->known || admission->saves != KVF_WHY_NONE ||
+           (admission->bounded && atomic_load_explicit(&node->room, memory_order_relaxed) <= 0);
+}
+
+kvf_reason kvfi_redis_may_save(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, int64_t deadline_us) {
+    kvfi_admission admission = kvfi_node_admission(node);
+    kvfi_verdict verdict = {.saves = KVF_WHY_NONE};
+    if (!kvfi_node_may_save(node)) {
+        return admission.known && admission.saves != KVF_WHY_NONE ? admission.saves : KVF_WHY_BREAKER;
+    }
+    if (!must_ask(node, &admission)) {
+        return KVF_WHY_NONE;
+    }
+    if (examine(tier, node, conn, &verdict, deadline_us) != KVF_OK) {
+        return KVF_WHY_UNREACHABLE;
+    }
+    if (verdict.elsewhere && tier->topology == NULL) {
+        kvfi_node_renew(node, conn);
+    }
+    return verdict.saves;
 }

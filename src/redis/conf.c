@@ -156,6 +156,8 @@ static kvf_status read_numbers(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *
     KVFI_TRY(kvfi_url_take_u32(url, err, "connect_ms", &conf->connect_ms, 1, 600000));
     KVFI_TRY(kvfi_url_take_u32(url, err, "stall_ms", &conf->stall_ms, 1, 600000));
     KVFI_TRY(kvfi_url_take_size(url, err, "window", &conf->window, 4096, (uint64_t)1 << 32));
+    KVFI_TRY(kvfi_url_take_size(url, err, "budget", &conf->budget, 1 << 20, (uint64_t)1 << 50));
+    KVFI_TRY(take_yes(&conf->allow_noeviction, err, url, "allow_noeviction", "true", "false"));
     /* A header must fit into the first part, and 512 MiB is what a server takes unless told otherwise. */
     return kvfi_url_take_size(url, err, "part", &conf->part, 4096, (uint64_t)512 << 20);
 }

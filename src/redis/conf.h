@@ -33,6 +33,8 @@ typedef struct kvfi_redis_conf {
     uint32_t connect_ms, stall_ms;
     uint64_t window; /* bytes asked for and not yet read, of one connection */
     uint64_t part;   /* the longest value that one key holds */
+    uint64_t budget; /* of a server without maxmemory: nothing more is stored once it holds so much; 0 = not said */
+    bool allow_noeviction;
 } kvfi_redis_conf;
 
 /* The strings point into the URL, which must outlive them. Takes every parameter; KVF_CONFIG says which is wrong. */

@@ -76,6 +76,7 @@ static void note_success(kvfi_node *node) {
 }
 
 static void note_failure(kvfi_node *node) {
+    node->admission.known = false; /* it may come back set up otherwise */
     trip(&node->breaker, MIN_BACKOFF_MS, MAX_BACKOFF_MS);
 }
 
@@ -414,6 +415,19 @@ void kvfi_node_note_saves(kvfi_node *node, bool refused) {
     pthread_mutex_unlock(&node->lock);
 }
 
+kvfi_admission kvfi_node_admission(kvfi_node *node) {
+    pthread_mutex_lock(&node->lock);
+    kvfi_admission admission = node->admission;
+    pthread_mutex_unlock(&node->lock);
+    return admission;
+}
+
+void kvfi_node_admit(kvfi_node *node, const kvfi_admission *admission) {
+    pthread_mutex_lock(&node->lock);
+    node->admission = *admission;
+    pthread_mutex_unlock(&node->lock);
+}
+
 void kvfi_node_states(kvfi_node *node, kvfi_breaker_state *connections, kvfi_breaker_state *saves) {
     pthread_mutex_lock(&node->lock);
     *connections = state_of(&node->breaker);
@@ -445,6 +459,16 @@ void kvfi_node_trim(kvfi_node *node) {
         }
     }
     pthread_mutex_unlock(&node->lock);
+}
+
+static void forget_admission(kvfi_node *node) {
+    node->admission.known = false;
+}
+
+void kvfi_node_renew(kvfi_node *node, kvfi_conn *conn) {
+    kvfi_conn_close(conn);
+    kvfi_node_trim(node);
+    locked(node, forget_admission);
 }
 
 void kvfi_node_cleanup(kvfi_node *node) {

@@ -30,6 +30,16 @@ typedef struct kvfi_breaker {
     bool trying;         /* one does */
 } kvfi_breaker;
 
+/* May be saved to a server, as it is set up? (rules.h) */
+typedef struct kvfi_admission {
+    bool known;       /* it was asked since it was last away */
+    bool logged;      /* what was found has been said */
+    bool silent;      /* it does not show its settings */
+    bool bounded;     /* only as many bytes as there is room for */
+    kvf_reason saves; /* KVF_WHY_NONE: yes; or why not */
+    const char *code; /* the finding that forbids it */
+} kvfi_admission;
+
 typedef struct kvfi_node {
     const kvfi_redis_conf *conf;
     kvfi_endpoint server;
@@ -40,6 +50,8 @@ typedef struct kvfi_node {
     kvfi_lane lanes[KVFI_NUM_LANES];
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
+    kvfi_admission admission;
+    _Atomic int64_t room; /* of a bounded one: bytes that may still be saved before it is asked anew */
     atomic_bool spoken;   /* it has answered us once: it speaks as we do */
     kvf_error trouble;    /* why it could not be connected to last time */
     _Atomic uint64_t *connects, *disconnects;
@@ -50,6 +62,9 @@ void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, const kvfi_endpoint *,
                     _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
 void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
 void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not expected to be of use any more */
+/* The server was the primary and is none any more: behind a name, or an address that moves, another is. The connection and all that lie idle
+ * are closed, so that the name is looked up again. */
+void kvfi_node_renew(kvfi_node *, kvfi_conn *);
 
 /* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for
  * one until the deadline. With a feed it stops waiting when that is dry. When it fails, *out is NULL; `err` (or NULL)
@@ -66,6 +81,9 @@ void kvfi_acl_rule(char out[96], const char *said, const char *prefix);
  * this one only. */
 bool kvfi_node_may_save(kvfi_node *);
 void kvfi_node_note_saves(kvfi_node *, bool refused);
+
+kvfi_admission kvfi_node_admission(kvfi_node *);
+void kvfi_node_admit(kvfi_node *, const kvfi_admission *);
 
 /* How the breakers stand, for reports. */
 void kvfi_node_states(kvfi_node *, kvfi_breaker_state *connections, kvfi_breaker_state *saves);

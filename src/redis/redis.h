@@ -15,6 +15,7 @@
 typedef struct kvfi_redis {
     kvfi_tier base;
     kvfi_redis_conf conf;
+    kvfi_redis_conf asked;     /* the same as the URL has it: conf is fitted to the server (rules.h) */
     kvfi_node node;            /* the server, where there is one */
     kvfi_topology *topology;   /* the servers of a Cluster, or those that sentinels watch; else NULL */
     _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
@@ -43,9 +44,12 @@ kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi
 kvf_status kvfi_redis_session_remove(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
 uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 
-/* When a store opens as a user with a password: may that user do what loads and saves need? KVF_CONFIG with the missing
- * rule. */
+/* When a store opens, in one round trip to the first server: may the user do what loads and saves need (KVF_CONFIG with the missing rule), and
+ * is the server set up for it? Fits tier->conf to what it can take. A server that is away is asked by the first save. */
 kvf_status kvfi_redis_admit(kvfi_redis *, kvf_error *);
+/* May something be saved there? Asks the server where that is not known (any more). KVF_WHY_UNREACHABLE: the connection is gone. Anything but
+ * KVF_WHY_NONE has told the node's breaker; after KVF_WHY_NONE the caller tells it what came of it. */
+kvf_reason kvfi_redis_may_save(kvfi_redis *, kvfi_node *, kvfi_conn *, int64_t deadline_us);
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 

@@ -109,11 +109,19 @@ static void send_part(saver *s, kvfi_cmd *out) {
     }
 }
 
+/* A server that evicts nothing has room for so much only (admit.c). */
+static bool has_room(const saver *s) {
+    return s->conn->room == NULL || atomic_load_explicit(s->conn->room, memory_order_relaxed) > 0;
+}
+
 static void draw(saver *s) {
-    s->item = kvfi_feed_draw(s->feed);
+    s->item = has_room(s) ? kvfi_feed_draw(s->feed) : NULL;
     if (s->item == NULL) {
         s->dry = true;
         return;
+    }
+    if (s->conn->room != NULL) {
+        atomic_fetch_sub_explicit(s->conn->room, (int64_t)s->item->bytes, memory_order_relaxed);
     }
     s->sent_parts = 0;
     s->rest = (kvfi_place){.iov = s->item->iov, .bytes = s->item->bytes};

@@ -10,45 +10,62 @@ uint64_t kvfi_redis_ttl_ms(const kvfi_redis *tier, const kvfi_addr *addr) {
     return ttl_ms - ttl_ms / 10 + ttl_ms / 5 * chance / UINT16_MAX;
 }
 
-/* The server was the primary and is none any more: behind a name, or an address that moves, another is. All connections
- * are made anew, and the name is looked up again. */
-static void renew(kvfi_node *node, kvfi_conn *conn) {
-    kvfi_conn_close(conn);
-    kvfi_node_trim(node);
-}
-
 static void give_up(kvfi_feed *feed, kvf_reason why) {
     for (kvfi_item *item = kvfi_feed_draw(feed); item != NULL; item = kvfi_feed_draw(feed)) {
         kvfi_feed_done(feed, item, KVF_MISS, why);
     }
 }
 
+/* Runs the exchange on a connection. True when the feed gives no more. */
+static bool run_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_feed *feed, kvfi_exchange *exchange,
+                     bool asking) {
+    conn->asking = asking;
+    conn->refuses = false;
+    bool done = exchange(tier, conn, feed);
+    conn->asking = false;
+    if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
+        kvfi_node_renew(node, conn);
+    }
+    return done;
+}
+
+/* The same for saves, where they may go. KVF_WHY_UNREACHABLE: the connection is gone. */
+static kvf_reason save_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_feed *feed,
+                            kvfi_exchange *exchange, bool asking, bool *done) {
+    *done = false;
+    kvf_reason why = kvfi_redis_may_save(tier, node, conn, feed->deadline_us);
+    if (why != KVF_WHY_NONE) {
+        return why;
+    }
+    conn->room = kvfi_node_admission(node).bounded ? &node->room : NULL;
+    *done = run_once(tier, node, conn, feed, exchange, asking);
+    if (*done || conn->refuses) {
+        kvfi_node_note_saves(node, conn->refuses);
+    }
+    if (conn->room != NULL && atomic_load_explicit(conn->room, memory_order_relaxed) <= 0) {
+        *done = false; /* there may be more room: it is asked */
+    }
+    return conn->refuses ? KVF_WHY_BREAKER : KVF_WHY_NONE;
+}
+
 kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_lane_kind lane,
                              kvfi_exchange *exchange, bool asking) {
     bool done = false;
+    unsigned lost = 0; /* connections, before anything went over them */
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
         kvf_reason why = kvfi_node_take(node, &conn, NULL, lane, feed, feed->deadline_us);
         if (why != KVF_WHY_NONE) {
             return why;
         }
-        bool may = lane != KVFI_LANE_STORE || kvfi_node_may_save(node);
-        if (may) {
-            conn->asking = asking;
-            conn->refuses = false;
-            done = exchange(tier, conn, feed);
-            conn->asking = false;
-            if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
-                renew(node, conn);
-            }
-        }
-        bool refused = may && conn->refuses;
-        if (may && lane == KVFI_LANE_STORE && (done || refused)) {
-            kvfi_node_note_saves(node, refused);
+        if (lane == KVFI_LANE_STORE) {
+            why = save_once(tier, node, conn, feed, exchange, asking, &done);
+        } else {
+            done = run_once(tier, node, conn, feed, exchange, asking);
         }
         kvfi_node_give(node, lane, conn);
-        if (!may || refused) {
-            return KVF_WHY_BREAKER;
+        if (why != KVF_WHY_NONE && (why != KVF_WHY_UNREACHABLE || ++lost > 1)) {
+            return why;
         }
     }
     return KVF_WHY_NONE;
@@ -223,7 +240,7 @@ kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const cha
             talk->astray = true;
         }
         if (talk->tier->topology == NULL && kvfi_reply_says(reply, "READONLY")) {
-            renew(talk->node, talk->conn);
+            kvfi_node_renew(talk->node, talk->conn);
             talk->astray = true;
         }
         if (kvfi_reply_says(reply, "NOPERM")) {
@@ -286,12 +303,20 @@ static const kvfi_tier_ops spread_ops = {
 
 #define MAX_THREADS 16u
 
-/* Finds the servers, and makes use of as many threads as there are. A Cluster that is away has three, for now. */
 static kvf_status open_topology(kvfi_redis *tier, kvf_error *err) {
-    kvfi_node *nodes[KVFI_MAX_NODES];
-    KVFI_TRY(kvfi_topology_open(&tier->topology, err, &tier->conf, tier->base.url, &tier->base.connects,
-                                &tier->base.disconnects));
     tier->base.ops = &spread_ops;
+    return kvfi_topology_open(&tier->topology, err, &tier->conf, tier->base.url, &tier->base.connects,
+                              &tier->base.disconnects);
+}
+
+/* Makes use of as many threads as there are connections. A Cluster that is away has three shards, for now. */
+static void count_threads(kvfi_redis *tier) {
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    if (tier->topology == NULL) {
+        tier->base.get_threads = tier->conf.conns;
+        tier->base.put_threads = tier->conf.save_conns;
+        return;
+    }
     size_t num = kvfi_topology_primaries(tier->topology, nodes, KVFI_MAX_NODES);
     if (num < 3 && tier->conf.kind == KVFI_REDIS_CLUSTER) {
         num = 3;
@@ -299,7 +324,6 @@ static kvf_status open_topology(kvfi_redis *tier, kvf_error *err) {
     num = num == 0 ? 1 : num;
     uint64_t threads = num * tier->conf.conns;
     tier->base.get_threads = tier->base.put_threads = threads < MAX_THREADS ? (uint32_t)threads : MAX_THREADS;
-    return KVF_OK;
 }
 
 /* Connects once, so that what the operator must change is said now. A server that is away is no such thing. The
@@ -329,8 +353,7 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.ops = &ops;
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
-    tier->base.get_threads = tier->conf.conns;
-    tier->base.put_threads = tier->conf.save_conns;
+    tier->asked = tier->conf;
     if (status == KVF_OK && tier->conf.tls_conf.on) {
         status = kvfi_tls_open(&tier->conf.tls, err, &tier->conf.tls_conf);
     }
@@ -338,8 +361,11 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     if (status == KVF_OK) {
         status = tier->conf.kind == KVFI_REDIS_ONE ? try_server(tier, err) : open_topology(tier, err);
     }
-    if (status == KVF_OK && tier->conf.password != NULL) {
+    if (status == KVF_OK) {
         status = kvfi_redis_admit(tier, err);
+    }
+    if (status == KVF_OK) {
+        count_threads(tier);
     }
     if (status != KVF_OK) {
         close_tier(&tier->base);

@@ -37,19 +37,6 @@ static void keep_log(void *ctx, kvf_log_level level, const char *message) {
 
 static kvf_error err;
 
-static kvf_status try_open(kvfi_tier **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static kvf_status try_open(kvfi_tier **out, const char *format, ...) {
-    char text[700];
-    kvfi_url *url = NULL;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    err = (kvf_error){.status = KVF_OK};
-    kvf_status status = kvfi_url_parse(&url, &err, text);
-    return status == KVF_OK ? kvfi_redis_open(out, &err, url) : status;
-}
-
 /* KVF_CONFIG, and the sentence has both words. */
 static void refused(kvf_status status, const char *reason, const char *mend) {
     if (status != KVF_CONFIG || strstr(err.what, reason) == NULL || strstr(err.what, mend) == NULL) {
@@ -88,9 +75,10 @@ static void unknown_ca(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     kvft_server *server = start_right();
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->other_ca),
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->other_ca),
             "CA that is not trusted", "ssl_ca_certs");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d", server->port), "CA that is not trusted", "ssl_ca_certs");
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d", server->port), "CA that is not trusted",
+            "ssl_ca_certs");
     kvft_server_stop(server);
 }
 
@@ -98,12 +86,12 @@ static void expired(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     kvft_server *server = start(kvft_certs_make(certs, "old", NAMES, -48 * HOUR_S, -HOUR_S, 0, NULL), NULL);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "expired on 20",
-            "renew");
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca),
+            "expired on 20", "renew");
     kvft_server_stop(server);
     server = start(kvft_certs_make(certs, "young", NAMES, HOUR_S, 48 * HOUR_S, 0, NULL), NULL);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "not valid before 20",
-            "clock");
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca),
+            "not valid before 20", "clock");
     kvft_server_stop(server);
 }
 
@@ -113,19 +101,22 @@ static void wrong_host_name(void **state) {
     kvft_server *server =
         start(kvft_certs_make(certs, "far", "DNS:cache.example,IP:10.1.2.3", -HOUR_S, HOUR_S, 0, NULL), NULL);
     const char *ca = certs->ca;
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, ca),
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, ca),
             "cache.example, 10.1.2.3, not for 127.0.0.1", "ssl_server_hostname");
-    refused(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s", server->port, ca), "not for localhost",
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost:%d?ssl_ca_certs=%s", server->port, ca), "not for localhost",
             "ssl_server_hostname");
-    refused(
-        try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=other.example", server->port, ca),
-        "not for other.example", "connect by such a name");
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=cache.example", server->port, ca),
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=other.example",
+                          server->port, ca),
+            "not for other.example", "connect by such a name");
+    works(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_server_hostname=cache.example",
+                        server->port, ca),
           &tier, 1);
-    works(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_server_hostname=10.1.2.3", server->port, ca),
+    works(kvft_try_tier(&tier, &err, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_server_hostname=10.1.2.3", server->port,
+                        ca),
           &tier, 1);
-    works(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_check_hostname=false", server->port, ca), &tier,
-          1);
+    works(
+        kvft_try_tier(&tier, &err, "rediss://localhost:%d?ssl_ca_certs=%s&ssl_check_hostname=false", server->port, ca),
+        &tier, 1);
     kvft_server_stop(server);
 }
 
@@ -134,7 +125,7 @@ static void not_verified(void **state) {
     kvfi_tier *tier = NULL;
     kvft_server *server = start_right();
     logged[0] = '\0';
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_cert_reqs=none", server->port), &tier, 2);
+    works(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_cert_reqs=none", server->port), &tier, 2);
     assert_non_null(strstr(logged, "1 ")); /* a warning */
     assert_non_null(strstr(logged, "not verified (ssl_cert_reqs=none)"));
     kvft_server_stop(server);
@@ -144,9 +135,9 @@ static void other_tongue(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     kvft_server *plain = kvft_server_start(NULL), *server = start_right();
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", plain->port, certs->ca), "speaks no TLS",
-            "redis://");
-    refused(try_open(&tier, "redis://127.0.0.1:%d", server->port), "speaks TLS", "rediss://");
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", plain->port, certs->ca),
+            "speaks no TLS", "redis://");
+    refused(kvft_try_tier(&tier, &err, "redis://127.0.0.1:%d", server->port), "speaks TLS", "rediss://");
     kvft_server_stop(plain);
     kvft_server_stop(server);
 }
@@ -160,25 +151,28 @@ static void client_certificates(void **state) {
     const char *ca = certs->ca;
     const char *mine = kvft_certs_make(certs, "client", NULL, -HOUR_S, HOUR_S, 0, NULL);
     const char *strange = kvft_certs_make(certs, "strange", NULL, -HOUR_S, HOUR_S, 1, NULL);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", port, ca), "asks for a client certificate",
-            "ssl_certfile");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, strange),
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", port, ca),
+            "asks for a client certificate", "ssl_certfile");
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, strange),
             "does not accept the client certificate", "tls-ca-cert-file");
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca, mine, mine),
+    works(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca,
+                        mine, mine),
           &tier, 3);
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, mine), &tier, 3);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca, mine,
-                     strange),
+    works(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, mine), &tier,
+          3);
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_keyfile=%s", port, ca,
+                          mine, strange),
             "not the one of", "ssl_certfile");
     const char *locked = kvft_certs_make(certs, "locked", NULL, -HOUR_S, HOUR_S, 0, "hunter2");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, locked), "encrypted",
-            "ssl_password=");
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_password=hunter22", port, ca,
-                     locked),
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s", port, ca, locked),
+            "encrypted", "ssl_password=");
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s&ssl_certfile=%s&ssl_password=hunter22",
+                          port, ca, locked),
             "does not open it", "ssl_password=");
-    assert_int_equal(
-        try_open(&tier, "rediss://127.0.0.1:%d?ssl_certfile=%s&ssl_password=hunter2&ssl_ca_certs=%s", port, locked, ca),
-        KVF_OK);
+    assert_int_equal(kvft_try_tier(&tier, &err,
+                                   "rediss://127.0.0.1:%d?ssl_certfile=%s&ssl_password=hunter2&ssl_ca_certs=%s", port,
+                                   locked, ca),
+                     KVF_OK);
     assert_null(strstr(tier->url->text, "hunter2"));
     works(KVF_OK, &tier, 3);
     kvft_server_stop(server);
@@ -192,11 +186,11 @@ static void old_protocol(void **state) {
     static const char *const v12[] = {"--tls-protocols", "TLSv1.2", NULL};
     kvfi_tier *tier = NULL;
     kvft_server *server = start(kvft_certs_server(certs), old);
-    refused(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "TLS 1.2",
+    refused(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), "TLS 1.2",
             "tls-protocols");
     kvft_server_stop(server);
     server = start(kvft_certs_server(certs), v12);
-    works(try_open(&tier, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), &tier, 4);
+    works(kvft_try_tier(&tier, &err, "rediss://127.0.0.1:%d?ssl_ca_certs=%s", server->port, certs->ca), &tier, 4);
     kvft_server_stop(server);
 }
 
@@ -204,26 +198,29 @@ static void files(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     char path[128];
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/nonexistent/ca"), "ssl_ca_certs=/nonexistent/ca",
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_certs=/nonexistent/ca"),
+            "ssl_ca_certs=/nonexistent/ca", "No such file");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_certs=/tmp"), "ssl_ca_certs=/tmp", "PEM");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_certs=/dev/null"), "/dev/null", "PEM");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_path=/nonexistent"), "ssl_ca_path=/nonexistent",
             "No such file");
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/tmp"), "ssl_ca_certs=/tmp", "PEM");
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=/dev/null"), "/dev/null", "PEM");
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_path=/nonexistent"), "ssl_ca_path=/nonexistent", "No such file");
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_path=%s", certs->ca), "no folder", "ssl_ca_certs");
-    refused(try_open(&tier, "rediss://localhost?ssl_certfile=/nonexistent/c"), "ssl_certfile=/nonexistent/c",
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_path=%s", certs->ca), "no folder", "ssl_ca_certs");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_certfile=/nonexistent/c"), "ssl_certfile=/nonexistent/c",
             "No such file");
-    refused(try_open(&tier, "rediss://localhost?ssl_certfile=%s", certs->ca), "no private key", "ssl_keyfile");
-    refused(try_open(&tier, "rediss://localhost?ssl_keyfile=/x"), "certificate beside it", "ssl_certfile");
-    refused(try_open(&tier, "rediss://localhost?ssl_cert_reqs=maybe"), "ssl_cert_reqs", "required or none");
-    refused(try_open(&tier, "rediss://localhost?ssl_check_hostname=1"), "ssl_check_hostname", "true or false");
-    refused(try_open(&tier, "redis://localhost?ssl_ca_certs=/x"), "redis", "no parameter");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_certfile=%s", certs->ca), "no private key",
+            "ssl_keyfile");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_keyfile=/x"), "certificate beside it", "ssl_certfile");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_cert_reqs=maybe"), "ssl_cert_reqs", "required or none");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_check_hostname=1"), "ssl_check_hostname",
+            "true or false");
+    refused(kvft_try_tier(&tier, &err, "redis://localhost?ssl_ca_certs=/x"), "redis", "no parameter");
     snprintf(path, sizeof path, "%s/text", certs->dir);
     FILE *out = fopen(path, "w");
     fputs("-----BEGIN CERTIFICATE-----\nhello\n-----END CERTIFICATE-----\n", out);
     fclose(out);
-    refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=%s", path), path, "no certificate");
+    refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_certs=%s", path), path, "no certificate");
     if (geteuid() != 0 && chmod(path, 0) == 0) {
-        refused(try_open(&tier, "rediss://localhost?ssl_ca_certs=%s", path), path, "Permission denied");
+        refused(kvft_try_tier(&tier, &err, "rediss://localhost?ssl_ca_certs=%s", path), path, "Permission denied");
     }
 }
 
@@ -259,7 +256,8 @@ static void resumption(void **state) {
     (void)state;
     kvft_server *server = start_right();
     kvfi_tier *tier = NULL;
-    assert_int_equal(try_open(&tier, "rediss://localhost:%d?ssl_ca_certs=%s", server->port, certs->ca), KVF_OK);
+    assert_int_equal(kvft_try_tier(&tier, &err, "rediss://localhost:%d?ssl_ca_certs=%s", server->port, certs->ca),
+                     KVF_OK);
     kvfi_redis *redis = kvfi_redis_of(tier);
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_ABSENT);
     assert_non_null(redis->node.peer.session);
@@ -279,7 +277,8 @@ static void in_a_cluster(void **state) {
     snprintf(url, sizeof url, "%s?ssl_ca_certs=%s", cluster->url, certs->ca);
     live(url, "cluster");
     kvfi_tier *tier = NULL;
-    refused(try_open(&tier, "%s?ssl_ca_certs=%s", cluster->url, certs->other_ca), "not trusted", "ssl_ca_certs");
+    refused(kvft_try_tier(&tier, &err, "%s?ssl_ca_certs=%s", cluster->url, certs->other_ca), "not trusted",
+            "ssl_ca_certs");
     kvft_cluster_stop(cluster);
 }
 
@@ -296,7 +295,8 @@ static void cluster_names(void **state) {
     /* By the announced names, over the addresses; the first contact has no announcement yet, and so a name from the
      * URL. */
     kvfi_tier *tier = NULL;
-    refused(try_open(&tier, "%s?ssl_ca_certs=%s", cluster->url, certs->ca), "not for 127.0.0.1", "ssl_server_hostname");
+    refused(kvft_try_tier(&tier, &err, "%s?ssl_ca_certs=%s", cluster->url, certs->ca), "not for 127.0.0.1",
+            "ssl_server_hostname");
     snprintf(url, sizeof url, "%s?ssl_ca_certs=%s&ssl_server_hostname=node.cache.example", cluster->url, certs->ca);
     live(url, "cluster, one name");
     kvft_cluster_stop(cluster);
@@ -323,7 +323,7 @@ static void behind_sentinels(void **state) {
     snprintf(url, sizeof url, "%s?ssl_ca_certs=%s", set->url, certs->ca);
     live(url, "sentinel");
     kvfi_tier *tier = NULL;
-    refused(try_open(&tier, "%s?ssl_ca_certs=%s", set->url, certs->other_ca), "not trusted", "ssl_ca_certs");
+    refused(kvft_try_tier(&tier, &err, "%s?ssl_ca_certs=%s", set->url, certs->other_ca), "not trusted", "ssl_ca_certs");
     kvft_sentinels_stop(set);
 }
 

@@ -77,4 +77,15 @@ run 1 doctor --store "redis+unix://$dir/bad.sock"
 says "maxmemory"
 run 1 doctor --json --store "redis+unix://$dir/bad.sock"
 json 'd["worst"] in ("warning", "fatal") and any(f["mend"] for f in d["findings"])'
+# It is stored to within a budget of our own; one that is full and evicts nothing gets nothing, and says why.
+run 0 put "${fields[@]}" --tokens "$dir/tokens" --block 0 "$dir/payload" --store "redis+unix://$dir/bad.sock"
+run 0 ls --json --store "redis+unix://$dir/bad.sock"
+json 'd["tiers"][0]["spaces"][0]["num_blocks"] == 1'
+start_redis worse --maxmemory 1gb --maxmemory-policy noeviction
+run 1 doctor --store "redis+unix://$dir/worse.sock"
+says "fatal"
+says "CONFIG SET maxmemory-policy allkeys-lru"
+run 5 put "${fields[@]}" --tokens "$dir/tokens" --block 0 "$dir/payload" --store "redis+unix://$dir/worse.sock"
+complains "settings"
+run 0 put "${fields[@]}" --tokens "$dir/tokens" --block 0 "$dir/payload" --store "redis+unix://$dir/worse.sock?allow_noeviction=true"
 echo "the command line does what it says on Redis"

@@ -63,6 +63,9 @@ static int64_t below(int64_t n) {
 }
 
 static void add(text *t, const void *bytes, size_t len) {
+    if (len == 0) {
+        return;
+    }
     if (t->len + len > t->cap) {
         t->cap = 2 * (t->len + len);
         t->data = realloc(t->data, t->cap);

@@ -2,6 +2,7 @@
 #include "support/tiers.h"
 #include "redis/key.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,18 +18,28 @@ static void *must(void *memory) {
     return memory;
 }
 
-kvfi_tier *kvft_tier(const char *url) {
+kvf_status kvft_try_tier(kvfi_tier **out, kvf_error *err, const char *url, ...) {
+    char text[1024];
     kvfi_url *parsed = NULL;
-    kvfi_tier *tier = NULL;
-    kvf_error err = {0};
-    kvf_status status = kvfi_url_parse(&parsed, &err, url);
-    if (status == KVF_OK) {
-        bool redis = strncmp(parsed->scheme, "redis", 5) == 0;
-        status = strcmp(parsed->scheme, "mem") == 0 ? kvfi_mem_open(&tier, &err, parsed)
-                 : redis                            ? kvfi_redis_open(&tier, &err, parsed)
-                                                    : kvfi_file_open(&tier, &err, parsed);
-    }
+    va_list args;
+    va_start(args, url);
+    vsnprintf(text, sizeof text, url, args);
+    va_end(args);
+    *err = (kvf_error){.status = KVF_OK};
+    kvf_status status = kvfi_url_parse(&parsed, err, text);
     if (status != KVF_OK) {
+        return status;
+    }
+    bool redis = strncmp(parsed->scheme, "redis", 5) == 0;
+    return strcmp(parsed->scheme, "mem") == 0 ? kvfi_mem_open(out, err, parsed)
+           : redis                            ? kvfi_redis_open(out, err, parsed)
+                                              : kvfi_file_open(out, err, parsed);
+}
+
+kvfi_tier *kvft_tier(const char *url) {
+    kvfi_tier *tier = NULL;
+    kvf_error err;
+    if (kvft_try_tier(&tier, &err, "%s", url) != KVF_OK) {
         fprintf(stderr, "%s: %s\n", url, err.what);
         abort();
     }
@@ -100,10 +111,14 @@ kvf_reason kvft_put(kvfi_tier *tier, uint64_t seed, size_t payload_bytes) {
     return why;
 }
 
+static bool is_spared(kvf_reason why) {
+    return why == KVF_WHY_BREAKER || why == KVF_WHY_SETTINGS || why == KVF_WHY_FULL;
+}
+
 kvf_reason kvft_put_again(kvfi_tier *tier, uint64_t seed, size_t payload_bytes) {
     int64_t deadline_us = kvfi_deadline(10000000);
     kvf_reason why = kvft_put(tier, seed, payload_bytes);
-    while (why == KVF_WHY_BREAKER && kvfi_sys->now_us() < deadline_us) {
+    while (is_spared(why) && kvfi_sys->now_us() < deadline_us) {
         (void)kvfi_sys->poll(NULL, 0, 10);
         why = kvft_put(tier, seed, payload_bytes);
     }

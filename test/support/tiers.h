@@ -7,6 +7,8 @@
 
 #include "store/tier.h"
 
+/* Opens the tier that the URL (a format) names, or says why not. */
+kvf_status kvft_try_tier(kvfi_tier **out, kvf_error *err, const char *url, ...) __attribute__((format(printf, 3, 4)));
 kvfi_tier *kvft_tier(const char *url); /* opens or aborts with the message */
 
 /* A whole record in one piece, cut by iovecs; its bytes, address and tokens follow from the seed. The payload begins at

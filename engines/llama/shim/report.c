@@ -191,6 +191,12 @@ static void open_store(const char *text) {
     free(copy);
 }
 
+static void say_log(void *ctx, kvf_log_level level, const char *message) {
+    (void)ctx;
+    (void)level;
+    kvfl_shim_say("%s", message);
+}
+
 static void set_up(void) {
     const char *urls = text_of("KVFERRY_STORE");
     options = (kvfl_shim_options){.tenant = text_of("KVFERRY_TENANT"),
@@ -203,7 +209,9 @@ static void set_up(void) {
         kvfl_shim_say("nothing is loaded or stored: KVFERRY_STORE is not set");
         return;
     }
+    kvf_set_log(say_log, NULL, KVF_LOG_WARN); /* what is wrong with the store, once; later the prompts' lines tell */
     open_store(urls);
+    kvf_set_log(NULL, NULL, KVF_LOG_ERROR);
     if (store != NULL) {
         kvf_tier_info info = {.struct_size = sizeof info};
         bool told = kvf_tier_info_get(store, &info, 0) == KVF_OK;

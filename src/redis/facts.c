@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "redis/facts.h"
+
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+
+/* ---- fields: where each goes ---- */
+
+typedef struct field {
+    const char *name;
+    size_t at;   /* in kvfi_facts */
+    size_t size; /* of a text; 0: it is a number */
+} field;
+
+#define FIELD(text, member)                                                                                            \
+    { text, offsetof(kvfi_facts, member), 0 }
+#define TEXT(text, member)                                                                                             \
+    { text, offsetof(kvfi_facts, member), sizeof((kvfi_facts *)0)->member }
+
+static const field infos[] = {
+    TEXT("redis_version", version),
+    TEXT("server_name", name),
+    TEXT("redis_mode", mode),
+    TEXT("server_mode", mode), /* Valkey's name for it */
+    TEXT("role", role),
+    TEXT("maxmemory_policy", policy),
+    TEXT("mem_allocator", allocator),
+    TEXT("rdb_last_bgsave_status", bgsave),
+    TEXT("aof_last_write_status", aof_write),
+    FIELD("loading", loading),
+    FIELD("aof_enabled", aof),
+    FIELD("connected_slaves", replicas),
+    FIELD("repl_backlog_size", backlog),
+    FIELD("process_id", pid),
+    FIELD("maxmemory", maxmemory),
+    FIELD("used_memory", used),
+    FIELD("used_memory_rss", resident),
+};
+
+static const field settings_of_us[] = {
+    FIELD("proto-max-bulk-len", max_bulk),
+    FIELD("io-threads", io_threads),
+    FIELD("maxmemory-samples", samples),
+    TEXT("save", save),
+    TEXT("stop-writes-on-bgsave-error", stop_writes),
+    FIELD("client-output-buffer-limit", output_limit),
+    FIELD("maxmemory-clients", clients_limit),
+};
+
+#define NUM_INFOS    (sizeof infos / sizeof *infos)
+#define NUM_SETTINGS (sizeof settings_of_us / sizeof *settings_of_us)
+
+static uint64_t *number_of(kvfi_facts *facts, const field *f) {
+    return (uint64_t *)(void *)((char *)facts + f->at);
+}
+
+static void take(kvfi_facts *facts, const field *f, const char *text, size_t len) {
+    if (f->size > 0) {
+        snprintf((char *)facts + f->at, f->size, "%.*s", (int)(len < f->size ? len : f->size - 1), text);
+    } else if (!kvfi_parse_u64(number_of(facts, f), text, len)) {
+        *number_of(facts, f) = KVFI_UNKNOWN;
+    }
+}
+
+/* ---- INFO ---- */
+
+static const char *line_end(const char *line, const char *end) {
+    const char *stop = memchr(line, '\n', (size_t)(end - line));
+    return stop == NULL ? end : stop;
+}
+
+/* name:value */
+static void take_line(kvfi_facts *facts, const char *line, size_t len) {
+    const char *colon = memchr(line, ':', len);
+    if (colon == NULL) {
+        return;
+    }
+    size_t name_len = (size_t)(colon - line);
+    size_t value_len = len - name_len - 1;
+    value_len -= value_len > 0 && line[len - 1] == '\r';
+    for (size_t i = 0; i < NUM_INFOS; i++) {
+        if (strlen(infos[i].name) == name_len && memcmp(infos[i].name, line, name_len) == 0) {
+            take(facts, &infos[i], colon + 1, value_len);
+        }
+    }
+}
+
+static kvf_status hear_info(kvfi_talk *talk, kvfi_facts *facts) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    while (!reply.last) {
+        KVFI_TRY(kvfi_talk_hear(talk, &reply)); /* an array is no INFO, but must be heard to its end */
+    }
+    facts->info = reply.kind == KVFI_RESP_BULK;
+    const char *end = facts->info ? reply.text + reply.len : NULL;
+    for (const char *line = facts->info ? reply.text : NULL; line < end; line = line_end(line, end) + 1) {
+        take_line(facts, line, (size_t)(line_end(line, end) - line));
+    }
+    return KVF_OK;
+}
+
+/* ---- CONFIG GET ---- */
+
+/* normal 0 0 0 slave ...: the hard limit of a normal client. */
+static void take_output_limit(kvfi_facts *facts, const char *text, size_t len) {
+    static const char words[] = "normal ";
+    bool fits = len > sizeof words && memcmp(text, words, sizeof words - 1) == 0;
+    const char *number = text + sizeof words - 1;
+    const char *stop = fits ? memchr(number, ' ', len - (sizeof words - 1)) : NULL;
+    if (stop == NULL || !kvfi_parse_u64(&facts->output_limit, number, (size_t)(stop - number))) {
+        facts->output_limit = KVFI_UNKNOWN;
+    }
+}
+
+/* Bytes, or a share of maxmemory: "5%". */
+static void take_clients_limit(kvfi_facts *facts, const char *text, size_t len) {
+    bool share = len > 1 && text[len - 1] == '%';
+    uint64_t number = 0;
+    facts->clients_limit = KVFI_UNKNOWN;
+    if (!kvfi_parse_u64(&number, text, share ? len - 1 : len)) {
+        return;
+    }
+    if (!share) {
+        facts->clients_limit = number;
+    } else if (facts->maxmemory != KVFI_UNKNOWN) {
+        facts->clients_limit = facts->maxmemory / 100 * number;
+    }
+}
+
+static void take_setting(kvfi_facts *facts, const field *f, const char *text, size_t len) {
+    if (f->at == offsetof(kvfi_facts, output_limit)) {
+        take_output_limit(facts, text, len);
+    } else if (f->at == offsetof(kvfi_facts, clients_limit)) {
+        take_clients_limit(facts, text, len);
+    } else {
+        take(facts, f, text, len);
+    }
+}
+
+/* Two bulks, name and value; none where the server does not know the name; or an error. */
+static kvf_status hear_setting(kvfi_talk *talk, kvfi_facts *facts, const field *f) {
+    kvfi_reply reply = {.last = false};
+    for (unsigned num = 0; !reply.last;) {
+        KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        facts->config = facts->config && reply.kind != KVFI_RESP_ERROR;
+        if (reply.kind == KVFI_RESP_BULK && ++num == 2) {
+            take_setting(facts, f, reply.text, reply.len);
+        }
+    }
+    return KVF_OK;
+}
+
+/* ---- both ---- */
+
+kvf_status kvfi_facts_ask(kvfi_talk *talk, bool settings) {
+    KVFI_TRY(kvfi_talk_say(talk, "INFO", NULL));
+    for (size_t i = 0; settings && i < NUM_SETTINGS; i++) {
+        KVFI_TRY(kvfi_talk_say(talk, "CONFIG", "GET", settings_of_us[i].name, NULL));
+    }
+    return KVF_OK;
+}
+
+kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
+    *out = (kvfi_facts){.config = settings, .swapped = KVFI_UNKNOWN};
+    for (size_t i = 0; i < NUM_INFOS; i++) {
+        if (infos[i].size == 0) {
+            *number_of(out, &infos[i]) = KVFI_UNKNOWN;
+        }
+    }
+    for (size_t i = 0; i < NUM_SETTINGS; i++) {
+        if (settings_of_us[i].size == 0) {
+            *number_of(out, &settings_of_us[i]) = KVFI_UNKNOWN;
+        }
+    }
+    KVFI_TRY(hear_info(talk, out));
+    for (size_t i = 0; settings && i < NUM_SETTINGS; i++) {
+        KVFI_TRY(hear_setting(talk, out, &settings_of_us[i]));
+    }
+    return KVF_OK;
+}
+
+/* ---- the host ---- */
+
+static bool is_here(const kvfi_endpoint *server) {
+    return server->path != NULL || strncmp(server->host, "127.", 4) == 0 || strcmp(server->host, "::1") == 0 ||
+           strcmp(server->host, "localhost") == 0;
+}
+
+/* In a container the number may be that of another process: only one of that name will do. */
+static bool is_server(const char *status) {
+    return strncmp(status, "Name:\tredis", 11) == 0 || strncmp(status, "Name:\tvalkey", 12) == 0;
+}
+
+void kvfi_facts_look_around(kvfi_facts *facts, const kvfi_endpoint *server) {
+    char path[64], status[4096];
+    struct iovec iov = {status, sizeof status - 1};
+    if (!is_here(server) || facts->pid == KVFI_UNKNOWN) {
+        return;
+    }
+    snprintf(path, sizeof path, "/proc/%llu/status", (unsigned long long)facts->pid);
+    int fd = kvfi_sys->open(path, O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0) {
+        return;
+    }
+    ssize_t len = kvfi_sys->preadv(fd, &iov, 1, 0);
+    (void)kvfi_sys->close(fd);
+    status[len > 0 ? len : 0] = '\0';
+    const char *line = strstr(status, "\nVmSwap:");
+    unsigned long long kib = 0;
+    if (is_server(status) && line != NULL && sscanf(line + 8, "%llu", &kib) == 1) {
+        facts->swapped = kib * 1024;
+    }
+}

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "redis/rules.h"
+
+#include <stdio.h>
+
+#define MIN_PART     (((uint64_t)64 << 10) - 4096)
+#define MIN_WINDOW   ((uint64_t)64 << 10)
+#define MIN_BACKLOG  ((uint64_t)256 << 20)
+#define SWAP_MATTERS ((uint64_t)64 << 20) /* a smaller server says little by what of it is resident */
+#define WHAT_BYTES   400u
+
+typedef struct look {
+    const kvfi_facts *facts;
+    const kvfi_redis_conf *conf;
+    kvfi_verdict *verdict;
+    char *what; /* out: what was found, where something was */
+} look;
+
+#define SAY(l, ...) snprintf((l)->what, WHAT_BYTES, __VA_ARGS__)
+
+static double mib(uint64_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
+/* ---- what the user may see ---- */
+
+static kvf_severity shows_info(look *l) {
+    SAY(l, "the server does not show its state: what it is set to is not known, and is not checked");
+    return l->facts->info ? KVF_FINE : KVF_WARNING;
+}
+
+static kvf_severity shows_config(look *l) {
+    SAY(l, "the server does not show its settings: some checks are left out");
+    return l->facts->config ? KVF_FINE : KVF_NOTE;
+}
+
+/* ---- which server, in which state ---- */
+
+static kvf_severity is_new(look *l) {
+    unsigned major = 0;
+    SAY(l, "the server is Redis %s: not tested with kvferry", l->facts->version);
+    return sscanf(l->facts->version, "%u", &major) == 1 && major < 6 ? KVF_WARNING : KVF_FINE;
+}
+
+static kvf_severity is_primary(look *l) {
+    SAY(l, "the server is a replica: it takes no saves");
+    l->verdict->elsewhere = strcmp(l->facts->role, "slave") == 0;
+    return l->verdict->elsewhere ? KVF_FATAL : KVF_FINE;
+}
+
+static kvf_severity is_loaded(look *l) {
+    SAY(l, "the server is loading its data from disk and answers nothing until it is done");
+    return l->facts->loading == 1 ? KVF_FATAL : KVF_FINE;
+}
+
+static kvf_severity is_no_node(look *l) {
+    SAY(l, "the server is a node of a Cluster: keys of other slots are refused");
+    return strcmp(l->facts->mode, "cluster") == 0 && l->conf->kind != KVFI_REDIS_CLUSTER ? KVF_WARNING : KVF_FINE;
+}
+
+/* ---- memory: does it have a bound, and is there room? ---- */
+
+static bool has_bound(const look *l) {
+    return l->facts->maxmemory != 0; /* or that is not known */
+}
+
+static uint64_t budget_of(const look *l) {
+    return l->conf->budget > 0 ? l->conf->budget : KVFI_DEFAULT_BUDGET;
+}
+
+static kvf_severity is_bounded(look *l) {
+    SAY(l,
+        "the server's memory has no bound (maxmemory 0): nothing evicts what is old. So nothing more is stored there once "
+        "it holds %.0f MiB (budget=%s)",
+        mib(budget_of(l)), l->conf->budget > 0 ? "" : " was not said: 1G");
+    return has_bound(l) ? KVF_FINE : l->conf->budget > 0 ? KVF_NOTE : KVF_WARNING;
+}
+
+/* A server that evicts nothing by itself is asked now and then how much it holds. A little at a time, for others may store there too. */
+static kvf_severity has_room(look *l) {
+    uint64_t budget = budget_of(l);
+    if (has_bound(l) || l->facts->used == KVFI_UNKNOWN) {
+        return KVF_FINE;
+    }
+    if (l->facts->used >= budget) {
+        SAY(l,
+            "nothing more is stored: the server holds %.1f MiB, without a bound of its own, and the budget is %.1f MiB",
+            mib(l->facts->used), mib(budget));
+        l->verdict->room = 0;
+        return KVF_FATAL;
+    }
+    uint64_t left = budget - l->facts->used;
+    uint64_t least = left < (1 << 20) ? left : 1 << 20;
+    l->verdict->room = left / 8 > least ? left / 8 : least;
+    return KVF_FINE;
+}
+
+/* Where nothing has a bound, nothing is evicted by any policy: that is the rule above. */
+static kvf_severity forbidden(const look *l) {
+    return has_bound(l) && !l->conf->allow_noeviction ? KVF_FATAL : KVF_WARNING;
+}
+
+static kvf_severity evicts(look *l) {
+    SAY(l, "the server evicts nothing (noeviction): once it is full, every save fails%s",
+        forbidden(l) == KVF_FATAL ? ". Nothing is stored there" : "");
+    return strcmp(l->facts->policy, "noeviction") == 0 ? forbidden(l) : KVF_FINE;
+}
+
+static kvf_severity evicts_ours(look *l) {
+    SAY(l, "the policy %s evicts only keys with a time to live, and ttl=0 gives them none%s", l->facts->policy,
+        forbidden(l) == KVF_FATAL ? ". Nothing is stored there" : "");
+    return strncmp(l->facts->policy, "volatile-", 9) == 0 && l->conf->ttl_s == 0 ? forbidden(l) : KVF_FINE;
+}
+
+static kvf_severity counts_reads(look *l) {
+    SAY(l, "the policy %s does not count reads: what is used most is evicted like the rest", l->facts->policy);
+    return strstr(l->facts->policy, "-lrm") != NULL ? KVF_WARNING : KVF_FINE;
+}
+
+static kvf_severity compares_enough(look *l) {
+    SAY(l, "the server evicts the oldest of %llu candidates: with ten, more prefixes stay whole",
+        (unsigned long long)l->facts->samples);
+    return strstr(l->facts->policy, "-lru") != NULL && l->facts->samples < 10 ? KVF_NOTE : KVF_FINE;
+}
+
+static kvf_severity has_jemalloc(look *l) {
+    SAY(l, "the server's allocator is %s, not jemalloc: memory may fragment", l->facts->allocator);
+    return l->facts->allocator[0] != '\0' && strncmp(l->facts->allocator, "jemalloc", 8) != 0 ? KVF_NOTE : KVF_FINE;
+}
+
+/* Of a server on another host only what is resident can be seen, and what was never touched isn't either; a value is charged for a
+ * quarter more than it touches (docs/stores-redis.md), so half is no accident. */
+static kvf_severity is_in_memory(look *l) {
+    const kvfi_facts *f = l->facts;
+    if (f->swapped != KVFI_UNKNOWN) {
+        SAY(l, "%.1f MiB of the server's memory are in swap: each use of them waits for the disk", mib(f->swapped));
+        return f->swapped > 0 ? KVF_WARNING : KVF_FINE;
+    }
+    SAY(l, "of the server's %.0f MiB only %.0f are resident: it looks swapped out", mib(f->used), mib(f->resident));
+    return f->used != KVFI_UNKNOWN && f->used >= SWAP_MATTERS && f->resident < f->used / 2 ? KVF_WARNING : KVF_FINE;
+}
+
+/* ---- limits that we can keep to by putting less on the server at once ---- */
+
+typedef uint64_t cost_fn(const kvfi_fit *);
+
+/* What of a value may lie in the server's buffers is charged for up to a quarter more, and each client for its own. */
+static uint64_t charged(uint64_t bytes) {
+    return bytes / 4 * 5 + (64 << 10);
+}
+
+/* Answers to one connection that loads (load.c): within the window, or one part behind the tail of another. */
+static uint64_t answers_cost(const kvfi_fit *fit) {
+    uint64_t two = fit->part + fit->window / 4;
+    return charged(two > fit->window ? two : fit->window);
+}
+
+/* A connection that saves has a part in the making, and the server makes room for another one (redis#11830). */
+static uint64_t clients_cost(const kvfi_fit *fit) {
+    return fit->conns * answers_cost(fit) + fit->save_conns * charged(2 * fit->part);
+}
+
+static uint64_t memory_cost(const kvfi_fit *fit) {
+    return 32 * fit->part * fit->conns;
+}
+
+static uint64_t part_cost(const kvfi_fit *fit) {
+    return fit->part;
+}
+
+/* The next shorter part that fills a size of jemalloc. */
+static uint64_t shorter(uint64_t part) {
+    uint64_t best = part;
+    for (uint64_t size = MIN_PART; size < part; size = 2 * (size + 4096) - 4096) {
+        best = size;
+    }
+    return best;
+}
+
+/* One step towards less: fewer connections, a narrower window, shorter parts, whichever of them helps first. */
+static bool step(kvfi_fit *fit, cost_fn *cost) {
+    kvfi_fit less[3] = {*fit, *fit, *fit};
+    less[0].conns -= fit->conns > 1;
+    less[0].save_conns = fit->save_conns < less[0].conns ? fit->save_conns : less[0].conns;
+    less[1].window = fit->window / 2 > MIN_WINDOW ? fit->window / 2 : MIN_WINDOW;
+    less[2].part = shorter(fit->part);
+    for (size_t i = 0; i < 3; i++) {
+        if (cost(&less[i]) < cost(fit)) {
+            *fit = less[i];
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Keeps to the bound. Says what came of that behind what was found. */
+static kvf_severity keep_to(look *l, uint64_t bound, cost_fn *cost) {
+    kvfi_fit fit = l->verdict->fit;
+    while (cost(&fit) > bound) {
+        if (!step(&fit, cost)) {
+            return KVF_FATAL;
+        }
+    }
+    bool same = memcmp(&fit, &l->verdict->fit, sizeof fit) == 0;
+    size_t len = strlen(l->what);
+    l->verdict->fit = fit;
+    if (same) {
+        return KVF_WARNING;
+    }
+    snprintf(l->what + len, WHAT_BYTES - len, ". Kept to by conns=%u window=%llu part=%llu", fit.conns,
+             (unsigned long long)fit.window, (unsigned long long)fit.part);
+    return KVF_WARNING;
+}
+
+static bool is_limit(uint64_t number) {
+    return number != KVFI_UNKNOWN && number > 0;
+}
+
+static kvf_severity takes_parts(look *l) {
+    uint64_t max = l->facts->max_bulk;
+    if (!is_limit(max) || part_cost(&l->verdict->fit) <= max) {
+        return KVF_FINE;
+    }
+    SAY(l, "the server takes values up to %llu bytes; part= is %llu", (unsigned long long)max,
+        (unsigned long long)l->conf->part);
+    return keep_to(l, max, part_cost);
+}
+
+static kvf_severity lets_answers_wait(look *l) {
+    uint64_t max = l->facts->output_limit;
+    uint64_t cost = answers_cost(&l->verdict->fit);
+    if (!is_limit(max) || cost <= max) {
+        return KVF_FINE;
+    }
+    SAY(l, "the server cuts a client off at %.1f MiB of answers; a load may have %.1f MiB on the way", mib(max),
+        mib(cost));
+    return keep_to(l, max, answers_cost);
+}
+
+/* Other engines want their share, too: four times as much is fine. */
+static kvf_severity lets_clients_have_buffers(look *l) {
+    uint64_t max = l->facts->clients_limit;
+    uint64_t cost = clients_cost(&l->verdict->fit);
+    if (!is_limit(max) || 4 * cost <= max) {
+        return KVF_FINE;
+    }
+    SAY(l, "all clients together get %.1f MiB of buffers; loads and saves of this store may need %.1f MiB", mib(max),
+        mib(cost));
+    return keep_to(l, max, clients_cost);
+}
+
+static kvf_severity has_memory(look *l) {
+    uint64_t max = l->facts->maxmemory;
+    uint64_t cost = memory_cost(&l->verdict->fit);
+    if (!is_limit(max) || cost <= max) {
+        return KVF_FINE;
+    }
+    SAY(l,
+        "maxmemory is %.1f MiB: buffers of large values alone can reach that, and then the server refuses or evicts "
+        "(redis#11830)",
+        mib(max));
+    return keep_to(l, max, memory_cost);
+}
+
+/* ---- disk and replicas ---- */
+
+static kvf_severity takes_writes_without_snapshot(look *l) {
+    bool failed = strcmp(l->facts->bgsave, "err") == 0;
+    bool stops = l->facts->config && l->facts->save[0] != '\0' && strcmp(l->facts->stop_writes, "no") != 0;
+    SAY(l, "the last snapshot failed, and the server %s writes because of it (MISCONF)",
+        stops ? "refuses" : "may refuse");
+    return !failed || (l->facts->config && !stops) ? KVF_FINE : stops ? KVF_FATAL : KVF_WARNING;
+}
+
+static kvf_severity takes_writes_without_log(look *l) {
+    SAY(l, "the server can't write its log (appendonly), and refuses writes because of it (MISCONF)");
+    return l->facts->aof == 1 && strcmp(l->facts->aof_write, "err") == 0 ? KVF_FATAL : KVF_FINE;
+}
+
+static kvf_severity makes_no_snapshots(look *l) {
+    SAY(l, "the server writes snapshots (save \"%s\"): a fork and its copies for data that can be computed again",
+        l->facts->save);
+    return l->facts->save[0] != '\0' ? KVF_WARNING : KVF_FINE;
+}
+
+static kvf_severity keeps_no_log(look *l) {
+    SAY(l, "the server logs every value to disk (appendonly)");
+    return l->facts->aof == 1 ? KVF_WARNING : KVF_FINE;
+}
+
+static kvf_severity feeds_no_replicas(look *l) {
+    const kvfi_facts *f = l->facts;
+    SAY(l, "%llu replicas with a backlog of %.1f MiB: a few seconds of saves start a full resynchronisation",
+        (unsigned long long)f->replicas, mib(f->backlog));
+    return f->replicas > 0 && f->replicas != KVFI_UNKNOWN && f->backlog < MIN_BACKLOG ? KVF_WARNING : KVF_FINE;
+}
+
+static kvf_severity has_threads(look *l) {
+    SAY(l, "one thread serves all connections (io-threads 1)");
+    return l->facts->io_threads == 1 && l->conf->server.path == NULL ? KVF_NOTE : KVF_FINE;
+}
+
+/* ---- the table ---- */
+
+#define REPLICA_MEND                                                                                                   \
+    "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit "        \
+    "\"replica 2gb 1gb 60\""
+#define EVICT_MEND                                                                                                       \
+    "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data); or allow_noeviction=true " \
+    "in the URL"
+
+typedef enum source { INFO, CONFIG, ANY } source;
+
+/* A finding that is KVF_FATAL forbids to save there, with that reason. */
+static const struct rule {
+    const char *code;
+    source from; /* not looked at where that is not shown */
+    kvf_severity (*holds)(look *);
+    kvf_reason why;
+    const char *mend;
+} rules[] = {
+    {"no-info", ANY, shows_info, KVF_WHY_NONE, "ACL SETUSER <user> +info"},
+    {"no-config", ANY, shows_config, KVF_WHY_NONE, "ACL SETUSER <user> +config|get"},
+    {"version", INFO, is_new, KVF_WHY_NONE, "use Redis 6 or later, or Valkey"},
+    {"replica", INFO, is_primary, KVF_WHY_SETTINGS, "name the primary in the URL"},
+    {"loading", INFO, is_loaded, KVF_WHY_SETTINGS, "wait until it is done"},
+    {"cluster", INFO, is_no_node, KVF_WHY_NONE, "name the nodes as redis+cluster://, or use a single server"},
+    {"maxmemory", INFO, is_bounded, KVF_WHY_NONE,
+     "CONFIG SET maxmemory <80% of RAM> and CONFIG SET maxmemory-policy allkeys-lru, and both in redis.conf; or budget= in the "
+     "URL"},
+    {"budget", INFO, has_room, KVF_WHY_FULL,
+     "CONFIG SET maxmemory-policy allkeys-lru and CONFIG SET maxmemory <80% of RAM>; or a larger budget= in the URL"},
+    {"noeviction", INFO, evicts, KVF_WHY_SETTINGS, EVICT_MEND},
+    {"volatile-without-ttl", INFO, evicts_ours, KVF_WHY_SETTINGS,
+     "remove ttl=0 from the URL, or CONFIG SET maxmemory-policy allkeys-lru; or allow_noeviction=true in the URL"},
+    {"lrm", INFO, counts_reads, KVF_WHY_NONE, "CONFIG SET maxmemory-policy allkeys-lru"},
+    {"samples", CONFIG, compares_enough, KVF_WHY_NONE, "CONFIG SET maxmemory-samples 10"},
+    {"proto-max-bulk-len", CONFIG, takes_parts, KVF_WHY_SETTINGS,
+     "CONFIG SET proto-max-bulk-len 512mb, or a smaller part= in the URL"},
+    {"output-buffer-limit", CONFIG, lets_answers_wait, KVF_WHY_SETTINGS,
+     "CONFIG SET client-output-buffer-limit \"normal 0 0 0\""},
+    {"maxmemory-clients", CONFIG, lets_clients_have_buffers, KVF_WHY_SETTINGS, "CONFIG SET maxmemory-clients 0"},
+    {"maxmemory-small", INFO, has_memory, KVF_WHY_SETTINGS, "raise maxmemory, or lower part= and conns= in the URL"},
+    {"bgsave-failed", INFO, takes_writes_without_snapshot, KVF_WHY_SETTINGS,
+     "CONFIG SET save \"\" and CONFIG SET stop-writes-on-bgsave-error no"},
+    {"aof-failed", INFO, takes_writes_without_log, KVF_WHY_SETTINGS,
+     "CONFIG SET appendonly no, or make room on its disk"},
+    {"snapshots", CONFIG, makes_no_snapshots, KVF_WHY_NONE, "CONFIG SET save \"\""},
+    {"aof", INFO, keeps_no_log, KVF_WHY_NONE, "CONFIG SET appendonly no"},
+    {"replica-backlog", INFO, feeds_no_replicas, KVF_WHY_NONE, REPLICA_MEND},
+    {"swap", INFO, is_in_memory, KVF_WHY_NONE,
+     "lower maxmemory, or keep the server from being swapped out (swapoff -a)"},
+    {"io-threads", CONFIG, has_threads, KVF_WHY_NONE, "io-threads 4 in redis.conf, on a host with cores to spare"},
+    {"allocator", INFO, has_jemalloc, KVF_WHY_NONE, ""},
+};
+
+void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_redis_conf *conf, kvf_finding_fn found,
+                      void *ctx) {
+    char what[WHAT_BYTES];
+    look l = {.facts = facts, .conf = conf, .verdict = out, .what = what};
+    *out = (kvfi_verdict){.code = "", .room = KVFI_UNKNOWN};
+    out->fit = (kvfi_fit){conf->part, conf->window, conf->conns, conf->save_conns};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const struct rule *r = &rules[i];
+        if ((r->from == INFO && !facts->info) || (r->from == CONFIG && !facts->config)) {
+            continue;
+        }
+        kvf_severity severity = r->holds(&l);
+        if (severity == KVF_FATAL && out->saves == KVF_WHY_NONE) {
+            out->saves = r->why;
+            out->code = r->code;
+        }
+        if (severity != KVF_FINE && found != NULL) {
+            kvf_finding finding = {.severity = severity, .code = r->code, .what = what, .mend = r->mend};
+            found(ctx, &finding);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The rules of what a server should be set to, by facts that are made up: those of servers that the live tests have not (live/admission_test.c), and
+ * where exactly each bound lies.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "redis/rules.h"
+
+static kvfi_facts facts;
+static kvfi_redis_conf conf;
+static kvfi_verdict verdict;
+static char codes[1024];
+
+/* A server of which nothing is to be said, and the URL's defaults. */
+static int all_well(void **state) {
+    (void)state;
+    facts = (kvfi_facts){.info = true,
+                         .config = true,
+                         .version = "8.6.0",
+                         .policy = "allkeys-lru",
+                         .allocator = "jemalloc-5.3.0",
+                         .role = "master",
+                         .mode = "standalone",
+                         .bgsave = "ok",
+                         .aof_write = "ok",
+                         .stop_writes = "yes",
+                         .maxmemory = (uint64_t)8 << 30,
+                         .used = 1 << 20,
+                         .resident = 8 << 20,
+                         .max_bulk = 512 << 20,
+                         .io_threads = 4,
+                         .samples = 10,
+                         .swapped = KVFI_UNKNOWN};
+    conf = (kvfi_redis_conf){
+        .part = (4 << 20) - 4096, .window = 1 << 20, .conns = 2, .save_conns = 1, .ttl_s = 3600, .text = "redis://x"};
+    return 0;
+}
+
+static void note(void *ctx, const kvf_finding *finding) {
+    (void)ctx;
+    size_t len = strlen(codes);
+    snprintf(codes + len, sizeof codes - len, "%s:%d ", finding->code, (int)finding->severity);
+    assert_true(strlen(finding->what) > 10 && finding->mend != NULL);
+}
+
+/* What is found, each with its severity (1 note, 2 warning, 3 fatal). */
+static const char *judged(void) {
+    codes[0] = '\0';
+    kvfi_rules_judge(&verdict, &facts, &conf, note, NULL);
+    return codes;
+}
+
+static void well(void **state) {
+    (void)state;
+    assert_string_equal(judged(), "");
+    assert_int_equal(verdict.saves, KVF_WHY_NONE);
+    assert_int_equal(verdict.room, KVFI_UNKNOWN);
+    assert_int_equal(verdict.fit.part, conf.part);
+    assert_int_equal(verdict.fit.conns, 2);
+}
+
+static void servers_that_we_have_not(void **state) {
+    (void)state;
+    snprintf(facts.policy, sizeof facts.policy, "allkeys-lrm");
+    assert_string_equal(judged(), "lrm:2 ");
+    assert_int_equal(verdict.saves, KVF_WHY_NONE);
+    (void)all_well(NULL);
+    snprintf(facts.version, sizeof facts.version, "5.0.14");
+    assert_string_equal(judged(), "version:2 ");
+    (void)all_well(NULL);
+    snprintf(facts.allocator, sizeof facts.allocator, "libc");
+    assert_string_equal(judged(), "allocator:1 ");
+}
+
+/* What is not known is not held against it, nor taken for a number. */
+static void unknown(void **state) {
+    (void)state;
+    facts = (kvfi_facts){.maxmemory = KVFI_UNKNOWN, .swapped = KVFI_UNKNOWN};
+    assert_string_equal(judged(), "no-info:2 no-config:1 ");
+    assert_int_equal(verdict.saves, KVF_WHY_NONE);
+    (void)all_well(NULL);
+    facts.config = false;
+    facts.max_bulk = facts.output_limit = facts.clients_limit = facts.io_threads = facts.samples = KVFI_UNKNOWN;
+    snprintf(facts.bgsave, sizeof facts.bgsave, "err"); /* it may be that nobody minds */
+    assert_string_equal(judged(), "no-config:1 bgsave-failed:2 ");
+    assert_int_equal(verdict.saves, KVF_WHY_NONE);
+    (void)all_well(NULL);
+    facts.maxmemory = facts.used = facts.resident = facts.replicas = facts.backlog = KVFI_UNKNOWN;
+    facts.max_bulk = facts.output_limit = facts.clients_limit = KVFI_UNKNOWN;
+    assert_string_equal(judged(), "");
+}
+
+static void swap(void **state) {
+    (void)state;
+    facts.swapped = 0;
+    facts.used = (uint64_t)1 << 30; /* most of it is not resident, but the host says that it isn't swapped either */
+    assert_string_equal(judged(), "");
+    facts.swapped = 4096;
+    assert_string_equal(judged(), "swap:2 ");
+    facts.swapped = KVFI_UNKNOWN;
+    assert_string_equal(judged(), "swap:2 ");
+    facts.resident = facts.used / 2;
+    assert_string_equal(judged(), "");
+    facts.used = 40 << 20;
+    facts.resident = 1 << 20;
+    assert_string_equal(judged(), "");
+}
+
+static void budget(void **state) {
+    (void)state;
+    facts.maxmemory = 0;
+    facts.used = facts.resident = 100 << 20;
+    assert_string_equal(judged(), "maxmemory:2 ");
+    assert_int_equal(verdict.room, (KVFI_DEFAULT_BUDGET - (100 << 20)) / 8);
+    conf.budget = 200 << 20;
+    assert_string_equal(judged(), "maxmemory:1 "); /* who says how much knows of it */
+    assert_int_equal(verdict.room, (100 << 20) / 8);
+    conf.budget = (100 << 20) + 5;
+    assert_string_equal(judged(), "maxmemory:1 ");
+    assert_int_equal(verdict.room, 5);
+    conf.budget = 100 << 20;
+    assert_string_equal(judged(), "maxmemory:1 budget:3 ");
+    assert_int_equal(verdict.saves, KVF_WHY_FULL);
+    assert_string_equal(verdict.code, "budget");
+    /* Where nothing has a bound, the policy does not matter yet. */
+    conf.budget = 1 << 30;
+    snprintf(facts.policy, sizeof facts.policy, "noeviction");
+    assert_string_equal(judged(), "maxmemory:1 noeviction:2 ");
+    assert_int_equal(verdict.saves, KVF_WHY_NONE);
+}
+
+/* Whatever the bound: it is kept to, or nothing is saved; and no more is given up than needed. */
+static void bounds(void **state) {
+    (void)state;
+    for (uint64_t bound = 1000; bound < (uint64_t)1 << 32; bound += bound / 7) {
+        for (unsigned which = 0; which < 4; which++) {
+            (void)all_well(NULL);
+            uint64_t *const limits[] = {&facts.max_bulk, &facts.output_limit, &facts.clients_limit, &facts.maxmemory};
+            *limits[which] = bound;
+            (void)judged();
+            const kvfi_fit *fit = &verdict.fit;
+            if (verdict.saves != KVF_WHY_NONE) {
+                assert_int_equal(verdict.saves, KVF_WHY_SETTINGS);
+                assert_in_range(bound, 0, 3 << 20);
+                continue;
+            }
+            assert_in_range(fit->part, 61440, conf.part);
+            assert_in_range(fit->window, 65536, conf.window);
+            assert_in_range(fit->save_conns, 1, fit->conns);
+            assert_true(which != 0 || fit->part <= bound);
+            assert_true(which != 1 || fit->part + fit->window / 4 <= bound);
+            assert_true(which != 2 || fit->conns * fit->part + 2 * fit->part <= bound);
+            assert_true(which != 3 || 32 * fit->part * fit->conns <= bound);
+            assert_true(which != 0 || (fit->window == conf.window && fit->conns == 2));
+        }
+    }
+    (void)all_well(NULL);
+    facts.maxmemory = 256 << 20;
+    assert_string_equal(judged(), ""); /* 32 parts of 4 MiB less a page for each connection */
+    facts.maxmemory = 255 << 20;
+    assert_string_equal(judged(), "maxmemory-small:2 ");
+    assert_int_equal(verdict.fit.conns, 1);
+    assert_int_equal(verdict.fit.part, conf.part);
+    facts.maxmemory = 100 << 20;
+    (void)judged();
+    assert_int_equal(verdict.fit.part, (2 << 20) - 4096);
+    facts.maxmemory = 1 << 20;
+    assert_string_equal(judged(), "maxmemory-small:3 ");
+    assert_int_equal(verdict.saves, KVF_WHY_SETTINGS);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(well, all_well),    cmocka_unit_test_setup(servers_that_we_have_not, all_well),
+        cmocka_unit_test_setup(unknown, all_well), cmocka_unit_test_setup(swap, all_well),
+        cmocka_unit_test_setup(budget, all_well),  cmocka_unit_test_setup(bounds, all_well),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
