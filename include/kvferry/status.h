@@ -71,7 +71,7 @@ typedef enum kvf_reason {
     KVF_WHY_AFTER_GAP,    /* behind the first block that missed: not used, its destination is undefined */
     KVF_WHY_CLOSED,
     KVF_WHY_SLOW,     /* not loaded: computing it was sooner */
-    KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it; kvf_doctor says what mends that */
+    KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it (kvf_doctor) */
     KVF_NUM_REASONS
 } kvf_reason;
 

@@ -34,10 +34,11 @@ typedef struct kvf_options {
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
 } kvf_options;
 
-/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change (KVF_CONFIG) or
- * without memory; an unreachable server opens, answers misses, and is tried again. A server whose settings would lose or refuse what is
- * stored (kvf_doctor) opens too: nothing is saved to it until that was mended, loads go on, and the log has a warning. `options` may be NULL.
- * Threads are started by the first operation that has use for them, not here. */
+/* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change
+ * (KVF_CONFIG) or without memory; an unreachable server opens, answers misses, and is tried again. A server whose
+ * settings would lose or refuse what is stored (kvf_doctor) opens too: nothing is saved to it until that was mended,
+ * loads go on, and the log has a warning. `options` may be NULL. Threads are started by the first operation that has
+ * use for them, not here. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Admission: when the store opens, what a user must be allowed to do is tried once, on a key that is not there, so that nothing is
- * written and nothing removed; and the server is asked what it is set to. One round trip for both. Saves ask it again when it was away, when it
- * was not to be saved to, and, where it has no bound of its own, each time that a part of the budget is used up.
+ * Admission: when the store opens, what a user must be allowed to do is tried once, on a key that is not there, so
+ * that nothing is written and nothing removed; and the server is asked what it is set to. One round trip for both.
+ * Saves ask it again when it was away, when it was not to be saved to, and, where it has no bound of its own, each
+ * time that a part of the budget is used up.
  */
 #include <stdio.h>
 
@@ -13,7 +14,8 @@
 
 /* ---- may the user? ---- */
 
-/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come before all else. */
+/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come
+ * before all else. */
 static kvf_status ask_permissions(kvfi_talk *talk, const char *key) {
     KVFI_TRY(kvfi_talk_say(talk, "GETRANGE", key, "0", "0", NULL));
     KVFI_TRY(kvfi_talk_say(talk, "GET", key, NULL));
@@ -68,7 +70,8 @@ static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_ver
     kvfi_rules_judge(&again, facts, &tier->asked, say_finding, &to);
 }
 
-/* How long parts are was settled when the store opened: a server that is found later and takes only shorter ones gets none. */
+/* How long parts are was settled when the store opened: a server that is found later and takes only shorter ones
+ * gets none. */
 static void keep_parts(kvfi_verdict *verdict, const kvfi_redis *tier, const kvfi_facts *facts) {
     if (verdict->saves == KVF_WHY_NONE && facts->max_bulk < tier->conf.part) {
         verdict->saves = KVF_WHY_SETTINGS;

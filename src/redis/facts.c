@@ -13,9 +13,9 @@ typedef struct field {
     size_t size; /* of a text; 0: it is a number */
 } field;
 
-#define FIELD(text, member)                                                                                            \
+#define FIELD(text, member) \
     { text, offsetof(kvfi_facts, member), 0 }
-#define TEXT(text, member)                                                                                             \
+#define TEXT(text, member) \
     { text, offsetof(kvfi_facts, member), sizeof((kvfi_facts *)0)->member }
 
 static const field infos[] = {

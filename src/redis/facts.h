@@ -27,7 +27,8 @@ typedef struct kvfi_facts {
 
 /* Queues the questions. `settings`: CONFIG GET too. */
 kvf_status kvfi_facts_ask(kvfi_talk *, bool settings);
-/* Hears the answers. A server that refuses to tell leaves `info` or `config` false; KVF_IO only where the connection is gone. */
+/* Hears the answers. A server that refuses to tell leaves `info` or `config` false; KVF_IO only where the connection
+ * is gone. */
 kvf_status kvfi_facts_hear(kvfi_talk *, kvfi_facts *out, bool settings);
 /* What the host knows of the server, when that runs on this one. */
 void kvfi_facts_look_around(kvfi_facts *, const kvfi_endpoint *);

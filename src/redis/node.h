@@ -62,8 +62,8 @@ void kvfi_node_init(kvfi_node *, const kvfi_redis_conf *, const kvfi_endpoint *,
                     _Atomic uint64_t *connects, _Atomic uint64_t *disconnects);
 void kvfi_node_cleanup(kvfi_node *); /* all connections have been given back */
 void kvfi_node_trim(kvfi_node *);    /* closes those that lie idle: it is not expected to be of use any more */
-/* The server was the primary and is none any more: behind a name, or an address that moves, another is. The connection and all that lie idle
- * are closed, so that the name is looked up again. */
+/* The server was the primary and is none any more: behind a name, or an address that moves, another is. The
+ * connection and all that lie idle are closed, so that the name is looked up again. */
 void kvfi_node_renew(kvfi_node *, kvfi_conn *);
 
 /* kvfi_node_take lends a connection that is open, introduced and in step, making one where there is none, or waits for

@@ -44,11 +44,13 @@ kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi
 kvf_status kvfi_redis_session_remove(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
 uint64_t kvfi_redis_session_max_part(kvfi_tier *, int64_t deadline_us);
 
-/* When a store opens, in one round trip to the first server: may the user do what loads and saves need (KVF_CONFIG with the missing rule), and
- * is the server set up for it? Fits tier->conf to what it can take. A server that is away is asked by the first save. */
+/* When a store opens, in one round trip to the first server: may the user do what loads and saves need (KVF_CONFIG
+ * with the missing rule), and is the server set up for it? Fits tier->conf to what it can take. A server that is
+ * away is asked by the first save. */
 kvf_status kvfi_redis_admit(kvfi_redis *, kvf_error *);
-/* May something be saved there? Asks the server where that is not known (any more). KVF_WHY_UNREACHABLE: the connection is gone. Anything but
- * KVF_WHY_NONE has told the node's breaker; after KVF_WHY_NONE the caller tells it what came of it. */
+/* May something be saved there? Asks the server where that is not known (any more). KVF_WHY_UNREACHABLE: the
+ * connection is gone. Anything but KVF_WHY_NONE has told the node's breaker; after KVF_WHY_NONE the caller tells it
+ * what came of it. */
 kvf_reason kvfi_redis_may_save(kvfi_redis *, kvfi_node *, kvfi_conn *, int64_t deadline_us);
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
@@ -66,7 +68,8 @@ kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchan
  * another, and then the item is not over when it is given back (kvfi_feed.again). */
 kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);
 /* How many connections to one server that feed is worth. Values that are used one by one as they land come one after
- * the other: two at once would both be late. Large ones would be in each other's way. But who says how many, gets them. */
+ * the other: two at once would both be late. Large ones would be in each other's way. But who says how many, gets
+ * them. */
 uint32_t kvfi_redis_conns_for(const kvfi_redis *, const kvfi_feed *);
 bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *); /* the exchanges of load.c and save.c */
 bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);

@@ -76,7 +76,8 @@ static kvf_severity is_bounded(look *l) {
     return has_bound(l) ? KVF_FINE : l->conf->budget > 0 ? KVF_NOTE : KVF_WARNING;
 }
 
-/* A server that evicts nothing by itself is asked now and then how much it holds. A little at a time, for others may store there too. */
+/* A server that evicts nothing by itself is asked now and then how much it holds. A little at a time, for others may
+ * store there too. */
 static kvf_severity has_room(look *l) {
     uint64_t budget = budget_of(l);
     if (has_bound(l) || l->facts->used == KVFI_UNKNOWN) {
@@ -128,8 +129,8 @@ static kvf_severity has_jemalloc(look *l) {
     return l->facts->allocator[0] != '\0' && strncmp(l->facts->allocator, "jemalloc", 8) != 0 ? KVF_NOTE : KVF_FINE;
 }
 
-/* Of a server on another host only what is resident can be seen, and what was never touched isn't either; a value is charged for a
- * quarter more than it touches (docs/stores-redis.md), so half is no accident. */
+/* Of a server on another host only what is resident can be seen, and what was never touched isn't either; a value is
+ * charged for a quarter more than it touches (docs/stores-redis.md), so half is no accident. */
 static kvf_severity is_in_memory(look *l) {
     const kvfi_facts *f = l->facts;
     if (f->swapped != KVFI_UNKNOWN) {
@@ -302,8 +303,8 @@ static kvf_severity has_threads(look *l) {
 
 /* ---- the table ---- */
 
-#define REPLICA_MEND                                                                                                   \
-    "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit "        \
+#define REPLICA_MEND                                                                                            \
+    "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit " \
     "\"replica 2gb 1gb 60\""
 #define EVICT_MEND                                                                                                       \
     "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data); or allow_noeviction=true " \

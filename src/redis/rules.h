@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The one table of what a server should be set to, and of what follows where it is not: the store's open and its saves (admit.c) and the doctor
- * go by it. Pure: facts in, findings and a verdict out. docs/stores-redis.md has it for people.
+ * The one table of what a server should be set to, and of what follows where it is not: the store's open and its saves
+ * (admit.c) and the doctor go by it. Pure: facts in, findings and a verdict out. docs/stores-redis.md has it for
+ * people.
  */
 #ifndef KVFI_REDIS_RULES_H
 #define KVFI_REDIS_RULES_H

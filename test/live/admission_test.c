@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Each row of the table of settings (docs/stores-redis.md) on a real server that is set up so: what the doctor says, what the log hears when a store
- * opens there, whether something is saved, that loads go on, and that it is saved again once the server was mended.
+ * Each row of the table of settings (docs/stores-redis.md) on a real server that is set up so: what the doctor says,
+ * what the log hears when a store opens there, whether something is saved, that loads go on, and that it is saved
+ * again once the server was mended.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -461,8 +462,8 @@ static void threads(void **state) {
     kvft_server_stop(two);
 }
 
-/* A client announces a value of 400 MB and sends nothing of it: the server's memory grows by that, and is touched by nobody. So does the
- * INFO of a server look that is swapped out. On the same host the kernel knows better. */
+/* A client announces a value of 400 MB and sends nothing of it: the server's memory grows by that, and is touched by
+ * nobody. So does the INFO of a server look that is swapped out. On the same host the kernel knows better. */
 static void swap(void **state) {
     (void)state;
     const char *const args[] = {"--maxmemory", "4gb", NULL};
@@ -590,8 +591,8 @@ static void fitted_to_bulk_limit(void **state) {
 
 /* ---- the budget ---- */
 
-/* A server as it is when nobody has set it up: it takes what there is room for in the budget, byte for byte as much as it says, and again
- * after something has gone. Two stores share it. */
+/* A server as it is when nobody has set it up: it takes what there is room for in the budget, byte for byte as much
+ * as it says, and again after something has gone. Two stores share it. */
 static void budget(void **state) {
     (void)state;
     static const char *const args[] = {"--maxmemory-policy", "noeviction", NULL};
@@ -653,7 +654,8 @@ static void budget_of_a_batch(void **state) {
 
 /* ---- when it is asked ---- */
 
-/* A server that was away when the store opened is asked by the first save; one that comes back otherwise than it was, too. */
+/* A server that was away when the store opened is asked by the first save; one that comes back otherwise than it
+ * was, too. */
 static void found_later(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
@@ -671,7 +673,8 @@ static void found_later(void **state) {
     assert_non_null(strstr(logged, "noeviction"));
     say_all(WELL);
     assert_int_equal(kvft_put_again(tier, NEW, BYTES), KVF_WHY_NONE);
-    /* Killed and started again, it is as its file has it: no maxmemory. The records go on, within the budget, and that is logged. */
+    /* Killed and started again, it is as its file has it: no maxmemory. The records go on, within the budget, and
+     * that is logged. */
     kvft_server_kill(server);
     (void)kvft_get(tier, NEW, BYTES);
     kvft_server_restart(server);
