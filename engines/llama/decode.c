@@ -19,10 +19,7 @@ typedef struct kvfl_piece {
     size_t done;         /* in front of this position all is in the sequence */
     kvf_llama_aside why; /* not to be followed */
     bool alone;          /* no token belongs to another sequence too */
-    /* Tokens that were dropped, to compute or load their block as a whole: their state, to put it back when that
-     * fails. */
-    size_t dropped_from, dropped_bytes;
-    uint8_t *dropped;
+    kvfl_stash dropped;  /* tokens, to compute or load their block as a whole; put back when that fails */
 } kvfl_piece;
 
 kvf_status kvfl_open_decode(kvf_llama *kv, kvf_error *err) {
@@ -123,33 +120,11 @@ static bool has_output(const kvfl_piece *p) {
 /* ---- dropping the beginning of a block, to have the block as a whole ---- */
 
 static void drop(kvf_llama *kv, llama_seq_id seq, size_t from) {
-    kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
-    size_t bytes = kvfl_export_bytes(kv, h->num - from);
-    uint8_t *blob = malloc(bytes);
-    llama_memory_seq_cp(kv->mem, seq, kv->scratch, (llama_pos)from, (llama_pos)h->num);
-    bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
-              llama_state_seq_get_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-    if (!ok || !llama_memory_seq_rm(kv->mem, seq, (llama_pos)from, -1)) {
-        free(blob);
-        return;
+    if (kvfl_set_aside(kv, &kv->pieces[seq].dropped, seq, from, h->num)) {
+        kvfl_count_lost(&h->report, h->num - from);
+        h->num = from;
     }
-    p->dropped = blob;
-    p->dropped_bytes = bytes;
-    p->dropped_from = from;
-    h->num = from;
-}
-
-static bool put_back(kvf_llama *kv, llama_seq_id seq) {
-    kvfl_piece *p = &kv->pieces[seq];
-    bool ok = llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->dropped_from, -1) &&
-              llama_state_seq_set_data(kv->ctx, p->dropped, p->dropped_bytes, kv->scratch) == p->dropped_bytes;
-    if (ok) {
-        llama_memory_seq_cp(kv->mem, kv->scratch, seq, (llama_pos)p->dropped_from, (llama_pos)p->first);
-    }
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-    return ok;
 }
 
 static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t goal) {
@@ -178,6 +153,8 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     }
 }
 
+/* ---- what another sequence holds ---- */
+
 /* The cells that all sequences would take if none shared any. (Of a window the least position says nothing of the other
  * caches.) */
 static size_t unshared_cells(const kvf_llama *kv) {
@@ -190,32 +167,6 @@ static size_t unshared_cells(const kvf_llama *kv) {
     return sum;
 }
 
-/* A state can't go back, but it can be replaced: where one further on is stored, the sequence begins anew and is loaded
- * up to there. (llama-server ends batches in the middle of blocks.) Only where the cells for all of it are there in any
- * case: what has been dropped can't be put back. */
-static void start_over(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t batch_tokens) {
-    kvfl_history *h = &kv->histories[seq];
-    size_t block = kv->block_tokens, first = h->num / block, run = 0;
-    kvf_llama_report unread = {0};
-    if (!kvfl_has_states(kv) || kv->space == NULL || h->num % block == 0 ||
-        unshared_cells(kv) + batch_tokens > kv->n_ctx) {
-        return;
-    }
-    kvfl_chain(kv, h->tokens, goal / block * block, goal % block);
-    size_t end =
-        kvfl_match_state(kv, &unread, first, kvfl_num_blocks(kv), kvfl_now_us() + (int64_t)kv->budget_ms * 1000);
-    bool there = end > first && kvfl_position(kv, end) > h->num;
-    if (there && kv->kind.num_caches > 0) {
-        there = kvf_match(kv->space, &run, kv->found, kv->keys, end, kv->budget_ms * 1000) == KVF_OK && run == end;
-    }
-    if (there && llama_memory_seq_rm(kv->mem, seq, -1, -1)) {
-        h->num = 0;
-        h->report.resident_tokens = h->report.loaded_tokens = h->report.computed_tokens = 0;
-    }
-}
-
-/* ---- what another sequence holds ---- */
-
 static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t most) {
     size_t same = 0;
     while (same < a->num && same < most && a->tokens[same] == b->tokens[same]) {
@@ -224,8 +175,7 @@ static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t
     return same;
 }
 
-/* Only as long as every sequence could have cells of its own: what moves positions moves cells (kvfl_before_moved). */
-static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t batch_tokens) {
+static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     kvfl_history *h = &kv->histories[seq];
     size_t best = 0;
     llama_seq_id donor = -1;
@@ -238,7 +188,7 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal, size_t
             donor = (llama_seq_id)i;
         }
     }
-    if (best <= h->num || kvfl_has_states(kv) || unshared_cells(kv) + batch_tokens > kv->n_ctx) {
+    if (best <= h->num || kvfl_has_states(kv)) {
         return;
     }
     llama_memory_seq_cp(kv->mem, donor, seq, (llama_pos)h->num, (llama_pos)best);
@@ -256,13 +206,7 @@ static void begin_prompt(kvfl_history *h) {
     }
 }
 
-/* What was dropped is not resident, or was computed for nothing. */
-static void count_dropped(kvfl_history *h, size_t tokens) {
-    uint32_t *from = h->report.computed_tokens >= tokens ? &h->report.computed_tokens : &h->report.resident_tokens;
-    *from -= (uint32_t)(tokens < *from ? tokens : *from);
-}
-
-static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
+static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
     size_t block = kv->block_tokens;
@@ -272,13 +216,14 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
         return 0;
     }
     begin_prompt(h);
-    if (!p->alone || kv->paused != KVF_ASIDE_NONE || goal < block || goal <= h->num) {
+    if (!p->alone || kv->paused != KVF_ASIDE_NONE || goal < block || goal <= h->num ||
+        (kvfl_has_states(kv) && !roomy)) {
         return 0;
     }
     step_back(kv, seq, goal);
-    count_dropped(h, p->first - h->num);
-    start_over(kv, seq, goal, batch_tokens);
-    copy_from_other(kv, seq, goal, batch_tokens);
+    if (roomy) {
+        copy_from_other(kv, seq, goal);
+    }
     kv->decode_rc = 0;
     kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num);
     if (status != KVF_OK) {
@@ -289,13 +234,18 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, size_t batch_tokens) {
     return 0;
 }
 
+/* Whether every sequence could have cells of its own. If not: none are shared, for what moves positions moves cells
+ * (kvfl_before_moved); where that is our doing already, there is no room, as where nothing is shared. And a sequence
+ * with a state, which could not be undone when the cells come short, is left to llama_decode, which says so before it
+ * begins. */
 static int32_t bring_all(kvf_llama *kv, const struct llama_batch *batch) {
     int32_t rc = 0;
-    if (kv->shares && unshared_cells(kv) + (size_t)batch->n_tokens > kv->n_ctx) {
-        return 1; /* as where nothing is shared */
+    bool roomy = kv->kind.num_caches == 0 || unshared_cells(kv) + (size_t)batch->n_tokens <= kv->n_ctx;
+    if (kv->shares && !roomy) {
+        return 1;
     }
     for (size_t seq = 0; seq < kv->num_seqs && rc == 0; seq++) {
-        rc = bring(kv, (llama_seq_id)seq, (size_t)batch->n_tokens);
+        rc = bring(kv, (llama_seq_id)seq, roomy);
     }
     return rc;
 }
@@ -404,8 +354,7 @@ static size_t ragged_end(const kvf_llama *kv, const kvfl_history *h, const kvfl_
 static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
-    free(p->dropped);
-    p->dropped = NULL;
+    kvfl_free_stash(&p->dropped);
     if (p->why != KVF_ASIDE_NONE || kv->paused == KVF_ASIDE_ATTENTION) {
         kv->counters.aside_tokens[p->why != KVF_ASIDE_NONE ? p->why : kv->paused] += p->num;
         kvfl_forget(kv, seq, p->why != KVF_ASIDE_NONE ? p->why : kv->paused);
@@ -433,18 +382,18 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
 static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
-    bool changed = p->why == KVF_ASIDE_NONE && (h->num != p->first || p->done > p->first || p->dropped != NULL ||
+    bool changed = p->why == KVF_ASIDE_NONE && (h->num != p->first || p->done > p->first || p->dropped.rows != NULL ||
                                                 llama_memory_seq_pos_max(kv->mem, seq) != (llama_pos)p->first - 1);
     bool ok = true;
     if (changed && (rc == 1 || rc == -1)) {
-        ok = p->dropped != NULL ? put_back(kv, seq) : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
+        ok = p->dropped.rows != NULL ? kvfl_put_back(kv, &p->dropped, seq)
+                                     : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
         ok = ok && llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)p->first - 1;
         h->num = p->first;
-        h->ragged = p->dropped != NULL ? h->ragged : 0;
+        h->ragged = p->dropped.rows != NULL ? h->ragged : 0;
         h->in_prompt = false;
     }
-    free(p->dropped);
-    p->dropped = NULL;
+    kvfl_free_stash(&p->dropped);
     if (!ok || (rc != 1 && rc != -1)) {
         llama_pos end = llama_memory_seq_pos_max(kv->mem, seq) + 1;
         h->in_prompt = false;

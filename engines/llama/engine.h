@@ -75,6 +75,14 @@ typedef struct kvfl_history {
     kvf_llama_report report;
 } kvfl_history;
 
+/* The end of a sequence, tokens `from` to `to`, and its state: taken out of it, to be put back where nothing better
+ * comes. */
+typedef struct kvfl_stash {
+    size_t from, to;
+    uint8_t *rows, *state; /* NULL: there is nothing of it */
+    size_t rows_bytes, state_bytes;
+} kvfl_stash;
+
 /* A state that was taken out of a sequence whose tokens were known: the hash of its bytes stands for them. */
 typedef struct kvfl_known_state {
     uint8_t digest[16];
@@ -180,12 +188,18 @@ typedef struct kvfl_front {
     void *ctx;
     kvf_status status; /* of the last call; loading ends with the first that fails */
 } kvfl_front;
-/* load.c: brings blocks from `first` on into a sequence that holds exactly the tokens before it, each loaded or
- * computed, whatever is sooner; returns the new first: what follows is not stored, or sooner computed. `front` NULL:
- * only what can be loaded. After front->status: as far as it came. */
-size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, kvfl_front *front);
-/* save.c: blocks [first, end) to the writers. */
+/* load.c: brings blocks into a sequence that holds exactly `have` tokens, each loaded or computed, whatever is sooner;
+ * returns how many it holds then: what follows is not stored, or sooner computed. `front` NULL: only what can be
+ * loaded. After front->status: as far as it came. Where `have` is in the middle of a block, only a stored state further
+ * on can help: it replaces what the sequence has. */
+size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t have, kvfl_front *front);
+/* The last `tokens` that were told to be in the sequence are not, or were brought in for nothing. */
+void kvfl_count_lost(kvf_llama_report *, size_t tokens);
+/* What kvfl_export wrote joins the sequence behind position `first`. */
+bool kvfl_import(const kvf_llama *, llama_seq_id, llama_pos first, llama_pos end, const void *bytes, size_t len);
+/* save.c: blocks [first, end) to the writers; and positions [first, end), `bytes` (kvfl_export_bytes) of them. */
 size_t kvfl_save(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t first, size_t end);
+bool kvfl_export(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end, void *out, size_t bytes);
 /* state.c. A boundary is where a state is stored: every kind.apart tokens, behind the last whole block, behind the
  * tail. */
 static inline bool kvfl_has_states(const kvf_llama *kv) {
@@ -203,9 +217,17 @@ bool kvfl_pass_boundary(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t in
 bool kvfl_has_room(kvf_llama *, size_t bytes);
 /* The last boundary behind block `first` and not behind `end` whose state is stored, or `first`. */
 size_t kvfl_match_state(kvf_llama *, kvf_llama_report *, size_t first, size_t end, int64_t deadline_us);
-/* The sequence holds the blocks up to `end`: puts the last stored state there, drops the blocks behind it, and returns
- * where it is. 0: there was none, and the sequence is empty. */
-size_t kvfl_load_state(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t end, int64_t deadline_us);
+/* The sequence holds the blocks up to `end`, and no state: puts the last state there that is stored for more than
+ * `have` tokens, drops the blocks behind it, and returns where it is. `have`: there was none. */
+size_t kvfl_load_state(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t have, size_t end, int64_t deadline_us);
+/* Leaves the sequence without a recurrent state, which could not go back to an earlier position, nor forward to one
+ * that it has not computed. */
+bool kvfl_drop_state(const kvf_llama *, llama_seq_id);
+/* The sequence ends at `to`, and at `from` afterwards, without a state. False: it is as it was. */
+bool kvfl_set_aside(kvf_llama *, kvfl_stash *out, llama_seq_id, size_t from, size_t to);
+/* Drops what has come since. False: what the sequence holds now is not known. */
+bool kvfl_put_back(kvf_llama *, const kvfl_stash *, llama_seq_id);
+void kvfl_free_stash(kvfl_stash *);
 
 /* resident.c: drops from the sequence all but the whole blocks of these tokens that it holds, and returns the number of
  * tokens kept; and takes note of what it holds now. */

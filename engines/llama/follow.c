@@ -141,16 +141,8 @@ void kvfl_kept_only(kvf_llama *kv, llama_seq_id seq) {
 static bool own_cells(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
     size_t bytes = kvfl_export_bytes(kv, (size_t)(end - first));
     uint8_t *blob = malloc(bytes);
-    llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
-    bool ok = blob != NULL && llama_state_seq_get_size(kv->ctx, kv->scratch) == bytes &&
-              llama_state_seq_get_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-    ok = ok && llama_memory_seq_rm(kv->mem, seq, first, end) &&
-         llama_state_seq_set_data(kv->ctx, blob, bytes, kv->scratch) == bytes;
-    if (ok) {
-        llama_memory_seq_cp(kv->mem, kv->scratch, seq, first, end);
-    }
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    bool ok = blob != NULL && kvfl_export(kv, seq, first, end, blob, bytes) &&
+              llama_memory_seq_rm(kv->mem, seq, first, end) && kvfl_import(kv, seq, first, end, blob, bytes);
     free(blob);
     return ok;
 }

@@ -43,6 +43,15 @@ static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llam
            llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
 }
 
+bool kvfl_import(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes, size_t len) {
+    bool ok = llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len && scratch_holds(kv, len, first, end);
+    if (ok) {
+        llama_memory_seq_cp(kv->mem, kv->scratch, seq, first, end);
+    }
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return ok;
+}
+
 /* The bytes have been verified: what llama.cpp makes of them is checked once more before they join the sequence. */
 static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
@@ -50,17 +59,14 @@ static bool import_block(load *l, const void *bytes, size_t len) {
     int64_t begin = kvfl_now_us();
     bool known = len == kvfl_bytes_of(kv, l->next) &&
                  kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, bytes, len, first, end);
-    bool ok = known && llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len &&
-              scratch_holds(kv, len, first, end);
+    bool ok = known && kvfl_import(kv, l->seq, first, end, bytes, len);
     if (ok) {
-        llama_memory_seq_cp(kv->mem, kv->scratch, l->seq, first, end);
         l->next++;
         l->report->loaded_tokens += (uint32_t)(end - first);
         l->report->loaded_bytes += len;
     } else {
         l->report->why = known ? KVF_WHY_FULL : KVF_WHY_VERSION; /* no free cells; or not what this engine exports */
     }
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     l->report->import_us += kvfl_now_us() - begin;
     return ok;
 }
@@ -328,49 +334,72 @@ static void tell_plan(const load *l, uint32_t computed) {
     r->round_trip_us = (int64_t)kv->link.round_trip_us;
 }
 
-size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, kvfl_front *front) {
+void kvfl_count_lost(kvf_llama_report *r, size_t tokens) {
+    uint32_t *const parts[] = {&r->computed_tokens, &r->loaded_tokens, &r->copied_tokens, &r->resident_tokens};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint32_t lost = tokens < *parts[i] ? (uint32_t)tokens : *parts[i];
+        *parts[i] -= lost;
+        tokens -= lost;
+    }
+}
+
+/* The blocks are in. Where no state comes that is worth more than what the sequence had, it has that again. */
+static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, const kvfl_stash *held) {
+    kvf_llama *kv = l->kv;
+    size_t holds = kvfl_load_state(kv, l->report, l->seq, have, l->next, l->deadline_us);
+    l->report->loaded_tokens = loaded_before + (uint32_t)(holds - have);
+    if (holds == have && (have == 0 || !kvfl_put_back(kv, held, l->seq))) {
+        llama_memory_seq_rm(kv->mem, l->seq, -1, -1);
+        kvfl_count_lost(l->report, have);
+        return 0;
+    }
+    return holds;
+}
+
+size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t have, kvfl_front *front) {
     load l = {.kv = kv,
               .report = report,
               .seq = seq,
-              .next = first,
+              .next = have / kv->block_tokens,
               .end = kvfl_num_blocks(kv),
               .front = front,
               .deadline_us = kvfl_now_us() + (int64_t)kv->budget_ms * 1000};
-    if (l.next >= l.end) {
-        return first;
+    kvfl_stash held = {0};
+    bool states = kvfl_has_states(kv);
+    if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
+        return have;
     }
     if (kv->kind.num_caches > 0) {
         match(&l);
     }
-    if (kvfl_has_states(kv)) {
+    if (states) {
         l.front = NULL; /* what has been imported has no state to compute from */
-        l.end = kvfl_match_state(kv, report, first, l.end, l.deadline_us);
+        l.end = kvfl_match_state(kv, report, l.next, l.end, l.deadline_us);
     }
-    report->stored_tokens = (uint32_t)(kvfl_position(kv, l.end) - kvfl_position(kv, first));
-    if (kvfl_has_states(kv) && l.end == first) {
-        return first;
+    size_t end = kvfl_position(kv, l.end);
+    report->stored_tokens = (uint32_t)(end > have ? end - have : 0);
+    if (states && (end <= have || (have > 0 && !kvfl_set_aside(kv, &held, seq, kvfl_position(kv, l.next), have)))) {
+        return have;
     }
     if (kv->kind.num_caches == 0) {
         l.next = l.end; /* there are no blocks, only states */
     }
     int64_t begin = kvfl_now_us(), computing_us = report->compute_us;
-    uint32_t computed = report->computed_tokens;
+    uint32_t computed = report->computed_tokens, loaded = report->loaded_tokens;
     borrow_all(&l);
     if (l.next < l.end && !l.stop) {
         load_and_compute(&l);
     }
-    if (kvfl_has_states(kv)) {
-        l.next = kvfl_load_state(kv, report, seq, l.next, l.deadline_us);
-        report->loaded_tokens = (uint32_t)(l.next > first ? kvfl_position(kv, l.next) - kvfl_position(kv, first) : 0);
-    }
+    size_t holds = states ? finish_with_state(&l, have, loaded, &held) : kvfl_position(kv, l.next);
+    kvfl_free_stash(&held);
     report->load_us += kvfl_now_us() - begin - (report->compute_us - computing_us);
     tell_plan(&l, report->computed_tokens - computed);
-    if ((front == NULL || front->status == KVF_OK) && !kvfl_holds(kv, seq, kvfl_position(kv, l.next))) {
+    if ((front == NULL || front->status == KVF_OK) && !kvfl_holds(kv, seq, holds)) {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
-        report->loaded_tokens = 0;
+        kvfl_count_lost(report, holds);
         return 0;
     }
-    return l.next;
+    return holds;
 }
 
 size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
@@ -383,7 +412,7 @@ size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
     llama_memory_seq_rm(kv->mem, seq, -1, -1);
     kv->residents[seq].num = 0;
     kvfl_chain(kv, tokens, cut, num - 1 - cut);
-    size_t loaded = kvfl_position(kv, kvfl_load(kv, report != NULL ? report : &unread, seq, 0, NULL));
+    size_t loaded = kvfl_load(kv, report != NULL ? report : &unread, seq, 0, NULL);
     kvfl_follow(kv, seq, tokens, loaded);
     return loaded;
 }

@@ -117,19 +117,9 @@ static kvf_status bring_stored(prefill *p) {
         return KVF_OK;
     }
     kvfl_front front = {.compute = compute_front, .ctx = p};
-    if (p->have % kv->block_tokens != 0) {
-        return KVF_OK; /* the middle of a block: that one is computed to its end, and nothing behind it was ever stored
-                        */
-    }
-    size_t next = kvfl_load(kv, p->report, p->seq, p->have / kv->block_tokens, &front);
-    if (front.status != KVF_OK) {
-        return front.status;
-    }
-    p->have = kvfl_position(kv, next);
-    if (p->have < p->report->resident_tokens) {
-        p->report->resident_tokens = 0; /* a doubt cleared the sequence */
-    }
-    return KVF_OK;
+    size_t have = kvfl_load(kv, p->report, p->seq, p->have, &front);
+    p->have = front.status == KVF_OK ? have : p->have;
+    return front.status;
 }
 
 /* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is

@@ -7,10 +7,7 @@
  * recurrent state is dropped before it is exported; a window can't be, and is exported in vain. */
 static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
     const kvfl_kind *kind = &kv->kind;
-    if (kind->shape.has_state) {
-        (void)llama_state_seq_set_data_ext(kv->ctx, kind->empty, KVFL_BLOB_HEAD + kind->rest_bytes, kv->scratch,
-                                           LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    }
+    (void)kvfl_drop_state(kv, kv->scratch);
     size_t len = llama_state_seq_get_size(kv->ctx, kv->scratch);
     if (len == bytes) {
         return llama_state_seq_get_data(kv->ctx, out, bytes, kv->scratch) == bytes;
@@ -24,17 +21,21 @@ static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
     return true;
 }
 
-/* One block through the scratch sequence, which shares the cells (no data moves), into memory of the backlog. A block
- * whose cells are not in the order of its positions is not exported: it would put them into another order elsewhere,
- * where sums round differently. */
+/* Through the scratch sequence, which shares the cells: no data moves but the export. */
+bool kvfl_export(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, void *out, size_t bytes) {
+    llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
+    bool ok = export_scratch(kv, out, bytes);
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return ok;
+}
+
+/* One block into memory of the backlog. A block whose cells are not in the order of its positions is not exported: it
+ * would put them into another order elsewhere, where sums round differently. */
 static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *out) {
     llama_pos first = (llama_pos)kvfl_position(kv, index), end = (llama_pos)kvfl_position(kv, index + 1);
     size_t bytes = kvfl_bytes_of(kv, index);
-    llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
-    bool ok = export_scratch(kv, out, bytes) &&
-              kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, out, bytes, first, end);
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-    return ok;
+    return kvfl_export(kv, seq, first, end, out, bytes) &&
+           kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, out, bytes, first, end);
 }
 
 size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, size_t end) {

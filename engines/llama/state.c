@@ -167,17 +167,67 @@ static bool load_at(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, s
     return read_state(kv, report, seq, index, deadline_us);
 }
 
-size_t kvfl_load_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t end, int64_t deadline_us) {
-    for (size_t index = end; index > 0 && kvfl_now_us() < deadline_us; index--) {
+size_t kvfl_load_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t have, size_t end,
+                       int64_t deadline_us) {
+    for (size_t index = end; kvfl_position(kv, index) > have && kvfl_now_us() < deadline_us; index--) {
         if (!is_boundary(kv, index)) {
             continue;
         }
         /* No state is there yet, and so nothing keeps the blocks behind it from being dropped. */
         if (llama_memory_seq_rm(kv->mem, seq, (llama_pos)kvfl_position(kv, index), -1) &&
             load_at(kv, report, seq, index, deadline_us)) {
-            return index;
+            return kvfl_position(kv, index);
         }
     }
-    llama_memory_seq_rm(kv->mem, seq, -1, -1);
-    return 0;
+    return have;
+}
+
+/* ---- aside ---- */
+
+bool kvfl_drop_state(const kvf_llama *kv, llama_seq_id seq) {
+    size_t len = KVFL_BLOB_HEAD + kv->kind.rest_bytes;
+    return !kv->kind.shape.has_state || llama_state_seq_set_data_ext(kv->ctx, kv->kind.empty, len, seq, PARTIAL) == len;
+}
+
+static bool stash_rows(kvf_llama *kv, kvfl_stash *s, llama_seq_id seq) {
+    if (s->from == s->to || kv->kind.num_caches == 0) {
+        return true;
+    }
+    s->rows_bytes = kvfl_export_bytes(kv, s->to - s->from);
+    s->rows = malloc(s->rows_bytes);
+    return s->rows != NULL && kvfl_export(kv, seq, (llama_pos)s->from, (llama_pos)s->to, s->rows, s->rows_bytes);
+}
+
+static bool stash_state(const kvf_llama *kv, kvfl_stash *s, llama_seq_id seq) {
+    if (!kvfl_has_states(kv)) {
+        return true;
+    }
+    s->state_bytes = llama_state_seq_get_size_ext(kv->ctx, seq, PARTIAL);
+    s->state = malloc(s->state_bytes);
+    return s->state != NULL &&
+           llama_state_seq_get_data_ext(kv->ctx, s->state, s->state_bytes, seq, PARTIAL) == s->state_bytes;
+}
+
+bool kvfl_set_aside(kvf_llama *kv, kvfl_stash *out, llama_seq_id seq, size_t from, size_t to) {
+    *out = (kvfl_stash){.from = from, .to = to};
+    if (stash_rows(kv, out, seq) && stash_state(kv, out, seq) && kvfl_drop_state(kv, seq) &&
+        llama_memory_seq_rm(kv->mem, seq, (llama_pos)from, -1)) {
+        return true;
+    }
+    kvfl_free_stash(out);
+    return false;
+}
+
+bool kvfl_put_back(kvf_llama *kv, const kvfl_stash *s, llama_seq_id seq) {
+    return kvfl_drop_state(kv, seq) && llama_memory_seq_rm(kv->mem, seq, (llama_pos)s->from, -1) &&
+           (s->rows == NULL || kvfl_import(kv, seq, (llama_pos)s->from, (llama_pos)s->to, s->rows, s->rows_bytes)) &&
+           (s->state == NULL ||
+            llama_state_seq_set_data_ext(kv->ctx, s->state, s->state_bytes, seq, PARTIAL) == s->state_bytes) &&
+           ends_at(kv, seq, s->to);
+}
+
+void kvfl_free_stash(kvfl_stash *s) {
+    free(s->rows);
+    free(s->state);
+    *s = (kvfl_stash){0};
 }
