@@ -20,8 +20,8 @@ typedef struct world {
     struct llama_batch batch;
 } world;
 
-static world open_world(const char *url, uint32_t n_ctx) {
-    world w = {.model = lab_toy("llama", false, 1), .tokens = lab_prompt(600, 3), .batch = llama_batch_init(512, 0, 1)};
+static world open_world_of(struct llama_model *model, const char *url, uint32_t n_ctx) {
+    world w = {.model = model, .tokens = lab_prompt(600, 3), .batch = llama_batch_init(512, 0, 1)};
     lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ctx = n_ctx};
     for (size_t i = 0; i < 600; i++) {
         w.tokens[i] %= 128;
@@ -29,6 +29,10 @@ static world open_world(const char *url, uint32_t n_ctx) {
     w.l = lab_open(w.model, &config, url, MODEL_PATH);
     assert_int_equal(w.l.status, KVF_OK);
     return w;
+}
+
+static world open_world(const char *url, uint32_t n_ctx) {
+    return open_world_of(lab_toy("llama", false, 1), url, n_ctx);
 }
 
 static void close_world(world *w) {
@@ -273,6 +277,108 @@ static void test_shared_cells_are_parted_before_they_move(void **state) {
     close_world(&w);
 }
 
+/* ---- states that are replaced in the middle of a block ---- */
+
+static const struct {
+    const char *arch;
+    bool hybrid;
+} with_states[] = {{"jamba", true}, {"mamba", false}, {"gemma3", false}};
+#define NUM_WITH_STATES (sizeof with_states / sizeof *with_states)
+
+static world open_with_state(size_t kind, const char *url, uint32_t n_ctx) {
+    return open_world_of(lab_toy(with_states[kind].arch, with_states[kind].hybrid, 1), url, n_ctx);
+}
+
+/* Batches end in the middle of blocks; each brings in what lies behind the last, once. */
+static void test_no_block_is_loaded_twice_for_a_later_state(void **state) {
+    (void)state;
+    for (size_t kind = 0; kind < NUM_WITH_STATES; kind++) {
+        world w = open_with_state(kind, "mem:", 1024), plain = open_with_state(kind, NULL, 1024);
+        kvf_llama_report r;
+        float *expected = in_pieces(&plain, 0, 100, &r);
+        float *cold = in_pieces(&w, 0, 100, &r);
+        assert_int_equal(r.computed_tokens, NUM);
+        assert_memory_equal(cold, expected, 128 * sizeof(float));
+        llama_memory_clear(llama_get_memory(w.l.ctx), true);
+        assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+        float *warm = in_pieces(&w, 0, 100, &r);
+        assert_memory_equal(warm, expected, 128 * sizeof(float));
+        assert_int_equal(r.loaded_tokens, NUM - 1);
+        assert_int_equal(r.computed_tokens, 1);
+        kvf_stats stats = {.struct_size = sizeof stats};
+        kvf_store_stats(w.l.store, &stats);
+        /* Blocks 0 to 3 and three tails, where there are blocks; a state behind each batch. */
+        bool blocks = strcmp(with_states[kind].arch, "mamba") != 0;
+        assert_int_equal(stats.load_hits, (blocks ? 4 + 3 : 0) + 3);
+        free(expected);
+        free(cold);
+        free(warm);
+        close_world(&plain);
+        close_world(&w);
+    }
+}
+
+/* What was matched is not to be had: the sequence goes on from where it was. */
+static void test_a_state_that_does_not_come_costs_nothing_that_was_there(void **state) {
+    (void)state;
+    static char files[LAB_MAX_FILES][400];
+    for (size_t kind = 0; kind < NUM_WITH_STATES; kind++) {
+        char *dir = kvft_temp_dir(), url[200];
+        snprintf(url, sizeof url, "file:%s", dir);
+        world w = open_with_state(kind, url, 1024);
+        kvf_llama_report r;
+        float *expected = in_pieces(&w, 0, 100, &r);
+        llama_memory_clear(llama_get_memory(w.l.ctx), true);
+        assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+        put_range(&w, 0, 0, 100, false);
+        assert_int_equal(decode(&w), 0);
+        size_t num = lab_list_files(dir, files, 0);
+        assert_true(num >= 3);
+        for (size_t i = 0; i < num; i++) {
+            lab_flip(files[i]);
+        }
+        put_range(&w, 0, 100, 200, false);
+        assert_int_equal(decode(&w), 0);
+        kvf_llama_prompt_report(w.l.kv, &r, 0);
+        assert_int_equal(r.loaded_tokens, 100);
+        assert_int_equal(r.computed_tokens, 100);
+        assert_int_equal(r.why, KVF_WHY_CHECKSUM);
+        put_range(&w, 0, 200, NUM, true);
+        assert_int_equal(decode(&w), 0);
+        assert_true(same(expected, logits_of(&w, 99)));
+        close_world(&w);
+        kvft_remove_dir(dir);
+    }
+}
+
+/* Where the cells could come short, the batch is left to llama_decode, which says so and has changed nothing. */
+static void test_a_state_is_not_replaced_where_cells_could_come_short(void **state) {
+    (void)state;
+    world w = open_with_state(0, "mem:", 512);
+    llama_memory_t mem = llama_get_memory(w.l.ctx);
+    kvf_llama_report r;
+    float *expected = in_pieces(&w, 0, 100, &r);
+    assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+    llama_memory_clear(mem, true);
+    put_range(&w, 0, 0, 100, false);
+    assert_int_equal(decode(&w), 0);
+    for (size_t i = 0; i < 300; i++) {
+        put(&w, (llama_token)(i % 100), (llama_pos)i, 1, i == 299);
+    }
+    assert_int_equal(decode(&w), 0);
+    put_range(&w, 0, 100, 300, true); /* 100 + 300 + 200 > 512 */
+    assert_int_equal(decode(&w), 1);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 99);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 299);
+    assert_true(llama_memory_seq_rm(mem, 1, -1, -1));
+    put_range(&w, 0, 100, 200, false);
+    assert_int_equal(decode(&w), 0);
+    put_range(&w, 0, 200, NUM, true);
+    assert_int_equal(decode(&w), 0);
+    assert_true(same(expected, logits_of(&w, 99)));
+    close_world(&w);
+}
+
 /* ---- two processes that compute the same prefix at the same time ---- */
 
 typedef struct race {
@@ -317,6 +423,7 @@ static void test_a_prefix_computed_twice_at_once_is_stored_once(void **state) {
 }
 
 int main(void) {
+    llama_log_set(lab_quiet, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces_of_any_length_are_the_same_prompt),
         cmocka_unit_test(test_sequences_of_one_batch),
@@ -324,6 +431,9 @@ int main(void) {
         cmocka_unit_test(test_a_full_cache_leaves_all_as_it_was),
         cmocka_unit_test(test_what_is_not_known_is_left_alone),
         cmocka_unit_test(test_shared_cells_are_parted_before_they_move),
+        cmocka_unit_test(test_no_block_is_loaded_twice_for_a_later_state),
+        cmocka_unit_test(test_a_state_that_does_not_come_costs_nothing_that_was_there),
+        cmocka_unit_test(test_a_state_is_not_replaced_where_cells_could_come_short),
         cmocka_unit_test(test_a_prefix_computed_twice_at_once_is_stored_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

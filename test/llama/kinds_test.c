@@ -5,11 +5,8 @@
  * ($KVF_GEMMA). What another process stored is loaded; the answer is that of a run with the same cuts and no store, to
  * the bit, and so are the greedy tokens behind it; with any record missing or damaged it still is.
  */
-#include <dirent.h>
-#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +18,6 @@
 #define SHARED     1100u /* of another prompt */
 #define GREEDY     8u
 #define MODEL_PATH __FILE__
-#define MAX_FILES  64u
 #define MAX_FAULTS 8u
 
 typedef struct kind {
@@ -195,41 +191,10 @@ static void store_elsewhere(size_t index, const char *url) {
 
 /* ---- faults ---- */
 
-static size_t list_files(const char *dir, char files[MAX_FILES][400], size_t num) {
-    DIR *d = opendir(dir);
-    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
-        char path[400];
-        struct stat st;
-        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        if (e->d_name[0] == '.' || stat(path, &st) != 0) {
-            continue;
-        }
-        if (S_ISDIR(st.st_mode)) {
-            num = list_files(path, files, num);
-        } else if (st.st_size > 1024 && num < MAX_FILES) {
-            memcpy(files[num++], path, sizeof path);
-        }
-    }
-    if (d != NULL) {
-        closedir(d);
-    }
-    return num;
-}
-
-static void flip(const char *path) {
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    struct stat st;
-    uint8_t byte = 0;
-    assert_true(fd >= 0 && fstat(fd, &st) == 0 && pread(fd, &byte, 1, st.st_size - 40) == 1);
-    byte ^= 0x10;
-    assert_int_equal(pwrite(fd, &byte, 1, st.st_size - 40), 1);
-    close(fd);
-}
-
 /* Some of the records, of all kinds; each run stores again what was lost. */
 static void damage_each(const site *s, const answer *expected) {
-    static char files[MAX_FILES][400];
-    size_t num = list_files(s->dir, files, 0);
+    static char files[LAB_MAX_FILES][400];
+    size_t num = lab_list_files(s->dir, files, 0);
     uint32_t whole = 0;
     assert_true(num >= 3);
     size_t runs = num < MAX_FAULTS ? num : MAX_FAULTS;
@@ -239,7 +204,7 @@ static void damage_each(const site *s, const answer *expected) {
         if (gone) {
             assert_int_equal(unlink(files[i]), 0);
         } else {
-            flip(files[i]);
+            lab_flip(files[i]);
         }
         answer a = ask(s, s->url, s->tokens);
         whole += a.report.loaded_tokens == NUM - 1;

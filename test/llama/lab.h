@@ -5,10 +5,14 @@
 #ifndef KVFT_LAB_H
 #define KVFT_LAB_H
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <ggml-backend.h>
 #include <gguf.h>
@@ -139,6 +143,45 @@ static inline lab_difference lab_compare(const float *a, const float *b, size_t 
     return (lab_difference){.identical = memcmp(a, b, num * sizeof *a) == 0,
                             .same_argmax = max_a == max_b,
                             .nmse = power > 0 ? error / power : error};
+}
+
+/* ---- the records of a folder ---- */
+
+#define LAB_MAX_FILES 64u
+
+static inline size_t lab_list_files(const char *dir, char files[LAB_MAX_FILES][400], size_t num) {
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        char path[400];
+        struct stat st;
+        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        if (e->d_name[0] == '.' || stat(path, &st) != 0) {
+            continue;
+        }
+        if (S_ISDIR(st.st_mode)) {
+            num = lab_list_files(path, files, num);
+        } else if (st.st_size > 1024 && num < LAB_MAX_FILES) {
+            memcpy(files[num++], path, sizeof path);
+        }
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    return num;
+}
+
+static inline void lab_flip(const char *path) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct stat st;
+    uint8_t byte = 0;
+    if (fd < 0 || fstat(fd, &st) != 0 || pread(fd, &byte, 1, st.st_size - 40) != 1) {
+        abort();
+    }
+    byte ^= 0x10;
+    if (pwrite(fd, &byte, 1, st.st_size - 40) != 1) {
+        abort();
+    }
+    close(fd);
 }
 
 /* ---- toy models: random weights, made in memory in milliseconds ---- */
