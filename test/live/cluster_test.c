@@ -26,7 +26,9 @@ static kvft_cluster *cluster;
 
 static int start(void **state) {
     (void)state;
+    kvft_server_use_acl(true); /* as the documented user, and no more than that */
     cluster = kvft_cluster_start(true);
+    kvft_server_use_acl(false);
     return 0;
 }
 
@@ -168,7 +170,7 @@ static void test_minimal_acl(void **state) {
             "+OK");
     }
     char url[256];
-    snprintf(url, sizeof url, "redis+cluster://least:pw@%s", cluster->url + strlen("redis+cluster://"));
+    snprintf(url, sizeof url, "redis+cluster://least:pw@%s", strchr(cluster->url, '@') + 1);
     kvf_store *store = kvft_store(url);
     kvf_space *space = kvft_space(store, "acl", 16);
     kvft_prompt *prompt = kvft_prompt_new(space, 9, BLOCKS, 3000);

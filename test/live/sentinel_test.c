@@ -23,7 +23,9 @@ static kvft_sentinels *set;
 
 static int start(void **state) {
     (void)state;
+    kvft_server_use_acl(true); /* as the documented user, and no more than that */
     set = kvft_sentinels_start();
+    kvft_server_use_acl(false);
     return 0;
 }
 

@@ -25,6 +25,10 @@ static void *must(void *memory) {
     return memory;
 }
 
+static const char *login_of(const kvft_server *server) {
+    return server->acl ? KVFT_ACL_USER ":" KVFT_ACL_PASSWORD "@" : "";
+}
+
 static void must_ok(kvft_server *server, const char *command) {
     const char *said = kvft_server_say(server, command);
     if (strncmp(said, "+OK", 3) != 0) {
@@ -175,8 +179,8 @@ kvft_cluster *kvft_cluster_start(bool replicas) {
     if (replicas) {
         replicate(c);
     }
-    snprintf(c->url, sizeof c->url, "redis%s+cluster://127.0.0.1:%d,127.0.0.1:%d",
-             c->nodes[0]->cert[0] != '\0' ? "s" : "", c->nodes[0]->port, c->nodes[1]->port);
+    snprintf(c->url, sizeof c->url, "redis%s+cluster://%s127.0.0.1:%d,127.0.0.1:%d",
+             c->nodes[0]->cert[0] != '\0' ? "s" : "", login_of(c->nodes[0]), c->nodes[0]->port, c->nodes[1]->port);
     return c;
 }
 
@@ -274,8 +278,10 @@ kvft_sentinels *kvft_sentinels_start(void) {
         await(ok, &waited, "the sentinels do not find each other");
         i += ok;
     }
-    snprintf(s->url, sizeof s->url, "redis%s+sentinel://127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d/mymaster",
-             s->data[0]->cert[0] != '\0' ? "s" : "", s->watch[0]->port, s->watch[1]->port, s->watch[2]->port);
+    snprintf(s->url, sizeof s->url, "redis%s+sentinel://%s127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d/mymaster%s",
+             s->data[0]->cert[0] != '\0' ? "s" : "", login_of(s->data[0]), s->watch[0]->port, s->watch[1]->port,
+             s->watch[2]->port,
+             s->watch[0]->acl ? "?sentinel_user=" KVFT_ACL_USER "&sentinel_password=" KVFT_ACL_PASSWORD : "");
     return s;
 }
 

@@ -36,7 +36,7 @@ bool kvft_cluster_is_ok(kvft_cluster *, int node);
 typedef struct kvft_sentinels {
     kvft_server *data[2]; /* at first the master, and its replica */
     kvft_server *watch[3];
-    char url[160]; /* redis+sentinel://.../mymaster */
+    char url[256]; /* redis+sentinel://.../mymaster */
 } kvft_sentinels;
 
 kvft_sentinels *kvft_sentinels_start(void);

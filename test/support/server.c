@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define MAX_ARGS  64
-#define ACL_LOGIN "kvferry:live@"
+#define ACL_LOGIN KVFT_ACL_USER ":" KVFT_ACL_PASSWORD "@"
 
 static bool with_acl;
 
@@ -374,8 +374,10 @@ static void spawn(kvft_server *server, bool fresh) {
         set_port(server);
     }
     if (server->acl) {
-        char line[256];
-        say(server, line, sizeof line, "ACL SETUSER kvferry reset on >live " KVFT_ACL_RULES);
+        char command[512], line[256];
+        snprintf(command, sizeof command, "ACL SETUSER " KVFT_ACL_USER " reset on >" KVFT_ACL_PASSWORD " %s",
+                 server->conf ? KVFT_SENTINEL_RULES : KVFT_ACL_RULES);
+        say(server, line, sizeof line, command);
         if (line[0] != '+') {
             die(line);
         }

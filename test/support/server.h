@@ -37,10 +37,13 @@ kvft_server *kvft_server_start_clocked(const char *const *args, const char *cloc
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
 /* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives
  * him. kvft_server_say is still everybody. */
+#define KVFT_ACL_USER     "kvferry"
+#define KVFT_ACL_PASSWORD "live"
 #define KVFT_ACL_RULES                                                                                     \
     "resetkeys ~kvf1:* ~other:* -@all +ping +select +client|setname +get +getrange +set +pexpire +unlink " \
     "+info +config|get +scan +strlen +pttl +cluster|slots +asking +role "                                  \
     "(~* +hset +hget +hstrlen +hexists +type +expire +pexpire +persist +rename +unlink +pttl)"
+#define KVFT_SENTINEL_RULES "resetkeys -@all +sentinel|get-master-addr-by-name +client|setname +ping"
 void kvft_server_use_acl(bool);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);            /* kill -9 and reap; the folder stays */
