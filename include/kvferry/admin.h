@@ -33,7 +33,7 @@ typedef struct kvf_entry {
     int64_t stored_s;       /* 0 = unknown */
     int64_t ttl_ms;         /* -1 = none */
     /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it
-     * is not there (evicted, or it was removed while being written): a miss, and no damage */
+     * is not there (evicted, it was removed while being written, or who wrote it died before the end): a miss, and no damage */
     kvf_reason damage;
 } kvf_entry;
 

@@ -81,6 +81,13 @@ static kvf_status read_outline(kvfi_talk *talk, outline *out, const char *name) 
     return hear_number(talk, &out->ttl_ms);
 }
 
+static kvf_status ask_length(kvfi_talk *talk, const kvfi_addr *addr, uint64_t part, int64_t *out) {
+    kvfi_name name;
+    kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
+    KVFI_TRY(kvfi_talk_say(talk, "STRLEN", name.text, NULL));
+    return hear_number(talk, out);
+}
+
 /* The length of a value in all its parts. Further parts are asked for only where the header announces more than the
  * first holds; one that is not there was evicted, or the record was removed while somebody wrote it: then its head came
  * last, and alone. */
@@ -92,11 +99,8 @@ static kvf_status sum_parts(kvfi_talk *talk, kvfi_sight *sight, const outline *l
         total = kvfi_record_bytes(&header);
     }
     for (uint64_t part = 1; bytes < total; part++) {
-        kvfi_name name;
         int64_t len = 0;
-        kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
-        KVFI_TRY(kvfi_talk_say(talk, "STRLEN", name.text, NULL));
-        KVFI_TRY(hear_number(talk, &len));
+        KVFI_TRY(ask_length(talk, addr, part, &len));
         if (len <= 0) {
             sight->incomplete = len == 0;
             break;
@@ -168,6 +172,28 @@ static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) 
     }
     kvfi_free(value);
     return status;
+}
+
+/* Parts without the first: who wrote them died before the end, or is still at it. Nothing else would ever show them. */
+static kvf_status show_orphan(look *l, const char *name, const kvfi_addr *addr) {
+    kvfi_sight sight = {
+        .kind = KVF_ENTRY_BLOCK, .name = name, .addr = addr, .incomplete = true, .head = (const uint8_t *)""};
+    int64_t len = 0;
+    KVFI_TRY(ask_length(l->talk, addr, 0, &len));
+    if (len != 0) {
+        return KVF_OK;
+    }
+    for (uint64_t part = 1; part == 1 || len > 0; part++) {
+        KVFI_TRY(ask_length(l->talk, addr, part, &len));
+        sight.stored_bytes += len > 0 ? (uint64_t)len : 0;
+    }
+    KVFI_TRY(kvfi_talk_say(l->talk, "PTTL", name, NULL));
+    KVFI_TRY(hear_number(l->talk, &sight.ttl_ms));
+    sight.ttl_ms = sight.ttl_ms < 0 ? -1 : sight.ttl_ms;
+    if (sight.stored_bytes > 0) {
+        show(l, &sight);
+    }
+    return KVF_OK;
 }
 
 /* ---- sessions ---- */
@@ -249,8 +275,8 @@ static kvf_status walk_records(look *l, const char *pattern) {
         for (; name != NULL && status == KVF_OK && !l->stopped; name = kvfi_page_next(&scan.page, name)) {
             kvfi_addr addr;
             uint64_t part = 0;
-            if (kvfi_name_parse(&addr, &part, prefix, name, strlen(name)) && part == 0) {
-                status = show_record(l, name, &addr);
+            if (kvfi_name_parse(&addr, &part, prefix, name, strlen(name)) && part < 2) {
+                status = part == 0 ? show_record(l, name, &addr) : show_orphan(l, name, &addr);
             }
         }
     }
@@ -309,10 +335,29 @@ kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const uint8_t *space
 
 /* ---- remove and clear ---- */
 
-/* The first part goes first, so that nobody takes the rest for a value; then the others, until one is not there. */
+/* How many parts the record has by its head; 1 where there is none. */
+static kvf_status ask_parts(kvfi_talk *talk, const kvfi_addr *addr, uint64_t *out) {
+    kvfi_name name;
+    kvfi_reply reply;
+    kvfi_header header;
+    kvfi_name_of(&name, talk->tier->conf.prefix, addr, 0);
+    KVFI_TRY(kvfi_talk_say(talk, "GETRANGE", name.text, "0", "127", NULL));
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    *out = 1;
+    if (reply.kind == KVFI_RESP_BULK && reply.len == KVFI_HEADER_BYTES &&
+        kvfi_header_decode(&header, (const uint8_t *)reply.text) == KVF_WHY_NONE) {
+        *out = kvfi_num_parts(kvfi_record_bytes(&header), talk->tier->conf.part);
+    }
+    return KVF_OK; /* what it refuses, it refuses again below */
+}
+
+/* The first part goes first, so that nobody takes the rest for a value; then those that it had, whether or not one of
+ * them was evicted; then what is behind them, until one is not there: its parts may have been shorter than ours. */
 static kvf_status remove_once(kvfi_talk *talk, const kvfi_addr *addr, bool *was_there) {
+    uint64_t parts = 1;
     int64_t gone = 1;
-    for (uint64_t part = 0; gone > 0 || part == 1; part++) {
+    KVFI_TRY(ask_parts(talk, addr, &parts));
+    for (uint64_t part = 0; gone > 0 || part == 1 || part < parts; part++) {
         kvfi_name name;
         kvfi_name_of(&name, talk->tier->conf.prefix, addr, part);
         kvfi_reply reply;

@@ -158,11 +158,10 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
     kvf_status status;
     KVFI_TRY(name_temporary(key, err, id));
     do {
-        talk.ask =
-            NULL; /* on a slot that is only coming nothing can be renamed: it is tried again when that has come */
         KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_STORE, deadline_us));
         status = put_once(&talk, key, id, parts, num, ttl_s);
         end_patient(&talk);
+        talk.ask = NULL; /* on a slot that is only coming nothing can be renamed: it is waited for */
     } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));
     return status;
 }

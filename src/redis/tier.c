@@ -82,6 +82,8 @@ kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane
 
 /* ---- talking ---- */
 
+#define MAX_TRIES 5u
+
 kvf_status kvfi_talk_begin_on(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, kvfi_node *node, kvfi_lane_kind lane,
                               int64_t deadline_us) {
     kvf_error own = {.status = KVF_IO};
@@ -124,13 +126,14 @@ kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, ui
 }
 
 bool kvfi_talk_again(const kvfi_talk *talk, unsigned *tries) {
-    if (!talk->astray || ++*tries > 5) {
+    bool enough = ++*tries > MAX_TRIES;
+    if (!talk->astray || (enough && (talk->ask != NULL || !talk->moving))) {
         return false;
     }
     if (talk->ask != NULL) {
         return kvfi_sys->now_us() < talk->deadline_us;
     }
-    int wait_ms = 10 << *tries; /* 20 to 320 ms: what moves is about to have moved */
+    int wait_ms = 10 << (enough ? MAX_TRIES : *tries); /* 20 to 320 ms: what moves is about to have moved */
     if (kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= talk->deadline_us) {
         return false;
     }
@@ -238,6 +241,7 @@ kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const cha
         if (talk->tier->topology != NULL &&
             kvfi_redis_learn(talk->tier, talk->node, reply, &talk->ask) != KVFI_FATE_OVER) {
             talk->astray = true;
+            talk->moving = kvfi_reply_says(reply, "ASK ") || kvfi_reply_says(reply, "TRYAGAIN");
         }
         if (talk->tier->topology == NULL && kvfi_reply_says(reply, "READONLY")) {
             kvfi_node_renew(talk->node, talk->conn);

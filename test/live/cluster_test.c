@@ -266,6 +266,17 @@ static void test_half_moved(void **state) {
     close_bench(&b);
 }
 
+typedef struct journey {
+    int slot, src, dst;
+} journey;
+
+static void *move_late(void *arg) {
+    const journey *m = arg;
+    kvft_nap_ms(1500);
+    kvft_cluster_move(cluster, m->slot, m->slot + 1, m->src, m->dst);
+    return NULL;
+}
+
 /* A session whose slot is half moved: what has gone ahead is asked for there. */
 static void test_session_half_moved(void **state) {
     NEEDS_CLUSTER();
@@ -301,7 +312,22 @@ static void test_session_half_moved(void **state) {
     kvf_session_free(session);
     assert_int_equal(kvf_session_remove(store, &err, "half"), KVF_OK);
     assert_int_equal(kvf_session_load(store, &session, &err, "half", 2000), KVF_MISS);
-    kvft_cluster_move(cluster, (int)slot, (int)slot + 1, src, dst);
+    /* It can't be saved there before the slot has arrived; that is waited for, as long as the call may last. */
+    from = kvft_now_ms();
+    options.budget_ms = 700;
+    assert_int_equal(kvf_session_save(store, &err, "half", &k, &v, &options), KVF_IO);
+    assert_in_range(kvft_now_ms() - from, 100, 1500);
+    options.budget_ms = 20000;
+    from = kvft_now_ms();
+    journey late = {.slot = (int)slot, .src = src, .dst = dst};
+    pthread_t traveller;
+    assert_int_equal(pthread_create(&traveller, NULL, move_late, &late), 0);
+    kvf_status saved = kvf_session_save(store, &err, "half", &k, &v, &options);
+    printf("a session saved to a slot on its way took %.0f ms\n", kvft_now_ms() - from);
+    pthread_join(traveller, NULL);
+    assert_int_equal(saved, KVF_OK);
+    assert_true(kvft_now_ms() - from > 1400);
+    assert_int_equal(kvf_session_remove(store, &err, "half"), KVF_OK);
     kvft_cluster_move(cluster, (int)slot, (int)slot + 1, dst, src);
     kvf_store_close(store);
 }

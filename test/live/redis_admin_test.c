@@ -353,6 +353,29 @@ static void removing(void **state) {
     assert_int_equal(kvft_get(tier, 1005, 300000), KVF_WHY_NONE);
 }
 
+/* Of what is kept in parts nothing is left behind: not where a part in the middle was evicted (or was removed while it was
+ * written), nor where the first part is not there, because who wrote it died before the end. */
+static void removing_what_is_torn(void **state) {
+    (void)state;
+    kvfi_addr addr;
+    reopen("part=64K");
+    kvft_addr(&addr, 1004);
+    for (uint64_t torn = 0; torn < 5; torn++) {
+        assert_int_equal(kvft_put(tier, 1004, 300000), KVF_WHY_NONE);
+        assert_string_equal(say("UNLINK %s", kvft_redis_key(1004, torn)), ":1");
+        seen s = walk(NULL, false, 0);
+        assert_int_equal(s.blocks, 1); /* it is seen */
+        assert_int_equal(s.others, 0);
+        assert_int_equal(tier->ops->remove(tier, &err, &addr, soon()), torn == 0 ? KVF_MISS : KVF_OK);
+        assert_string_equal(say("DBSIZE"), ":0");
+    }
+    /* Written with shorter parts than ours. */
+    assert_int_equal(kvft_put(tier, 1004, 300000), KVF_WHY_NONE);
+    reopen("part=128K");
+    assert_int_equal(tier->ops->remove(tier, &err, &addr, soon()), KVF_OK);
+    assert_string_equal(say("DBSIZE"), ":0");
+}
+
 static void clearing(void **state) {
     (void)state;
     uint64_t removed = 0;
@@ -537,20 +560,10 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        LIVE(session_round_trip),
-        LIVE(session_of_others),
-        LIVE(session_names),
-        LIVE(session_of_many_parts),
-        LIVE(session_limits),
-        LIVE(session_refused),
-        LIVE(walking),
-        LIVE(removing),
-        LIVE(clearing),
-        LIVE(doctor),
-        LIVE(doctor_without_rights),
-        LIVE(doctor_of_the_absent),
-        LIVE(suggested_conf),
-        LIVE(information),
+        LIVE(session_round_trip),    LIVE(session_of_others), LIVE(session_names), LIVE(session_of_many_parts),
+        LIVE(session_limits),        LIVE(session_refused),   LIVE(walking),       LIVE(removing),
+        LIVE(removing_what_is_torn), LIVE(clearing),          LIVE(doctor),        LIVE(doctor_without_rights),
+        LIVE(doctor_of_the_absent),  LIVE(suggested_conf),    LIVE(information),
     };
     kvft_server_use_acl(true);
     server = kvft_server_start(NULL);
