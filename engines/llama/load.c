@@ -43,12 +43,24 @@ static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llam
            llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
 }
 
-bool kvfl_import(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes, size_t len) {
+/* Leaves them in the scratch sequence too: the next import drops them there in any case, and a look for them takes as
+ * long as the context is large. */
+static bool take_in(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes,
+                    size_t len) {
     bool ok = llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len && scratch_holds(kv, len, first, end);
     if (ok) {
         llama_memory_seq_cp(kv->mem, kv->scratch, seq, first, end);
     }
+    return ok;
+}
+
+static void clear_scratch(const kvf_llama *kv) {
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+}
+
+bool kvfl_import(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes, size_t len) {
+    bool ok = take_in(kv, seq, first, end, bytes, len);
+    clear_scratch(kv);
     return ok;
 }
 
@@ -59,7 +71,7 @@ static bool import_block(load *l, const void *bytes, size_t len) {
     int64_t begin = kvfl_now_us();
     bool known = len == kvfl_bytes_of(kv, l->next) &&
                  kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, bytes, len, first, end);
-    bool ok = known && kvfl_import(kv, l->seq, first, end, bytes, len);
+    bool ok = known && take_in(kv, l->seq, first, end, bytes, len);
     if (ok) {
         l->next++;
         l->report->loaded_tokens += (uint32_t)(end - first);
@@ -110,9 +122,13 @@ static void borrow_all(load *l) {
 /* Blocks that have landed join the sequence, in order. */
 static void import_landed(load *l) {
     const struct iovec *iov = NULL;
+    size_t before = l->next;
     while (l->next < l->end && !l->stop && kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
         l->patience.credit_us += compute_us(l, 1);
         l->stop = !import_block(l, iov->iov_base, iov->iov_len);
+    }
+    if (l->next > before || l->stop) {
+        clear_scratch(l->kv);
     }
 }
 
@@ -387,6 +403,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     int64_t begin = kvfl_now_us(), computing_us = report->compute_us;
     uint32_t computed = report->computed_tokens, loaded = report->loaded_tokens;
     borrow_all(&l);
+    clear_scratch(kv);
     if (l.next < l.end && !l.stop) {
         load_and_compute(&l);
     }

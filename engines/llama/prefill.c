@@ -51,18 +51,6 @@ static kvf_status tell_progress(const prefill *p) {
     return KVF_OK;
 }
 
-/* Another process may be computing the same prefix. What it has stored since we looked is known afterwards and not
- * stored again; asked before a batch and taken behind it, so that nothing waits. */
-static void ask_again(const prefill *p, size_t first, size_t end) {
-    const kvf_llama *kv = p->kv;
-    size_t run = 0;
-    if (kv->space != NULL && kv->kind.num_caches > 0 && first < end && end <= kv->num_whole &&
-        !kvf_knows(kv->space, &kv->keys[first])) {
-        kvf_status status = kvf_match(kv->space, &run, NULL, &kv->keys[first], end - first, 0);
-        (void)status; /* no answer yet, or no room to ask: it is stored twice, under one key */
-    }
-}
-
 /* What is due behind a batch that began at `before`, without a store too: the same cuts and seats, so that the answer
  * is the same. */
 static kvf_status settle(prefill *p, size_t before) {
@@ -88,11 +76,8 @@ static kvf_status compute(prefill *p, size_t end) {
     while (status == KVF_OK && p->have < end) {
         size_t before = p->have, stop = kvfl_next_stop(p->kv, before);
         stop = stop < end ? stop : end;
-        size_t num = stop - before < p->kv->step ? stop - before : p->kv->step, block = p->kv->block_tokens;
-        ask_again(p, before / block, (before + num) / block);
-        status = decode(p, num);
+        status = decode(p, stop - before < p->kv->step ? stop - before : p->kv->step);
         if (status == KVF_OK) {
-            ask_again(p, before / block, (before + num) / block);
             status = settle(p, before);
         }
         if (status == KVF_OK) {
