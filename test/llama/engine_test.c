@@ -26,8 +26,8 @@ static llama_token *toy_prompt(unsigned seed) {
 
 /* ---- what is refused ---- */
 
-static void refused(const char *arch, bool hybrid, lab_config config, const char *because) {
-    struct llama_model *model = lab_toy(arch, hybrid, 1);
+static void refused(const char *arch, const lab_meta *more, lab_config config, const char *because) {
+    struct llama_model *model = lab_toy_with(arch, false, 1, more);
     if (model == NULL) {
         fail_msg("no toy model of kind %s", arch);
     }
@@ -44,10 +44,29 @@ static void test_what_is_not_proven_is_refused(void **state) {
     lab_config plain = {.kv_type = GGML_TYPE_F16, .flash = true};
     lab_config split = plain;
     split.split = true;
-    refused("llama", false, split, "unified");
+    refused("llama", NULL, split, "unified");
     lab_config single = plain;
     single.n_seq = 1;
-    refused("llama", false, single, "n_seq_max");
+    refused("llama", NULL, single, "n_seq_max");
+}
+
+/* Kinds of memory that are known not to be known, and models that don't go from one token to the next. */
+static void test_other_kinds_are_refused_with_their_reason(void **state) {
+    (void)state;
+    lab_config plain = {.kv_type = GGML_TYPE_F16, .flash = true};
+    const lab_meta indexed[] = {{"expert_count", 2},
+                                {"expert_used_count", 2},
+                                {"expert_feed_forward_length", 384},
+                                {"expert_shared_count", 1},
+                                {"expert_gating_func", 2},
+                                {"attention.indexer.head_count", 2},
+                                {"attention.indexer.key_length", 128},
+                                {"attention.indexer.top_k", 2},
+                                {"attention.indexer.block_size", 64},
+                                {"attention.indexer.local_blocks", 1},
+                                {NULL, 0}};
+    refused("minimax-m3", indexed, plain, "indexed or compressed caches");
+    refused("dream", NULL, plain, "not a plain decoder");
 }
 
 static void test_bad_options_are_errors(void **state) {
@@ -345,6 +364,7 @@ int main(void) {
     llama_log_set(lab_quiet, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_not_proven_is_refused),
+        cmocka_unit_test(test_other_kinds_are_refused_with_their_reason),
         cmocka_unit_test(test_bad_options_are_errors),
         cmocka_unit_test(test_prompts_of_every_length),
         cmocka_unit_test(test_progress_can_stop),

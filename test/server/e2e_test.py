@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama-server through its HTTP interface, with and without the shim: what works without works with it, and a hit changes no answer."""
-import os, shutil, signal, socket, subprocess, sys, time
-import lab
+import json, os, shutil, signal, socket, subprocess, sys, time
+import lab, lora, short_model
 
 ARGS = ["-np", "4", "--kv-unified", "-c", "4096"]
 
@@ -128,6 +128,82 @@ def test_an_aborted_request(folder):
         check("an aborted request leaves the server well", s.ask(p[1], 8)["tokens_predicted"] == 8)
         check("and its prompt", s.ask(p[0], 8)["tokens_predicted"] == 8)
         s.stop()
+
+
+def test_adapters(folder):
+    """What is stored under one set of adapters is not loaded under another: each answers as it does alone."""
+    path, texts, loaded = f"{folder}/lora.gguf", [], []
+    lora.write(path, 30, 576)
+    for scales in ((1.0, 1.0), (0.0, 1.0, 0.0, 0.5)):
+        with lab.Server(folder, f"file:{folder}/lora{scales[0]}", [*ARGS, "--lora", path]) as s:
+            p = prompts(s, 1, 200)[0]
+            texts.append([s.ask(p, 16, cache_prompt=False, lora=[{"id": 0, "scale": x}])["content"] for x in scales])
+            s.stop()
+        loaded.append(s.stats()["loaded_tokens"])
+    (one, again), (none, with_one, none_again, half) = texts
+    check("an adapter changes the answer", none != one and half not in (none, one), repr((none[:20], one[:20], half[:20])))
+    check("each set of adapters has blocks of its own", (again, with_one, none_again) == (one, one, none), str(texts))
+    check("and they are loaded", all(n >= 200 for n in loaded), str(loaded))
+
+
+def test_speculation(folder):
+    draft = f"{folder}/draft.gguf"
+    short_model.shorten(lab.MODEL, draft, 12)
+    for name, more in (("a draft model", ["-md", draft, "--spec-type", "draft-simple"]), ("n-grams", ["--spec-type", "ngram-simple"])):
+        texts, store = [], f"file:{folder}/draft-{name[:1]}{len(more)}"
+        for _ in range(2):
+            with lab.Server(folder, store, [*ARGS, *more]) as s:
+                p = prompts(s, 1, 250)[0]
+                answer = s.ask(p + p[20:120], 48, ignore_eos=True)
+                texts.append(answer["content"])
+                s.stop()
+                stats = s.stats()
+        check(f"speculation by {name}: same answer cold and warm", texts[0] == texts[1], repr(texts[0][:40]))
+        check("the prompt was loaded", stats["loaded_tokens"] >= 340, f"{stats['loaded_tokens']} loaded; drafted {answer['timings'].get('draft_n', 0)}")
+        check("nothing of it was left alone", sum(stats["aside_tokens"].values()) == 0, str(stats["aside_tokens"]))
+
+
+def streamed(server, body):
+    """The pieces of a streamed chat, put together: (content, arguments of the first tool call)"""
+    c, content, arguments = server.connect(), "", ""
+    c.request("POST", "/v1/chat/completions", json.dumps({"temperature": 0, "seed": 1, "stream": True, **body}),
+              {"Content-Type": "application/json"})
+    for line in c.getresponse():
+        if line.startswith(b"data: {"):
+            delta = (json.loads(line[6:]).get("choices") or [{}])[0].get("delta", {})
+            content += delta.get("content") or ""
+            arguments += "".join(call["function"].get("arguments", "") for call in delta.get("tool_calls", []))
+    c.close()
+    return content, arguments
+
+
+def test_tools_and_grammars(folder):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "description": "Tells the weather.", "parameters": schema}}
+    messages = [{"role": "system", "content": lab.document()[:900]}, {"role": "user", "content": "How is the weather in Paris?"}]
+    bodies = [{"messages": messages, "tools": [tool], "tool_choice": "required", "max_tokens": 80},
+              {"messages": messages, "max_tokens": 80, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+              {"messages": messages, "max_tokens": 24, "grammar": 'root ::= "It is " [a-z ]+ "."'}]
+    answers = []
+    for store in (None, f"file:{folder}/tools", f"file:{folder}/tools"):
+        with lab.Server(folder, store, [*ARGS, "--jinja"]) as s:
+            answers.append([streamed(s, body) for body in bodies])
+            s.stop()
+    stats = s.stats()
+    check("tools, schemas and grammars: same answers cold and warm", answers[1] == answers[2], str(answers[1:] if answers[1] != answers[2] else ""))
+    for which, (call, by_schema, by_grammar) in zip(("plain", "cold", "warm"), answers):
+        # The model's template knows no tools: it answers in words, if it likes.
+        whole = any(call) and "city" in json.loads(by_schema[0]) and by_grammar[0].startswith("It is ")
+        check(f"and they are what was asked for ({which})", whole, str((by_schema, by_grammar)))
+    check("the prompts were loaded", stats["loaded_tokens"] >= 500, str(stats["loaded_tokens"]))
+
+
+def test_slots_that_are_not_unified(folder):
+    with lab.Server(folder, f"file:{folder}/split", ["-np", "2", "-c", "1024"]) as s:
+        answer = s.ask(prompts(s, 1, 100)[0], 8)
+        s.stop()
+    check("slots that are not unified work as ever", answer["tokens_predicted"] == 8)
+    check("and it is said what to do", any("add --kv-unified" in line for line in s.said()), str(s.said()))
 
 
 def redis(folder):
