@@ -118,6 +118,7 @@ struct kvf_llama {
     kvf_key *keys;
     kvf_found *found;
     uint32_t *tokens; /* unsigned, as the chain wants them */
+    kvfl_lookup lookup;
     kvfl_flight flights[KVFL_NUM_FLIGHTS];
     size_t group;      /* blocks in the memory of a small one: KVFL_GROUP_BYTES, or one */
     int64_t looked_us; /* what has come until then is in `link` */

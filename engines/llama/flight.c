@@ -5,6 +5,8 @@
 
 #include "llama/engine.h"
 
+#define LOOKUP KVFL_NUM_FLIGHTS /* as the user of a batch: behind the numbers of the flights */
+
 static size_t item_of(const kvfl_flight *f, size_t block) {
     return f->down ? f->first + f->num - 1 - block : block - f->first;
 }
@@ -86,6 +88,49 @@ bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bo
     return true;
 }
 
+static void forget_lookup(kvfl_lookup *l) {
+    free(l->blocks);
+    free(l->found);
+    *l = (kvfl_lookup){0};
+}
+
+static bool make_lookup_room(kvfl_lookup *l, size_t num) {
+    if (l->capacity >= num) {
+        return true;
+    }
+    forget_lookup(l);
+    l->blocks = calloc(num, sizeof *l->blocks);
+    l->found = calloc(num, sizeof *l->found);
+    l->capacity = num;
+    if (l->blocks == NULL || l->found == NULL) {
+        forget_lookup(l);
+        return false;
+    }
+    return true;
+}
+
+bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, uint32_t budget_ms) {
+    kvfl_lookup *l = &kv->lookup;
+    if ((l->ticket != 0 && !l->over) || !make_lookup_room(l, end - first)) {
+        return false;
+    }
+    l->ticket = 0;
+    l->over = false;
+    l->num = end - first;
+    for (size_t i = 0; i < l->num; i++) {
+        l->blocks[i] = (kvf_block){.key = kv->keys[first + i]};
+    }
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_MATCH,
+                       .space = kv->space,
+                       .blocks = l->blocks,
+                       .num = l->num,
+                       .budget_ms = budget_ms,
+                       .user = LOOKUP,
+                       .found = l->found};
+    return kvf_submit(kv->queue, &l->ticket, &batch) == KVF_OK;
+}
+
 /* What was called off before it began is told apart from what was not there by its place behind `wanted`. */
 static kvfl_landing landing(const kvfl_flight *f, size_t item) {
     switch (kvf_arrival_of(&f->arrivals, item)) {
@@ -151,7 +196,12 @@ static void measure(kvf_llama *kv) {
 void kvfl_flights_look(kvf_llama *kv) {
     kvf_completion done;
     while (kv->queue != NULL && kvf_reap(kv->queue, &done, 1) == 1) {
-        kv->flights[done.user].over = true;
+        if (done.user == LOOKUP) {
+            kv->lookup.over = true;
+            kv->lookup.run = done.num_ok;
+        } else {
+            kv->flights[done.user].over = true;
+        }
     }
     measure(kv);
 }
@@ -252,6 +302,7 @@ void kvfl_flights_stop(kvf_llama *kv) {
 }
 
 void kvfl_flights_free(kvf_llama *kv) {
+    forget_lookup(&kv->lookup);
     for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
         forget(&kv->flights[which], false);
     }

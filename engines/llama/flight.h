@@ -34,13 +34,25 @@ typedef struct kvfl_flight {
     uint64_t seen_bytes;
 } kvfl_flight;
 
+/* The lookup: how many blocks of a prompt are stored. Like a flight, it may outlast the prefill that asked. */
+typedef struct kvfl_lookup {
+    uint64_t ticket; /* 0: none so far */
+    bool over;
+    size_t run;
+    kvf_block *blocks;
+    kvf_found *found;
+    size_t num, capacity;
+} kvfl_lookup;
+/* Asks about blocks [first, end); false: not possible, or an earlier one has not come to its end. */
+bool kvfl_lookup_start(struct kvf_llama *, size_t first, size_t end, uint32_t budget_ms);
+
 /* Asks for blocks [first, first + num); false: not possible, or the memory of that flight is still in use. */
 bool kvfl_flight_start(struct kvf_llama *, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms);
 /* Of a block of a flight that was started for the prompt at hand. *bytes is set when it is here. */
 kvfl_landing kvfl_flight_of(const struct kvf_llama *, size_t block, const struct iovec **bytes);
 /* Why a block was missed. */
 kvf_reason kvfl_flight_why(const struct kvf_llama *, size_t block);
-/* Takes note of what has ended, and of how fast bytes came (kv->link). */
+/* Takes note of what has ended, the lookup too, and of how fast bytes came (kv->link). */
 void kvfl_flights_look(struct kvf_llama *);
 /* Waits up to `us` for something to land. */
 void kvfl_flights_wait(const struct kvf_llama *, int64_t us);

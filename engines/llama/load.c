@@ -7,7 +7,8 @@
  */
 #include "llama/engine.h"
 
-#define WAIT_US 5000 /* at most between two looks at how fast the store is */
+#define WAIT_US   5000    /* at most between two looks at how fast the store is */
+#define LOOKUP_US 40000.0 /* the lookup is waited for so long in any case, and as long as patience lasts */
 
 typedef struct load {
     kvf_llama *kv;
@@ -298,7 +299,6 @@ static void step(load *l) {
 }
 
 static void load_and_compute(load *l) {
-    l->patience = kvfl_patience_of(compute_us(l, l->end - l->next));
     for (;;) {
         kvfl_flights_look(l->kv);
         import_landed(l);
@@ -310,28 +310,65 @@ static void load_and_compute(load *l) {
     kvfl_flights_stop(l->kv);
 }
 
-/* ---- both ---- */
+/* ---- the lookup ---- */
 
-/* How many of the blocks are stored, in the size that this context has. */
-static void match(load *l) {
-    kvf_llama *kv = l->kv;
-    size_t run = 0, wanted = l->end - l->next;
-    int64_t begin = kvfl_now_us(), left = l->deadline_us - begin;
-    kvf_status status =
-        kvf_match(kv->space, &run, kv->found, kv->keys + l->next, wanted, left > 1 ? (uint32_t)left : 1);
-    if (status == KVF_OK && run < wanted) {
-        l->report->why = kv->found[run].why;
+/* What the lookup found, in the size that this context has. */
+static size_t run_found(load *l, size_t first) {
+    const kvf_llama *kv = l->kv;
+    size_t run = kv->lookup.run;
+    if (run < kv->lookup.num) {
+        l->report->why = kv->lookup.found[run].why;
     }
     for (size_t i = 0; i < run; i++) {
-        if (kv->found[i].payload_bytes != kvfl_bytes_of(kv, l->next + i)) {
+        if (kv->lookup.found[i].payload_bytes != kvfl_bytes_of(kv, first + i)) {
             l->report->why = KVF_WHY_TRUNCATED;
             run = i;
         }
     }
-    l->end = l->next + run;
-    l->report->match_us += kvfl_now_us() - begin;
-    kvfl_link_note_round_trip(&kv->link, kvfl_now_us() - begin);
+    return run;
 }
+
+/* The front is computed while the answer is out, in batches that grow as it stays out. */
+static void compute_meanwhile(load *l, size_t first) {
+    size_t num = computable(l, l->next - first + 1);
+    l->report->why = num == 0 ? KVF_WHY_BUDGET : l->report->why;
+    l->stop = num == 0;
+    if (num > 0) {
+        size_t most = l->kv->step / l->kv->block_tokens > 0 ? l->kv->step / l->kv->block_tokens : 1;
+        compute_blocks(l, num < most ? num : most);
+    }
+}
+
+/* How many of the blocks are stored. A server that is slow or away is not waited for. */
+static void look_up(load *l) {
+    kvf_llama *kv = l->kv;
+    size_t first = l->next;
+    int64_t begin = kvfl_now_us(), computing_us = l->report->compute_us;
+    double credit_us = l->patience.credit_us;
+    l->patience.credit_us += LOOKUP_US;
+    bool asked = kvfl_lookup_start(kv, first, l->end, flight_ms(l));
+    while (asked && !kv->lookup.over && !l->stop) {
+        if (may_wait(l)) {
+            wait_a_little(l);
+        } else {
+            compute_meanwhile(l, first);
+        }
+        kvfl_flights_look(kv);
+    }
+    l->patience.credit_us = l->patience.credit_us < credit_us ? l->patience.credit_us : credit_us;
+    bool answered = asked && kv->lookup.over;
+    size_t end = first + (answered ? run_found(l, first) : 0);
+    if (!answered) {
+        l->report->why = KVF_WHY_BUDGET;
+    } else if (l->next == first) {
+        kvfl_link_note_round_trip(&kv->link, kvfl_now_us() - begin);
+    }
+    l->report->stored_tokens = (uint32_t)(kvfl_position(kv, end) - kvfl_position(kv, first));
+    l->end = end > l->next ? end : l->next;
+    l->report->match_us += kvfl_now_us() - begin - (l->report->compute_us - computing_us);
+}
+
+/* ---- both ---- */
 
 const char *kvf_llama_plan_name(kvf_llama_plan plan) {
     static const char *const names[] = {"none", "load", "compute", "both"};
@@ -385,23 +422,27 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
         return have;
     }
-    if (kv->kind.num_caches > 0) {
-        match(&l);
-    }
     if (states) {
         l.front = NULL; /* what has been imported has no state to compute from */
-        l.end = kvfl_match_state(kv, report, l.next, l.end, l.deadline_us);
     }
-    size_t end = kvfl_position(kv, l.end);
-    report->stored_tokens = (uint32_t)(end > have ? end - have : 0);
-    if (states && (end <= have || (have > 0 && !kvfl_set_aside(kv, &held, seq, kvfl_position(kv, l.next), have)))) {
+    l.patience = kvfl_patience_of(compute_us(&l, l.end - l.next));
+    uint32_t computed = report->computed_tokens, loaded = report->loaded_tokens;
+    if (kv->kind.num_caches > 0) {
+        look_up(&l);
+    }
+    if (states) {
+        l.end = kvfl_match_state(kv, report, l.next, l.end, l.deadline_us);
+        size_t end = kvfl_position(kv, l.end);
+        report->stored_tokens = (uint32_t)(end > have ? end - have : 0);
+    }
+    if (states && (report->stored_tokens == 0 ||
+                   (have > 0 && !kvfl_set_aside(kv, &held, seq, kvfl_position(kv, l.next), have)))) {
         return have;
     }
     if (kv->kind.num_caches == 0) {
         l.next = l.end; /* there are no blocks, only states */
     }
     int64_t begin = kvfl_now_us(), computing_us = report->compute_us;
-    uint32_t computed = report->computed_tokens, loaded = report->loaded_tokens;
     borrow_all(&l);
     clear_scratch(kv);
     if (l.next < l.end && !l.stop) {

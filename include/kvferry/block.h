@@ -123,7 +123,7 @@ typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
                     are there */
     KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them */
-    KVF_OP_MATCH /* as kvf_match, keys taken from the blocks; nothing else of them is used */
+    KVF_OP_MATCH /* as kvf_match, keys taken from the blocks, of which nothing else is used; with `found` */
 } kvf_op;
 
 /* What of a load has come, for who wants to use blocks before the batch is complete. The caller's until completion.
@@ -166,6 +166,7 @@ typedef struct kvf_batch {
     uint32_t budget_ms;     /* from the submission on; 0 = 10000 */
     uint64_t user;          /* comes back in the completion */
     kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
+    kvf_found *found;       /* of a match: as in kvf_match; the caller's until completion; NULL = only the number */
 } kvf_batch;
 
 typedef struct kvf_completion {

@@ -70,7 +70,7 @@ static size_t run_batch(slot *s) {
     case KVF_OP_SAVE:
         return kvfi_save_through(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled);
     case KVF_OP_MATCH:
-        return kvfi_match(b->space, NULL, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
+        return kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
     }
     return 0;
 }

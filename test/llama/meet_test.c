@@ -120,6 +120,51 @@ static void small_pieces(void **state) {
     assert_true(report.loaded_tokens > 0);
 }
 
+/* A server that takes minutes to answer: the front is computed meanwhile, and when that was all, nothing is waited
+ * for. */
+static void a_lookup_that_hangs(void **state) {
+    (void)state;
+    kvf_llama_report report;
+    char url[256];
+    snprintf(url, sizeof url, "%s?stall_ms=60000", kvft_proxy_unix_url(proxy));
+    kvft_proxy_set(proxy, &(kvft_plan){0});
+    lab l = lab_open(model, &config, url, getenv("KVF_MODEL"));
+    assert_int_equal(l.status, KVF_OK);
+    kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = 120000});
+    for (int i = 0; i < 2; i++) { /* the second one finds the first one's question still open */
+        llama_memory_clear(llama_get_memory(l.ctx), true);
+        float *logits = lab_prefill(&l, &report, 0, tokens, NUM);
+        assert_true(lab_compare(oracle, logits, lab_vocab(&l)).identical);
+        free(logits);
+        assert_int_equal(report.computed_tokens, NUM);
+        assert_int_equal(report.why, KVF_WHY_BUDGET);
+        assert_true(report.waited_us < 5000000 && report.match_us < 5000000); /* its budget is 10 s */
+    }
+    kvft_proxy_set(proxy, &(kvft_plan){0});
+    kvft_proxy_cut(proxy); /* else the handle would wait for it */
+    lab_close(&l);
+}
+
+/* It answers when half of the prompt has been computed: the other half is loaded. */
+static void a_lookup_that_is_late(void **state) {
+    (void)state;
+    kvf_llama_report report = {0};
+    uint32_t half_ms = (uint32_t)(block_us * BLOCKS / 2000);
+    for (int tries = 0; tries < 4 && report.loaded_tokens == 0; tries++) {
+        lab l = lab_open(model, &config, kvft_proxy_unix_url(proxy), getenv("KVF_MODEL"));
+        kvft_proxy_set(proxy,
+                       &(kvft_plan){.latency_ms = half_ms < 200 ? half_ms : 200}); /* the store gives up at 250 */
+        float *logits = lab_prefill(&l, &report, 0, tokens, NUM);
+        assert_true(lab_compare(oracle, logits, lab_vocab(&l)).identical);
+        assert_int_equal(report.loaded_tokens + report.computed_tokens, NUM);
+        free(logits);
+        kvft_proxy_set(proxy, &(kvft_plan){0});
+        lab_close(&l);
+    }
+    assert_true(report.loaded_tokens > 0 && report.computed_tokens > 1);
+    assert_int_equal(report.plan, KVF_LLAMA_PLAN_BOTH);
+}
+
 /* The tail flight's memory, handles and connections of all these are given back: tested by the sanitizers, and by
  * another prefill. */
 static void and_all_is_well_again(void **state) {
@@ -137,6 +182,8 @@ int main(void) {
         cmocka_unit_test(a_cut_in_the_middle),
         cmocka_unit_test(garbage_in_the_stream),
         cmocka_unit_test(small_pieces),
+        cmocka_unit_test(a_lookup_that_hangs),
+        cmocka_unit_test(a_lookup_that_is_late),
         cmocka_unit_test(and_all_is_well_again),
         cmocka_unit_test(a_flipped_bit), /* last: its block is removed */
     };
