@@ -42,7 +42,7 @@ static void draw_axes(FILE *f) {
                 "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%g MB/s</text>\n",
                 x, TOP, TOP + PLOT_H, x, TOP + PLOT_H + 20, pow(10, i));
     }
-    fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">unlimited</text>\n", LEFT + PLOT_W, TOP + PLOT_H + 20);
+    fprintf(f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">unlimited</text>\n", LEFT + PLOT_W, TOP + PLOT_H + 36);
     fprintf(f,
             "<text x=\"%.1f\" y=\"22\" font-weight=\"bold\">"
             "Time to the first token, as a part of that without a store</text>\n",
