@@ -50,8 +50,9 @@ typedef struct kvfi_conn {
     bool mute;                    /* it could not be opened, and the server has not said a byte */
     bool config;                  /* it was closed for a reason that the operator must mend */
     bool refuses;                 /* the server refuses saves, all of them */
-    _Atomic int64_t *room;        /* bytes that may still be saved; NULL = no bound */
-    char said[200];               /* the last error of the server, for messages */
+    const _Atomic unsigned *loads; /* while they are under way, one value is saved at a time; NULL = whatever they do */
+    _Atomic int64_t *room;         /* bytes that may still be saved; NULL = no bound */
+    char said[200];                /* the last error of the server, for messages */
     _Atomic uint64_t *disconnects;
     struct iovec iov[KVFI_CONN_IOV];
     char scratch[KVFI_CONN_SCRATCH];

@@ -12,6 +12,7 @@
 /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
 #define STORE_PATIENCE 4u
 /* A server that did not answer within that time is to blame, and not the caller's haste. */
+#define YIELD_US        10000 /* for each value: who only ever loads does not keep saves from going on */
 #define FAIR_TRY_US     10000
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */
@@ -289,6 +290,10 @@ static unsigned lane_max(const kvfi_node *node) {
     return 4 * node->conf->conns;
 }
 
+static void count_loads(kvfi_node *node) {
+    atomic_store_explicit(&node->loads, node->lanes[KVFI_LANE_LOAD].num_taken, memory_order_relaxed);
+}
+
 /* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up
  * while it waits. */
 static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed,
@@ -303,6 +308,7 @@ static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, c
     }
     *out = lane->num_idle > 0 ? lane->idle[--lane->num_idle] : NULL;
     lane->num_taken++;
+    count_loads(node);
     return KVF_WHY_NONE;
 }
 
@@ -310,10 +316,21 @@ static void give_slot(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     pthread_mutex_lock(&node->lock);
     kvfi_lane *lane = &node->lanes[kind];
     lane->num_taken--;
+    count_loads(node);
     if (conn != NULL) {
         lane->idle[lane->num_idle++] = conn;
     }
     pthread_cond_broadcast(&node->freed);
+    pthread_mutex_unlock(&node->lock);
+}
+
+void kvfi_node_yield(kvfi_node *node) {
+    int64_t until_us = kvfi_deadline(YIELD_US);
+    bool in_time = true;
+    pthread_mutex_lock(&node->lock);
+    while (node->lanes[KVFI_LANE_LOAD].num_taken > 0 && in_time) {
+        in_time = kvfi_cond_wait(&node->freed, &node->lock, until_us);
+    }
     pthread_mutex_unlock(&node->lock);
 }
 

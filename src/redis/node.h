@@ -51,9 +51,10 @@ typedef struct kvfi_node {
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
     kvfi_admission admission;
-    _Atomic int64_t room; /* of a bounded one: bytes that may still be saved before it is asked anew */
-    atomic_bool spoken;   /* it has answered us once: it speaks as we do */
-    kvf_error trouble;    /* why it could not be connected to last time */
+    _Atomic int64_t room;   /* of a bounded one: bytes that may still be saved before it is asked anew */
+    _Atomic unsigned loads; /* connections that load just now */
+    atomic_bool spoken;     /* it has answered us once: it speaks as we do */
+    kvf_error trouble;      /* why it could not be connected to last time */
     _Atomic uint64_t *connects, *disconnects;
 } kvfi_node;
 
@@ -73,6 +74,9 @@ kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lan
                           int64_t deadline_us);
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
+
+/* Loads go before saves: waits until none is under way, for a little while at most. */
+void kvfi_node_yield(kvfi_node *);
 
 /* What must be added to a user's ACL for what the server refused as NOPERM: "+hset", "~kvf1:*". `said`: its words. */
 void kvfi_acl_rule(char out[96], const char *said, const char *prefix);

@@ -36,6 +36,7 @@ typedef struct saver {
     kvfi_place rest;     /* its next part, from there on */
     kvf_reason why;      /* of the item at the head of the ring, so far */
     bool dry;
+    bool drawn; /* at least one item */
 } saver;
 
 static request *at(saver *s, unsigned index) {
@@ -114,8 +115,14 @@ static bool has_room(const saver *s) {
     return s->conn->room == NULL || atomic_load_explicit(s->conn->room, memory_order_relaxed) > 0;
 }
 
+/* Loads under way to this server go first: after each value they are waited for (tier.c). */
+static bool must_yield(const saver *s) {
+    return s->drawn && s->conn->loads != NULL && atomic_load_explicit(s->conn->loads, memory_order_relaxed) > 0;
+}
+
 static void draw(saver *s) {
-    s->item = has_room(s) ? kvfi_feed_draw(s->feed) : NULL;
+    s->item = has_room(s) && !must_yield(s) ? kvfi_feed_draw(s->feed) : NULL;
+    s->drawn = true;
     if (s->item == NULL) {
         s->dry = true;
         return;
@@ -281,7 +288,7 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
     s.unanswered = 0;
     s.item = NULL;
     s.why = KVF_WHY_NONE;
-    s.dry = false;
+    s.dry = s.drawn = false;
     for (;;) {
         bool offered = offer(&s);
         kvf_reason why = kvfi_conn_send(conn);

@@ -38,13 +38,12 @@ static kvf_reason save_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, 
         return why;
     }
     conn->room = kvfi_node_admission(node).bounded ? &node->room : NULL;
+    conn->loads = &node->loads;
     *done = run_once(tier, node, conn, feed, exchange, asking);
     if (*done || conn->refuses) {
         kvfi_node_note_saves(node, conn->refuses);
     }
-    if (conn->room != NULL && atomic_load_explicit(conn->room, memory_order_relaxed) <= 0) {
-        *done = false; /* there may be more room: it is asked */
-    }
+    *done = *done && kvfi_feed_is_dry(feed); /* loads went first, or it is to be asked for more room */
     return conn->refuses ? KVF_WHY_BREAKER : KVF_WHY_NONE;
 }
 
@@ -54,6 +53,9 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
     unsigned lost = 0; /* connections, before anything went over them */
     while (!done && !kvfi_feed_is_dry(feed)) {
         kvfi_conn *conn = NULL;
+        if (lane == KVFI_LANE_STORE) {
+            kvfi_node_yield(node);
+        }
         kvf_reason why = kvfi_node_take(node, &conn, NULL, lane, feed, feed->deadline_us);
         if (why != KVF_WHY_NONE) {
             return why;
