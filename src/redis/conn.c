@@ -10,7 +10,8 @@
 #define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
 #define LARGE_BODY     ((size_t)2 << 20)
 #define LARGE_BUFFER   (1 << 20)
-#define SMALL_BUFFER   (256 << 10)
+#define SMALL_BUFFER   (512 << 10)
+#define AHEAD_BYTES    ((size_t)512 << 10)
 /* What has left the socket and is no whole record yet, at most; and a margin. */
 #define TLS_HOLDS ((size_t)32 << 10)
 
@@ -172,6 +173,15 @@ static void sent(kvfi_conn *conn, size_t num) {
     conn->sent += num;
 }
 
+/* While the socket is full there is time to finish more of the body: but no more than stays in the cache until it goes. */
+static bool fill_ahead(kvfi_conn *conn) {
+    if (conn->held == 0 || conn->body.bytes - conn->held >= AHEAD_BYTES) {
+        return false;
+    }
+    conn->held -= conn->fill(conn->fill_arg);
+    return true;
+}
+
 kvf_reason kvfi_conn_send(kvfi_conn *conn) {
     while (!kvfi_conn_all_sent(conn)) {
         if (conn->held > 0 && conn->held == conn->body.bytes) {
@@ -183,7 +193,10 @@ kvf_reason kvfi_conn_send(kvfi_conn *conn) {
             continue;
         }
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            return KVF_WHY_NONE;
+            if (!fill_ahead(conn)) {
+                return KVF_WHY_NONE;
+            }
+            continue;
         }
         if (n <= 0) {
             return fail_errno(conn);

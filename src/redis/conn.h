@@ -83,8 +83,8 @@ static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
 kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
 /* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
 void kvfi_conn_body(kvfi_conn *, kvfi_place body);
-/* The same for a body that is finished while it goes. When all that may go has gone, `fill` is called, and returns how
- * many more bytes may; at least one. */
+/* The same for a body that is finished while it goes. When all that may go has gone, or the socket is full, `fill` is
+ * called, and returns how many more bytes may go; at least one. */
 void kvfi_conn_body_filled(kvfi_conn *, kvfi_place body, size_t (*fill)(void *), void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
     return conn->body.bytes == 0;
