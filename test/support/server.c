@@ -384,7 +384,7 @@ static void spawn(kvft_server *server, bool fresh) {
     }
 }
 
-static kvft_server *start(const char *const *args, bool conf, const char *clock) {
+static kvft_server *prepare(const char *const *args, bool conf, const char *clock) {
     if (!is_installed(binary())) {
         return NULL;
     }
@@ -411,8 +411,22 @@ static kvft_server *start(const char *const *args, bool conf, const char *clock)
         close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     }
     set_port(server);
-    spawn(server, true);
     return server;
+}
+
+static kvft_server *start(const char *const *args, bool conf, const char *clock) {
+    kvft_server *server = prepare(args, conf, clock);
+    if (server != NULL) {
+        spawn(server, true);
+    }
+    return server;
+}
+
+bool kvft_server_starts(void) {
+    kvft_server *server = prepare(NULL, false, NULL);
+    bool yes = server != NULL && try_spawn(server);
+    kvft_server_stop(server);
+    return yes;
 }
 
 kvft_server *kvft_server_start(const char *const *args) {

@@ -35,6 +35,8 @@ kvft_server *kvft_server_start_clocked(const char *const *args, const char *cloc
 /* Those that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster; NULL: not
  * any more. The unix socket stays in plain. */
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
+/* Whether one starts at all as things are set now. */
+bool kvft_server_starts(void);
 /* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives
  * him. kvft_server_say is still everybody. */
 #define KVFT_ACL_USER     "kvferry"
