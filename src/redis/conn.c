@@ -8,9 +8,7 @@
 #include <stdio.h>
 
 #define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
-#define LARGE_BODY     ((size_t)2 << 20)
-#define LARGE_BUFFER   (1 << 20)
-#define SMALL_BUFFER   (512 << 10)
+#define SEND_BUFFER    (1 << 20)
 #define AHEAD_BYTES    ((size_t)512 << 10)
 /* What has left the socket and is no whole record yet, at most; and a margin. */
 #define TLS_HOLDS ((size_t)32 << 10)
@@ -94,13 +92,12 @@ kvfi_cmd *kvfi_conn_room(kvfi_conn *conn, size_t bytes) {
     return out->cap - out->len < bytes ? NULL : out;
 }
 
-/* The buffer of a unix socket is the writer's to choose; the default is 208 KiB. A value near 1 MiB that fits whole
- * lets us go on while the server reads it. A large one is faster through little: what waits long has left the cache
- * when the server copies it. The kernel makes twice as much of what is asked for. Without the right to it, everything
- * works as well. */
-static void set_send_buffer(kvfi_conn *conn, size_t body_bytes) {
-    int bytes = body_bytes > LARGE_BODY ? SMALL_BUFFER : LARGE_BUFFER;
-    if (conn->tcp || bytes == conn->send_buffer) {
+/* The buffer of a unix socket is the writer's to choose; the default is 208 KiB. One that takes a value near 1 MiB whole
+ * lets us go on while the server reads it. The kernel makes twice as much of what is asked for. Without the right to
+ * it, everything works as well. */
+static void set_send_buffer(kvfi_conn *conn) {
+    int bytes = SEND_BUFFER;
+    if (conn->tcp || conn->send_buffer == bytes) {
         return;
     }
     conn->send_buffer = bytes;
@@ -110,7 +107,7 @@ static void set_send_buffer(kvfi_conn *conn, size_t body_bytes) {
 }
 
 void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
-    set_send_buffer(conn, body.bytes);
+    set_send_buffer(conn);
     conn->body = body;
     conn->held = 0;
     conn->mark = conn->out.len;
