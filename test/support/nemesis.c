@@ -554,6 +554,9 @@ static bool is_whole_set(kvft_world *w) {
 void kvft_world_heal(kvft_world *w) {
     announce(w);
     for (int waited = 0;; waited += 20) {
+        for (int i = 0; i < w->num_data; i++) {
+            (void)kvft_server_revive(w->data[i]);
+        }
         bool whole = w->kind == KVFT_CLUSTER    ? is_whole_cluster(w)
                      : w->kind == KVFT_SENTINEL ? is_whole_set(w)
                                                 : is_master(w->data[0]);

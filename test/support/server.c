@@ -466,6 +466,18 @@ void kvft_server_restart(kvft_server *server) {
     spawn(server, false);
 }
 
+bool kvft_server_revive(kvft_server *server) {
+    char snapshot[192];
+    if (server->pid <= 0 || waitpid(server->pid, NULL, WNOHANG) == 0) {
+        return false;
+    }
+    server->pid = 0;
+    snprintf(snapshot, sizeof snapshot, "%s/dump.rdb", server->dir);
+    unlink(snapshot);
+    spawn(server, false);
+    return true;
+}
+
 void kvft_server_stop(kvft_server *server) {
     char command[256];
     if (server == NULL) {
