@@ -11,8 +11,9 @@
 #define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
 /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
 #define STORE_PATIENCE 4u
+/* For each value: who only ever loads does not keep saves from going on. */
+#define YIELD_US 10000
 /* A server that did not answer within that time is to blame, and not the caller's haste. */
-#define YIELD_US        10000 /* for each value: who only ever loads does not keep saves from going on */
 #define FAIR_TRY_US     10000
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */

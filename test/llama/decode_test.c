@@ -190,6 +190,20 @@ static void test_a_longer_prompt_goes_on_from_what_is_there(void **state) {
     close_world(&w);
 }
 
+/* Sequence 0 holds its first 100 tokens. Another one takes so many cells that 200 more have no room: the batch is
+ * refused as llama_decode refuses it, nothing has changed, and then the other one goes. */
+static void expect_full(world *w, llama_memory_t mem) {
+    for (size_t i = 0; i < 300; i++) {
+        put(w, (llama_token)(i % 100), (llama_pos)i, 1, i == 299);
+    }
+    assert_int_equal(decode(w), 0);
+    put_range(w, 0, 100, 300, true); /* 100 + 300 + 200 > 512 */
+    assert_int_equal(decode(w), 1);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 99);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 299);
+    assert_true(llama_memory_seq_rm(mem, 1, -1, -1));
+}
+
 static void test_a_full_cache_leaves_all_as_it_was(void **state) {
     (void)state;
     world w = open_world("mem:", 512);
@@ -199,15 +213,7 @@ static void test_a_full_cache_leaves_all_as_it_was(void **state) {
     put_range(&w, 1, 100, 110, true); /* positions of a sequence that is empty: left to llama.cpp */
     assert_int_equal(llama_memory_seq_pos_max(mem, 1), -1);
     w.batch.n_tokens = 0;
-    for (size_t i = 0; i < 300; i++) {
-        put(&w, (llama_token)(i % 100), (llama_pos)i, 1, i == 299);
-    }
-    assert_int_equal(decode(&w), 0);
-    put_range(&w, 0, 100, 300, true); /* 100 + 300 + 200 > 512 */
-    assert_int_equal(decode(&w), 1);
-    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 99);
-    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 299);
-    assert_true(llama_memory_seq_rm(mem, 1, -1, -1));
+    expect_full(&w, mem);
     put_range(&w, 0, 100, 300, true);
     assert_int_equal(decode(&w), 0);
     assert_int_equal(llama_memory_seq_pos_max(mem, 0), 299);
@@ -362,15 +368,7 @@ static void test_a_state_is_not_replaced_where_cells_could_come_short(void **sta
     llama_memory_clear(mem, true);
     put_range(&w, 0, 0, 100, false);
     assert_int_equal(decode(&w), 0);
-    for (size_t i = 0; i < 300; i++) {
-        put(&w, (llama_token)(i % 100), (llama_pos)i, 1, i == 299);
-    }
-    assert_int_equal(decode(&w), 0);
-    put_range(&w, 0, 100, 300, true); /* 100 + 300 + 200 > 512 */
-    assert_int_equal(decode(&w), 1);
-    assert_int_equal(llama_memory_seq_pos_max(mem, 0), 99);
-    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 299);
-    assert_true(llama_memory_seq_rm(mem, 1, -1, -1));
+    expect_full(&w, mem);
     put_range(&w, 0, 100, 200, false);
     assert_int_equal(decode(&w), 0);
     put_range(&w, 0, 200, NUM, true);
