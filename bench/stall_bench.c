@@ -2,9 +2,11 @@
  *
  * check-stall: a connection that stalls does not slow the loads on the others. A victim's load hangs in the middle of a
  * reply, on a connection that the proxy holds still and that nobody gives up (stall_ms is long); meanwhile another
- * thread loads over the other connections of the same store. Pairs of the same loads, with and without the victim, one
- * right after the other and in changing order; the median of their ratios is the figure.
+ * thread loads over the other connections of the same store. Pairs of the same loads, with and without the stall, one
+ * right after the other and in changing order; the median of their ratios is the figure. Pairs are added until its 95 %
+ * interval leaves the bound on one side, so that a noisy machine takes longer instead of answering at random.
  */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,7 +20,8 @@
 
 #define BLOCKS  24u
 #define PAYLOAD 65536u
-#define PAIRS   81
+#define PAIRS   400 /* at most; fewer where the figure is clear */
+#define FEWEST  81
 #define LOADS   8
 #define BOUND   1.10
 
@@ -54,15 +57,20 @@ static double time_loads(kvf_space *space, kvft_prompt *prompt) {
     return kvft_now_ms() - begin;
 }
 
-static double time_beside_victim(kvft_proxy *proxy, victim *v, kvf_space *space, kvft_prompt *prompt) {
+/* The loads' time while the victim hangs, or, with nothing stalled, right after the same load of the victim's: so that
+ * both find the same caches and the same two threads awake, and differ by the stall alone. */
+static double time_with_victim(kvft_proxy *proxy, victim *v, bool stalled, kvf_space *space, kvft_prompt *prompt) {
     const kvft_plan plan = {.stall_after = 200000, .stall_one = true};
     pthread_t thread;
     uint64_t faults = kvft_proxy_stats_get(proxy).faults;
-    kvft_proxy_set(proxy, &plan);
+    kvft_proxy_set(proxy, stalled ? &plan : &faithful);
     if (pthread_create(&thread, NULL, suffer, v) != 0) {
         die("no thread");
     }
-    for (double begin = kvft_now_ms(); kvft_proxy_stats_get(proxy).faults == faults; kvft_nap_ms(1)) {
+    if (!stalled) {
+        pthread_join(thread, NULL);
+    }
+    for (double begin = kvft_now_ms(); stalled && kvft_proxy_stats_get(proxy).faults == faults; kvft_nap_ms(1)) {
         if (kvft_now_ms() - begin > 10000) {
             die("nothing stalled");
         }
@@ -70,9 +78,11 @@ static double time_beside_victim(kvft_proxy *proxy, victim *v, kvf_space *space,
     kvft_nap_ms(3); /* its other connection, where it has one, is done */
     double spent = time_loads(space, prompt);
     kvft_proxy_set(proxy, &faithful);
-    pthread_join(thread, NULL);
+    if (stalled) {
+        pthread_join(thread, NULL);
+    }
     if (v->run != BLOCKS || kvft_prompt_wrong(v->prompt, 1, v->run) != 0) {
-        die("the load that stalled was not whole in the end");
+        die("the victim's load was not whole in the end");
     }
     return spent;
 }
@@ -82,9 +92,17 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Whether the 95 % interval of the median of sorted ratios (by their ranks, from the binomial distribution) leaves out
+ * the bound. */
+static bool is_clear(const double *sorted, int num) {
+    int half = (int)(0.98 * sqrt(num)) + 1;
+    return sorted[num / 2 + half] <= BOUND || sorted[num / 2 - half] > BOUND;
+}
+
 static double check(const char *what, const char *base, kvft_proxy *proxy) {
     char url[256];
-    double ratios[PAIRS], alone_ms = 0;
+    double ratios[PAIRS], sorted[PAIRS], alone_ms = 0;
+    int num = 0;
     snprintf(url, sizeof url, "%s?stall_ms=60000", base);
     kvf_store *store = kvft_store(url);
     kvf_space *space = kvft_space(store, "m", 16);
@@ -92,24 +110,25 @@ static double check(const char *what, const char *base, kvft_proxy *proxy) {
     victim v = {.space = space, .prompt = kvft_prompt_new(space, 1, BLOCKS, PAYLOAD)};
     kvft_save_all(space, store, prompt);
     (void)time_loads(space, prompt);
-    for (int i = 0; i < PAIRS; i++) {
-        double alone = i % 2 == 0 ? time_loads(space, prompt) : 0;
-        double beside = time_beside_victim(proxy, &v, space, prompt);
-        alone = i % 2 == 0 ? alone : time_loads(space, prompt);
-        ratios[i] = beside / alone;
-        alone_ms += alone / PAIRS;
+    while (num < PAIRS && (num < FEWEST || !is_clear(sorted, num))) {
+        double alone = num % 2 == 0 ? time_with_victim(proxy, &v, false, space, prompt) : 0;
+        double beside = time_with_victim(proxy, &v, true, space, prompt);
+        alone = num % 2 == 0 ? alone : time_with_victim(proxy, &v, false, space, prompt);
+        ratios[num++] = beside / alone;
+        alone_ms += alone;
+        memcpy(sorted, ratios, (size_t)num * sizeof *sorted);
+        qsort(sorted, (size_t)num, sizeof *sorted, by_size);
     }
     if (kvft_prompt_wrong(prompt, 1, BLOCKS) != 0) {
         die("wrong bytes");
     }
-    qsort(ratios, PAIRS, sizeof *ratios, by_size);
     printf("%-6s %d pairs of %d loads (%.1f ms a load alone): the median ratio %.3f, quartiles %.3f and %.3f\n", what,
-           PAIRS, LOADS, alone_ms / LOADS, ratios[PAIRS / 2], ratios[PAIRS / 4], ratios[PAIRS - 1 - PAIRS / 4]);
+           num, LOADS, alone_ms / num / LOADS, sorted[num / 2], sorted[num / 4], sorted[num - 1 - num / 4]);
     kvft_prompt_free(v.prompt);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
     kvf_store_close(store);
-    return ratios[PAIRS / 2];
+    return sorted[num / 2];
 }
 
 int main(void) {

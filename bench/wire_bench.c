@@ -4,6 +4,7 @@
  *
  *   bare      a minimal blocking client that checks nothing, with one connection and with two; the better of those with
  *             as many as ours uses in that cell, or one, is the ceiling
+ *   summed    bare with one connection, and the checksum that a record has: what of the ceiling a checked byte can have
  *   hiredis   synchronous, and a copy into place
  *   article   the recipe of redis-py and numpy (wire_peers.py); both with malloc as it is and tuned, since that is most
  *             of their loss
@@ -123,8 +124,11 @@ typedef struct contender {
 
 /* ---- bare ---- */
 
-#define MAX_BARE 8u
+#define MAX_BARE  8u
+#define SUM_PIECE ((size_t)512 << 10) /* hashed while it is in the core's cache, as ours does */
 static unsigned bare_conns = 1;
+static bool summed;
+static kvfi_xxh3 sum;
 static int bare_fds[MAX_BARE];
 
 static int dial(const job *j) {
@@ -194,13 +198,33 @@ static int bare_key(char *out, unsigned serial, unsigned i) {
     return sprintf(out, "kvf1:0123456789abcdef:{%032u%032u}", serial, i);
 }
 
+/* Head, body and tail; each piece of the body is hashed just before it goes. */
+static void write_summed(int fd, const struct iovec iov[3]) {
+    uint8_t *body = iov[1].iov_base, out[16];
+    kvfi_xxh3_init(&sum);
+    for (size_t at = 0; at < iov[1].iov_len; at += SUM_PIECE) {
+        size_t piece = iov[1].iov_len - at < SUM_PIECE ? iov[1].iov_len - at : SUM_PIECE;
+        bool last = at + piece == iov[1].iov_len;
+        struct iovec part[3] = {{iov[0].iov_base, at == 0 ? iov[0].iov_len : 0},
+                                {body + at, piece},
+                                {iov[2].iov_base, last ? iov[2].iov_len : 0}};
+        kvfi_xxh3_add(&sum, body + at, piece);
+        write_all(fd, part, 3);
+    }
+    kvfi_xxh3_end(&sum, out);
+}
+
 static void bare_set(int fd, const job *j, unsigned i) {
     char key[128], head[256], reply[5];
     int key_len = bare_key(key, j->serial, i);
     int len = snprintf(head, sizeof head, "*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%zu\r\n", key_len, key, j->bytes);
     char tail[] = "\r\n$2\r\nEX\r\n$4\r\n" TTL_S "\r\n";
     struct iovec iov[3] = {{head, (size_t)len}, {buffer(i), j->bytes}, {tail, sizeof tail - 1}};
-    write_all(fd, iov, 3);
+    if (summed) {
+        write_summed(fd, iov);
+    } else {
+        write_all(fd, iov, 3);
+    }
     read_exactly(fd, reply, 5);
     if (memcmp(reply, "+OK\r\n", 5) != 0) {
         die("SET was refused");
@@ -219,6 +243,7 @@ static void bare_get(int fd, const job *j, unsigned i) {
     if (memcmp(head, expected, (size_t)head_len) != 0) {
         die("GET found something else");
     }
+    kvfi_xxh3_init(&sum);
     for (size_t got = 0; got < j->bytes + 2;) {
         struct iovec rest[2] = {{buffer(i) + got, got < j->bytes ? j->bytes - got : 0}, {tail, 2}};
         if (got > j->bytes) {
@@ -228,7 +253,16 @@ static void bare_get(int fd, const job *j, unsigned i) {
         if (n <= 0) {
             die("readv");
         }
+        size_t landed = got < j->bytes ? j->bytes - got : 0;
+        landed = landed < (size_t)n ? landed : (size_t)n;
+        if (summed) {
+            kvfi_xxh3_add(&sum, buffer(i) + got, landed);
+        }
         got += (size_t)n;
+    }
+    if (summed) {
+        uint8_t out[16];
+        kvfi_xxh3_end(&sum, out);
     }
 }
 
@@ -446,6 +480,10 @@ static int work(const char *name) {
         bare_conns = (unsigned)atoi(name + 4);
         name = "bare";
     }
+    if (strcmp(name, "summed") == 0) {
+        summed = true;
+        name = "bare";
+    }
     if (strcmp(name, "variant") == 0) {
         ours_params = getenv("WIRE_VARIANT") != NULL ? getenv("WIRE_VARIANT") : "";
         name = "ours";
@@ -475,12 +513,13 @@ typedef struct worker {
     pid_t pid;
 } worker;
 
-enum { OURS, VARIANT, BARE1, BARE2, HIREDIS, HIREDIS_TUNED, ARTICLE, ARTICLE_TUNED, NUM_WORKERS };
+enum { OURS, VARIANT, BARE1, BARE2, SUMMED, HIREDIS, HIREDIS_TUNED, ARTICLE, ARTICLE_TUNED, NUM_WORKERS };
 static worker workers[NUM_WORKERS] = {
     {.name = "ours", .bytes = 384u << 20},
     {.name = "variant", .bytes = 384u << 20},
     {.name = "bare1", .bytes = 384u << 20},
     {.name = "bare2", .bytes = 384u << 20},
+    {.name = "summed", .bytes = 384u << 20},
     {.name = "hiredis", .peer = true, .bytes = 64u << 20},
     {.name = "hiredis", .tuned = true, .peer = true, .bytes = 64u << 20},
     {.name = "article", .peer = true, .bytes = 32u << 20},
