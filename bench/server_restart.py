@@ -1,38 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama-server, restarted between two requests with the same 4,000-token prompt: the second time to first token must be at least 100
 times shorter, and the answer the same. For each kind of memory: plain attention, a real sliding window (the server's default, swa_full off), a toy
-hybrid and a toy recurrent model. RATIO (100), TOKENS (4000) and KINDS (a number: only so many of the models) change that for CI."""
-import os, subprocess, sys
+hybrid and a toy recurrent model. Restarted RESTARTS (3) times; the median counts. RATIO (100), TOKENS (4000) and KINDS (a number: only so many of
+the models) change that for CI.
+
+The toys have 16 layers: of a smaller one's single token, the output layer, which a prefill computes only once, is the better part."""
+import os, statistics, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab
 
 RATIO, TOKENS = float(os.environ.get("RATIO", "100")), int(os.environ.get("TOKENS", "4000"))
+RESTARTS = int(os.environ.get("RESTARTS", "3"))
+LAYERS = "16"
+
+
+def first_token(folder, store, args, model):
+    """(seconds, the answer, the server's counters) of a new process"""
+    with lab.Server(folder, store, args, model) as server:
+        prompt = lab.prompt_of(server, TOKENS)
+        server.ask([prompt[-1], *prompt[1:20]], 4)  # the first request of a process is slower in either case
+        seconds, text, _ = server.stream(prompt, 32, return_tokens=True)
+        server.stop()
+        print("\n".join(server.said()[-2:]))
+        return seconds, text, server.stats()
 
 
 def restart(name, model, args=()):
-    """(line, good)"""
+    """(how many times sooner, good)"""
     with lab.folder() as folder:
-        results = []
-        store = f"file:{folder}/store"
-        args = ["-c", str(TOKENS + 1024), *args]
-        for _ in range(2):
-            with lab.Server(folder, store, args, model) as server:
-                prompt = lab.prompt_of(server, TOKENS)
-                server.ask([prompt[-1], *prompt[1:20]], 4)  # the first request of a process is slower in either case
-                results.append(server.stream(prompt, 32, return_tokens=True))
-                server.stop()
-                stats = server.stats()
-                print("\n".join(server.said()[-2:]))
-        (cold, text, _), (warm, again, _) = results
-        good = text == again and cold / warm >= RATIO and stats["loaded_tokens"] >= 0.9 * TOKENS
-        print(f"{name}: first token after {cold:.3f} s, after the restart {warm:.4f} s: {cold / warm:.0f} times; "
-              f"same answer: {text == again}; loaded {stats['loaded_tokens']} of {TOKENS} tokens", flush=True)
-        return cold / warm, good
+        run = folder, f"file:{folder}/store", ["-c", str(TOKENS + 1024), *args], model
+        cold, text, _ = first_token(*run)
+        warm = [first_token(*run) for _ in range(RESTARTS)]
+    sooner, loaded = cold / statistics.median(w[0] for w in warm), min(w[2]["loaded_tokens"] for w in warm)
+    same = all(w[1] == text for w in warm)
+    print(f"{name}: first token after {cold:.3f} s, after a restart {', '.join(f'{w[0]:.4f}' for w in warm)} s: {sooner:.0f} times; "
+          f"same answer: {same}; loaded {loaded} of {TOKENS} tokens", flush=True)
+    return sooner, same and sooner >= RATIO and loaded >= 0.9 * TOKENS
 
 
 def toy(folder, kind):
     path = os.path.join(folder, f"{kind}.gguf")
-    subprocess.run([os.path.join(os.environ["KVF_BUILD"], "test/kvf_toy_peer"), kind, path], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([os.path.join(os.environ["KVF_BUILD"], "test/kvf_toy_peer"), kind, path, LAYERS], check=True, stdout=subprocess.DEVNULL)
     return path
 
 

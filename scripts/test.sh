@@ -164,7 +164,7 @@ stage_checks() {
     # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
     RATIO=10 one "check-demo" bench/demo.sh --check
     # In short: for the answers, and for what is computed.
-    RATIO=5 TOKENS=800 one "check-server-restart" python3 bench/server_restart.py
+    RATIO=5 TOKENS=800 RESTARTS=1 one "check-server-restart" python3 bench/server_restart.py
     CLIENTS=4 TOKENS=600 one "check-shared" python3 bench/server_shared.py
 }
 
