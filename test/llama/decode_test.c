@@ -118,7 +118,7 @@ static void test_pieces_of_any_length_are_the_same_prompt(void **state) {
         assert_int_equal(r.computed_tokens, NUM);
         assert_memory_equal(cold, expected, 128 * sizeof(float));
         llama_memory_clear(llama_get_memory(w.l.ctx), true);
-        assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+        kvft_flush_all(w.l.store);
         float *warm = in_pieces(&w, 0, pieces[i], &r);
         assert_memory_equal(warm, expected, 128 * sizeof(float));
         assert_int_equal(r.loaded_tokens + r.computed_tokens, NUM);
@@ -177,7 +177,7 @@ static void test_a_longer_prompt_goes_on_from_what_is_there(void **state) {
     float *expected = logits_of(&w, 199);
     kvf_llama_prompt_report(w.l.kv, &r, 0);
     assert_int_equal(r.resident_tokens, 300);
-    assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+    kvft_flush_all(w.l.store);
     /* Cut back into the middle of a block: the block is stored whole, and so is what follows. */
     assert_true(llama_memory_seq_rm(mem, 0, 100, -1));
     put_range(&w, 0, 100, 500, true);
@@ -306,7 +306,7 @@ static void test_no_block_is_loaded_twice_for_a_later_state(void **state) {
         assert_int_equal(r.computed_tokens, NUM);
         assert_memory_equal(cold, expected, 128 * sizeof(float));
         llama_memory_clear(llama_get_memory(w.l.ctx), true);
-        assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+        kvft_flush_all(w.l.store);
         float *warm = in_pieces(&w, 0, 100, &r);
         assert_memory_equal(warm, expected, 128 * sizeof(float));
         assert_int_equal(r.loaded_tokens, NUM - 1);
@@ -335,7 +335,7 @@ static void test_a_state_that_does_not_come_costs_nothing_that_was_there(void **
         kvf_llama_report r;
         float *expected = in_pieces(&w, 0, 100, &r);
         llama_memory_clear(llama_get_memory(w.l.ctx), true);
-        assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+        kvft_flush_all(w.l.store);
         put_range(&w, 0, 0, 100, false);
         assert_int_equal(decode(&w), 0);
         size_t num = lab_list_files(dir, files, 0);
@@ -364,7 +364,7 @@ static void test_a_state_is_not_replaced_where_cells_could_come_short(void **sta
     llama_memory_t mem = llama_get_memory(w.l.ctx);
     kvf_llama_report r;
     float *expected = in_pieces(&w, 0, 100, &r);
-    assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+    kvft_flush_all(w.l.store);
     llama_memory_clear(mem, true);
     put_range(&w, 0, 0, 100, false);
     assert_int_equal(decode(&w), 0);
@@ -391,7 +391,7 @@ static int other_is_faster(void *ctx, uint32_t done, uint32_t num) {
         r->done = true;
         put_range(&r->other, 0, 0, NUM, true);
         assert_int_equal(decode(&r->other), 0);
-        assert_int_equal(kvf_store_flush(r->other.l.store, 10000), KVF_OK);
+        kvft_flush_all(r->other.l.store);
     }
     return 0;
 }
@@ -410,7 +410,7 @@ static void test_a_prefix_computed_twice_at_once_is_stored_once(void **state) {
     assert_int_equal(decode(&w), 0);
     assert_true(r.done);
     assert_int_equal(counters(&w).loaded_tokens, 0);
-    assert_int_equal(kvf_store_flush(w.l.store, 10000), KVF_OK);
+    kvft_flush_all(w.l.store);
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(w.l.store, &stats);
     assert_true(stats.known >= 3); /* what the other stored meanwhile: a writer looks before it writes */

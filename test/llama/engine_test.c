@@ -277,7 +277,7 @@ static void fill(damage_site *site) {
     lab l = lab_open(site->model, &site_config, site->url, MODEL_PATH);
     kvf_llama_report report;
     float *logits = lab_prefill(&l, &report, 0, site->tokens, NUM);
-    assert_int_equal(kvf_store_flush(l.store, 10000), KVF_OK);
+    kvft_flush_all(l.store);
     find_paths(site, &l);
     for (size_t i = 0; i < BLOCKS; i++) {
         if (access(site->paths[i], R_OK) != 0) {

@@ -190,7 +190,7 @@ static void test_no_room_to_load(void **state) {
     lab l = lab_open(model, &small, "mem:", MODEL_PATH);
     kvf_llama_report report = {0};
     free(lab_prefill(&l, &report, 0, tokens, NUM));
-    assert_int_equal(kvf_store_flush(l.store, 10000), KVF_OK);
+    kvft_flush_all(l.store);
     llama_memory_clear(llama_get_memory(l.ctx), true);
     decode(&l, 1, others, 0, NUM);
     decode(&l, 2, others, 0, 60); /* 152 cells are left */

@@ -2,6 +2,7 @@
 #include "support/kit.h"
 
 #include <ftw.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,11 +155,46 @@ void kvft_remove_dir(char *dir) {
     free(dir);
 }
 
+static kvf_stats stats_of(kvf_store *store) {
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_store_stats(store, &stats);
+    return stats;
+}
+
+/* Waits until nothing is waiting to be written, and aborts with the reasons when something failed since `before`. */
+static void must_be_written(kvf_store *store, const kvf_stats *before) {
+    kvf_status flushed = kvf_store_flush(store, 60000);
+    kvf_stats now = stats_of(store);
+    bool bad = flushed != KVF_OK;
+    for (int why = 0; why < KVF_NUM_REASONS; why++) {
+        uint64_t num = now.save_failures[why] - before->save_failures[why];
+        if (num > 0) {
+            fprintf(stderr, "%llu blocks were not written: %s\n", (unsigned long long)num,
+                    kvf_reason_name((kvf_reason)why));
+            bad = true;
+        }
+    }
+    if (bad) {
+        fprintf(stderr, "flush: %s\n", kvf_status_name(flushed));
+        abort();
+    }
+}
+
+void kvft_flush_all(kvf_store *store) {
+    kvf_stats none = {.saved = 0};
+    must_be_written(store, &none);
+}
+
 void kvft_save_all(kvf_space *space, kvf_store *store, kvft_prompt *p) {
+    kvf_stats before = stats_of(store);
     size_t taken = kvf_save(space, p->blocks, p->num_blocks, NULL);
-    kvf_status flushed = kvf_store_flush(store, 30000);
-    if (taken != p->num_blocks || flushed != KVF_OK) {
-        fprintf(stderr, "saved %zu of %zu blocks, flush: %s\n", taken, p->num_blocks, kvf_status_name(flushed));
+    must_be_written(store, &before);
+    /* The space's card counts among the saved: their number says only whether any were forgotten. */
+    kvf_stats after = stats_of(store);
+    uint64_t there = after.saved + after.known - before.saved - before.known;
+    if (taken != p->num_blocks || there < p->num_blocks) {
+        fprintf(stderr, "%zu of %zu blocks were taken, %llu written or known\n", taken, p->num_blocks,
+                (unsigned long long)there);
         abort();
     }
 }

@@ -39,6 +39,9 @@ void kvft_bytes(uint8_t *out, size_t len, uint64_t seed);
 char *kvft_temp_dir(void);       /* a new folder, to be freed by kvft_remove_dir */
 void kvft_remove_dir(char *dir); /* with all that is in it */
 
-/* Saves the prompt and waits; aborts when not all blocks were written. */
+/* Saves the prompt and waits; aborts with the reason when not all blocks were written (or known to be there). */
 void kvft_save_all(kvf_space *, kvf_store *, kvft_prompt *);
+/* Waits for what was handed over to be written; aborts with the reason when any block of this store ever was not. A
+ * flush alone says nothing of that. */
+void kvft_flush_all(kvf_store *);
 #endif

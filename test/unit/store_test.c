@@ -223,7 +223,7 @@ static void test_reserve_and_commit(void **state) {
     assert_int_equal(kvf_reserve(b.space, &reserved, PAYLOAD + 500), KVF_OK);
     memcpy(reserved.data, b.prompt->memory, PAYLOAD);
     kvf_commit(b.space, &reserved, b.prompt->blocks, PAYLOAD);
-    assert_int_equal(kvf_store_flush(b.store, 10000), KVF_OK);
+    kvft_flush_all(b.store);
     kvft_prompt_poison(b.prompt);
     assert_int_equal(kvf_load(b.space, b.prompt->blocks, 1, NULL, 0), 1);
     assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 1), 0);
@@ -290,7 +290,7 @@ static void test_a_view_gathers_and_scatters(void **state) {
         b.prompt->blocks[i].slot = (int64_t)(2 * i + 1);
     }
     assert_int_equal(kvf_save(b.space, b.prompt->blocks, 4, view), 4);
-    assert_int_equal(kvf_store_flush(b.store, 10000), KVF_OK);
+    kvft_flush_all(b.store);
     uint8_t *before = malloc(SLOTS * LAYERS * RUN);
     memcpy(before, pool, SLOTS * LAYERS * RUN);
     for (size_t i = 0; i < SLOTS * LAYERS; i++) {
@@ -343,7 +343,7 @@ static void test_tiers_fall_through_and_promote(void **state) {
     kvft_prompt_poison(prompt);
     assert_int_equal(kvf_load(space, prompt->blocks, 6, NULL, 0), 6);
     assert_int_equal(kvft_prompt_wrong(prompt, 7, 6), 0);
-    assert_int_equal(kvf_store_flush(store, 10000), KVF_OK);
+    kvft_flush_all(store);
     assert_int_equal(stats_of(store).promoted, 6);
     assert_int_equal(kvf_match(space, &run, found, prompt->keys, 6, 1000000), KVF_OK);
     assert_int_equal(found[5].tier, 0);
