@@ -11,7 +11,8 @@
 #define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
 /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
 #define STORE_PATIENCE 4u
-/* For each value: who only ever loads does not keep saves from going on. */
+/* How long a value waits for loads. Beside loads without end that is the share of the saves, and they never starve: one
+ * value in that time on each connection that saves. */
 #define YIELD_US 10000
 /* A server that did not answer within that time is to blame, and not the caller's haste. */
 #define FAIR_TRY_US     10000
