@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "llama/tell/tell.h"
+
 static double ms(int64_t us) {
     return (double)us / 1000;
 }
@@ -17,55 +19,26 @@ static double tokens_per_s(const kvfcli_run_state *run) {
 
 /* ---- for people ---- */
 
-static const char *in_words(kvf_reason why) {
-    switch (why) {
-    case KVF_WHY_UNREACHABLE:
-    case KVF_WHY_BREAKER:
-        return "the store does not answer; kvferry doctor tells more";
-    case KVF_WHY_SERVER:
-        return "the server answers with an error; kvferry doctor tells more";
-    case KVF_WHY_BUDGET:
-        return "the store took too long";
-    case KVF_WHY_FULL:
-        return "the store is full";
-    case KVF_WHY_CHECKSUM:
-    case KVF_WHY_TRUNCATED:
-    case KVF_WHY_VERSION:
-    case KVF_WHY_OTHER_SPACE:
-    case KVF_WHY_OTHER_TOKENS:
-        return "the next record is damaged; kvferry verify tells more";
-    case KVF_WHY_SETTINGS:
-        return "as the server is set up; kvferry doctor tells what mends it";
-    case KVF_WHY_SLOW:
-        return "sooner computed than loaded";
-    default:
-        return kvf_reason_name(why);
-    }
-}
-
 static void report_loaded(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
     char size[KVFCLI_TEXT];
     bool ended = r->why != KVF_WHY_NONE && r->why != KVF_WHY_ABSENT;
     if (r->loaded_tokens > 0) {
         fprintf(stderr, ", %u of them loaded (%s from %s%s%s)", r->loaded_tokens, kvfcli_size(size, r->loaded_bytes),
-                run->source, ended ? "; " : "", ended ? in_words(r->why) : "");
+                run->source, ended ? "; " : "", ended ? kvfl_tell_why(r->why) : "");
     } else if (run->store != NULL && run->engine.kv != NULL) {
-        fprintf(stderr, ", none of them loaded (%s)", ended ? in_words(r->why) : "not in the store");
+        fprintf(stderr, ", none of them loaded (%s)", ended ? kvfl_tell_why(r->why) : "not in the store");
     }
 }
 
 /* What was decided, where there was something to decide. */
 static void report_plan(const kvf_llama_report *r) {
-    if (r->plan != KVF_LLAMA_PLAN_BOTH && !(r->plan == KVF_LLAMA_PLAN_COMPUTE && r->store_bytes_per_s > 0)) {
+    if (r->plan != KVF_LLAMA_PLAN_BOTH && r->plan != KVF_LLAMA_PLAN_COMPUTE) {
         return;
     }
-    fprintf(stderr,
-            "kvferry: %u tokens were stored; %s: the store brings %.1f MB/s, the model computes %.0f tokens/s\n",
-            r->stored_tokens,
-            r->plan == KVF_LLAMA_PLAN_BOTH ? "the front was computed while the rest was loaded"
-                                           : "computing them was sooner",
-            r->store_bytes_per_s / 1e6, r->compute_tokens_per_s);
+    char plan[KVFL_TELL_TEXT];
+    kvfl_tell_plan(plan, sizeof plan, r);
+    fprintf(stderr, "kvferry: %u tokens were stored; plan: %s\n", r->stored_tokens, plan);
 }
 
 static void report_prompt(const kvfcli_run_state *run) {
@@ -88,7 +61,7 @@ static void report_stored(const kvfcli_run_state *run) {
     }
     if (run->unwritten > 0) {
         fprintf(stderr, "; %llu blocks not stored (%s)", (unsigned long long)run->unwritten,
-                in_words(run->unwritten_why));
+                kvfl_tell_why(run->unwritten_why));
     }
     if (r->shed_blocks > 0) {
         fprintf(stderr, "; %u blocks dropped, as the store is slower than the model", r->shed_blocks);
@@ -155,32 +128,15 @@ static json_t *json_session(const kvfcli_run_state *run) {
                      "known_tokens", (json_int_t)run->num_old);
 }
 
-static json_t *json_counts(const kvfcli_run_state *run) {
-    const kvf_llama_report *r = &run->report;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "prompt_tokens", (json_int_t)run->prompt.num,
-                     "loaded_tokens", (json_int_t)r->loaded_tokens, "computed_tokens", (json_int_t)r->computed_tokens,
-                     "answer_tokens", (json_int_t)run->said.num, "loaded_bytes", (json_int_t)r->loaded_bytes,
-                     "saved_blocks", (json_int_t)r->saved_blocks, "known_blocks", (json_int_t)r->known_blocks,
-                     "shed_blocks", (json_int_t)r->shed_blocks, "unwritten_blocks", (json_int_t)run->unwritten, "why",
-                     kvf_reason_name(r->why));
-}
-
-static json_t *json_times(const kvfcli_run_state *run) {
-    const kvf_llama_report *r = &run->report;
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "model_ms",
-                     real_ms(run->engine.model_us), "context_ms", real_ms(run->engine.context_us), "attach_ms",
-                     real_ms(run->engine.attach_us), "session_ms", real_ms(run->chat.load_us), "tokenize_ms",
-                     real_ms(run->tokenize_us), "lookup_ms", real_ms(r->match_us), "load_ms", real_ms(r->load_us),
-                     "import_ms", real_ms(r->import_us), "compute_ms", real_ms(r->compute_us), "export_ms",
-                     real_ms(r->export_us), "ttft_ms", real_ms(run->ttft_us), "generate_ms", real_ms(run->generate_us),
-                     "flush_ms", real_ms(run->flush_us));
-}
-
-static json_t *json_plan(const kvf_llama_report *r) {
-    return json_pack("{s:s, s:I, s:I, s:s, s:f, s:f, s:f, s:f}", "what", kvf_llama_plan_name(r->plan), "stored_tokens",
-                     (json_int_t)r->stored_tokens, "missed_blocks", (json_int_t)r->missed_blocks, "missed_why",
-                     kvf_reason_name(r->missed_why), "store_bytes_per_s", r->store_bytes_per_s, "compute_tokens_per_s",
-                     r->compute_tokens_per_s, "round_trip_ms", ms(r->round_trip_us), "waited_ms", ms(r->waited_us));
+/* Of what stands beside the engine's own report. */
+static json_t *json_run(const kvfcli_run_state *run) {
+    return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "prompt_tokens",
+                     (json_int_t)run->prompt.num, "answer_tokens", (json_int_t)run->said.num, "unwritten_blocks",
+                     (json_int_t)run->unwritten, "model_ms", real_ms(run->engine.model_us), "context_ms",
+                     real_ms(run->engine.context_us), "attach_ms", real_ms(run->engine.attach_us), "session_ms",
+                     real_ms(run->chat.load_us), "tokenize_ms", real_ms(run->tokenize_us), "ttft_ms",
+                     real_ms(run->ttft_us), "generate_ms", real_ms(run->generate_us), "flush_ms",
+                     real_ms(run->flush_us), "tokens_per_s", tokens_per_s(run));
 }
 
 int kvfcli_report_json(const kvfcli_run_state *run, int code) {
@@ -190,14 +146,12 @@ int kvfcli_report_json(const kvfcli_run_state *run, int code) {
                              json_tokens(&run->said), "stop", stops[run->stop], "session", json_session(run), "store",
                              text_or_null(run->source), "space", json_space(run), "refused",
                              text_or_null(run->engine.refused), "seed", (json_int_t)run->seed);
-    json_t *counts = json_counts(run), *times = json_times(run);
-    if (json_object_update(json, counts) != 0 || json_object_update(json, times) != 0 ||
-        json_object_set_new(json, "tokens_per_s", json_real(tokens_per_s(run))) != 0 ||
-        json_object_set_new(json, "plan", json_plan(&run->report)) != 0) {
+    json_t *report = kvfl_tell_json(&run->report), *more = json_run(run);
+    if (json_object_update(json, report) != 0 || json_object_update(json, more) != 0) {
         json_decref(json);
         json = NULL;
     }
-    json_decref(counts);
-    json_decref(times);
+    json_decref(report);
+    json_decref(more);
     return kvfcli_print_json(json, code);
 }

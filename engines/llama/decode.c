@@ -319,6 +319,7 @@ static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
     kvf_llama_report *r = &h->report;
     h->in_prompt = false;
     r->num_tokens = (uint32_t)num_tokens;
+    r->compute_tokens_per_s = kvfl_tokens_per_s(kv);
     c->prompts++;
     c->prompt_tokens += num_tokens;
     c->resident_tokens += r->resident_tokens;
@@ -329,6 +330,13 @@ static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
     c->saved_blocks += r->saved_blocks;
     c->known_blocks += r->known_blocks;
     c->shed_blocks += r->shed_blocks;
+    c->plans[r->plan]++;
+    c->ended[r->why]++;
+    c->match_us += (uint64_t)r->match_us;
+    c->load_us += (uint64_t)r->load_us;
+    c->import_us += (uint64_t)r->import_us;
+    c->compute_us += (uint64_t)r->compute_us;
+    c->waited_us += (uint64_t)r->waited_us;
     if (kv->on_prompt != NULL) {
         kv->on_prompt(kv->on_prompt_ctx, seq, r);
     }

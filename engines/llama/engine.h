@@ -141,6 +141,12 @@ struct kvf_llama {
     void *on_prompt_ctx;
 };
 
+/* How fast this context computes a prompt; 0: not known. */
+static inline double kvfl_tokens_per_s(const kvf_llama *kv) {
+    double took_us = kvfl_pace_us(&kv->pace, kv->step, kv->step);
+    return took_us > 0 ? (double)kv->step * 1e6 / took_us : 0;
+}
+
 int64_t kvfl_now_us(void);
 kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

@@ -61,7 +61,8 @@ typedef enum kvf_llama_plan {
     KVF_LLAMA_PLAN_NONE,    /* nothing was stored, or there is no store */
     KVF_LLAMA_PLAN_LOAD,    /* all that was stored was loaded */
     KVF_LLAMA_PLAN_COMPUTE, /* though something was stored: computing it was sooner, or it was not to be had */
-    KVF_LLAMA_PLAN_BOTH     /* some was computed while the rest arrived */
+    KVF_LLAMA_PLAN_BOTH,    /* some was computed while the rest arrived */
+    KVF_LLAMA_NUM_PLANS
 } kvf_llama_plan;
 KVF_API const char *kvf_llama_plan_name(kvf_llama_plan);
 
@@ -174,6 +175,10 @@ typedef struct kvf_llama_counters {
     uint64_t loaded_bytes;
     uint64_t saved_blocks, known_blocks, shed_blocks;
     uint64_t aside_tokens[KVF_NUM_ASIDES];
+    /* Prompts by what was decided, and by why loading ended (`plan` and `why` of their reports). */
+    uint64_t plans[KVF_LLAMA_NUM_PLANS];
+    uint64_t ended[KVF_NUM_REASONS];
+    uint64_t match_us, load_us, import_us, compute_us, waited_us; /* as in the reports, all together */
 } kvf_llama_counters;
 KVF_API void kvf_llama_count(const kvf_llama *, kvf_llama_counters *out); /* out->struct_size must be set */
 

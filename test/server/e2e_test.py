@@ -31,6 +31,53 @@ def test_same_answers_cold_and_warm(folder):
     check("only last tokens were computed", stats["computed_tokens"] <= 30, str(stats["computed_tokens"]))
 
 
+def explained(server):
+    """What the log's last line of a prompt says behind its figures, in the server's whole life."""
+    return [line.split("; plan: ")[1] for line in server.said() if "; plan: " in line][-1]
+
+
+def test_what_was_decided_and_why_is_told(folder):
+    store, args = f"file:{folder}/told", ["-np", "4", "--kv-unified", "-c", "4096", "--cache-ram", "0"]
+    with lab.Server(folder, store, args) as s:
+        p, other = lab.prompt_of(s, 300), lab.prompt_of(s, 700)[400:]
+        s.ask(p, 4, id_slot=0)
+        check("a first prompt is not in the store", explained(s) == "none; not in the store", explained(s))
+        s.ask(p[:150] + other[:150], 4, id_slot=1)
+        check("the first token that differs is told", "token 150 is the first that differs" in explained(s), explained(s))
+        answer = s.ask(p + other[:10], 100, id_slot=0, ignore_eos=True, return_tokens=True)["tokens"]
+        s.ask(p + other[:10] + answer[:70] + other[200:280], 4, id_slot=0)
+        check("a turn that comes back as other tokens, too", "token 380 is the first that differs" in explained(s), explained(s))
+        s.stop()
+        stats = s.stats()
+    check("and in the numbers", stats["last_prompt"]["explain"] == {"why": "differs", "differs_at": 380},
+          str(stats["last_prompt"]))
+    check("prompts are counted by plan and by why loading ended", stats["plans"] == {"none": stats["prompts"], "load": 0, "compute": 0, "both": 0}
+          and stats["why"] == {"absent": 2}, str((stats["plans"], stats["why"])))
+    with lab.Server(folder, store, args) as s:
+        s.ask(p, 4, id_slot=0)
+        how = explained(s).split()[0]
+        check("a prompt that is loaded", how in ("load", "both"), explained(s)) # both: where this machine is so busy that the store is late
+        s.stop()
+        stats = s.stats()
+    run = subprocess.run([lab.KVFERRY, "run", "-m", lab.MODEL, "--store", store, "--raw", "-n", "1", "--json", "-p", "A river"],
+                         capture_output=True, text=True, check=True)
+    names = set(json.loads(run.stdout))
+    told = stats["last_prompt"]
+    check("its report has the names of kvferry run --json", set(told) - names == {"sequence", "explain"}
+          and set(told["plan"]) == set(json.loads(run.stdout)["plan"]), str(set(told) - names))
+    check("and says what happened", (told["plan"]["what"], told["why"], told["explain"], told["plan"]["stored_tokens"]) == (how, "none", None, 299)
+          and told["loaded_tokens"] + told["computed_tokens"] == 300, str(told))
+    check("times are added up", all(stats[n] > 0 for n in ("lookup_us", "load_us", "import_us")) and stats["plans"][how] == 1, str(stats["plans"]))
+    with lab.Server(folder, store, args) as s:
+        s.ask(p, 4, id_slot=0)
+        subprocess.run([lab.KVFERRY, "clear", "--store", store, "--all", "--yes"], check=True, stdout=subprocess.DEVNULL)
+        s.ask(other, 4, id_slot=0)
+        s.ask(p, 4, id_slot=0)
+        check("what the store has dropped", "no longer in the store" in explained(s), explained(s))
+        s.stop()
+        check("and in the numbers: evicted", s.stats()["last_prompt"]["explain"] == {"why": "evicted", "differs_at": None})
+
+
 def test_short_prompts_are_left_as_they_are(folder):
     texts = []
     for store in (None, f"file:{folder}/short"):
@@ -233,6 +280,7 @@ def test_a_store_that_dies(folder):
                                    lambda: (time.sleep(0.5), server.send_signal(signal.SIGKILL))])
             dead = [s.ask(x, 12, id_slot=0, cache_prompt=False)["content"] for x in p]
             check("answers from Redis, and without it, are the same", warm == texts[0] and dead == texts)
+            check("a dead store is named", "does not answer" in explained(s), explained(s))
             check("a stream goes on while the store dies", stream[0][2]["tokens_predicted"] == 100)
             s.stop()
     finally:

@@ -250,6 +250,7 @@ static void detach(kvfl_shim_context *c) {
         c->state = KVFL_UNTRIED;
         pthread_mutex_unlock(&lock);
         kvf_llama_detach(kv);
+        kvfl_earlier_free(&c->earlier);
         kvfl_shim_inside--;
     }
 }
@@ -295,6 +296,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
         return;
     }
     kv->on_prompt = kvfl_shim_on_prompt;
+    kv->on_prompt_ctx = c;
     pthread_mutex_lock(&lock);
     c->kv = kv;
     c->state = KVFL_SERVED;

@@ -252,7 +252,10 @@ HOOK void llama_memory_clear(llama_memory_t mem, bool data) {
 }
 
 HOOK bool llama_memory_seq_rm(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end) {
-    const kvfl_shim_context *c = kvfl_shim_of_memory(mem);
+    kvfl_shim_context *c = kvfl_shim_of_memory(mem);
+    if (c != NULL) {
+        kvfl_shim_before_cut(c, seq, first);
+    }
     bool ok = REAL(llama_memory_seq_rm)(mem, seq, first, end);
     if (c != NULL && ok) {
         enter();

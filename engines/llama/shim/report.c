@@ -11,9 +11,12 @@
 #include <unistd.h>
 
 #include "llama/shim/shim.h"
+#include "llama/tell/tell.h"
 
 #define MAX_STORES     8u
 #define STATS_EVERY_US 1000000
+#define TOLD_TOKENS    64u /* shorter prompts are not */
+#define DRAFT_TOKENS   16u /* what speculation takes back at most, at every step: no answer */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static kvfl_shim_options options;
@@ -23,6 +26,16 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kvf_llama_counters gone; /* of contexts that were closed */
 static char refused[300];
 static int64_t written_us;
+
+/* Why the last prompt is not all loaded, told without asking the store. */
+typedef struct explanation {
+    llama_seq_id seq;
+    kvf_llama_report report;
+    bool told;          /* something is known of it */
+    kvfl_absence cause; /* why its tokens are new ... */
+    size_t at;          /* ... and from which one on */
+} explanation;
+static explanation last; /* num_tokens 0: none yet */
 
 void kvfl_shim_say(const char *format, ...) {
     char line[1024];
@@ -55,6 +68,17 @@ static void add(kvf_llama_counters *sum, const kvf_llama *kv) {
     for (size_t i = 0; i < KVF_NUM_ASIDES; i++) {
         sum->aside_tokens[i] += c.aside_tokens[i];
     }
+    for (size_t i = 0; i < KVF_LLAMA_NUM_PLANS; i++) {
+        sum->plans[i] += c.plans[i];
+    }
+    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
+        sum->ended[i] += c.ended[i];
+    }
+    sum->match_us += c.match_us;
+    sum->load_us += c.load_us;
+    sum->import_us += c.import_us;
+    sum->compute_us += c.compute_us;
+    sum->waited_us += c.waited_us;
 }
 
 static void add_live(void *arg, const kvf_llama *kv) {
@@ -81,12 +105,34 @@ static json_t *reasons(const uint64_t counts[KVF_NUM_ASIDES]) {
     return out;
 }
 
+static json_t *plans(const uint64_t counts[KVF_LLAMA_NUM_PLANS]) {
+    json_t *out = json_object();
+    for (unsigned i = 0; i < KVF_LLAMA_NUM_PLANS; i++) {
+        json_object_set_new(out, kvf_llama_plan_name((kvf_llama_plan)i), json_integer((json_int_t)counts[i]));
+    }
+    return out;
+}
+
 static json_t *misses(const uint64_t counts[KVF_NUM_REASONS]) {
     json_t *out = json_object();
     for (unsigned i = 1; i < KVF_NUM_REASONS; i++) {
         if (counts[i] > 0) {
             json_object_set_new(out, kvf_reason_name((kvf_reason)i), json_integer((json_int_t)counts[i]));
         }
+    }
+    return out;
+}
+
+static json_t *last_prompt(const explanation *x) {
+    json_t *out = x->report.num_tokens > 0 ? kvfl_tell_json(&x->report) : json_null();
+    if (json_is_object(out)) {
+        bool placed = x->cause == KVFL_DIFFERS || x->cause == KVFL_ENDS;
+        json_t *at = placed ? json_integer((json_int_t)x->at) : json_null();
+        json_object_set_new(out, "sequence", json_integer(x->seq));
+        json_object_set_new(out, "explain",
+                            x->told ? json_pack("{s:s, s:O}", "why", kvfl_absence_name(x->cause), "differs_at", at)
+                                    : json_null());
+        json_decref(at);
     }
     return out;
 }
@@ -111,6 +157,11 @@ static json_t *stats_json(void) {
                    {"saved_blocks", c.saved_blocks},
                    {"known_blocks", c.known_blocks},
                    {"shed_blocks", c.shed_blocks},
+                   {"lookup_us", c.match_us},
+                   {"load_us", c.load_us},
+                   {"import_us", c.import_us},
+                   {"compute_us", c.compute_us},
+                   {"waited_us", c.waited_us},
                    {"written_blocks", s.saved},
                    {"written_bytes", s.saved_bytes},
                    {"backlog_bytes", s.backlog_bytes}};
@@ -118,6 +169,9 @@ static json_t *stats_json(void) {
         json_object_set_new(out, numbers[i].name, json_integer((json_int_t)numbers[i].value));
     }
     json_object_set_new(out, "aside_tokens", reasons(c.aside_tokens));
+    json_object_set_new(out, "plans", plans(c.plans));
+    json_object_set_new(out, "why", misses(c.ended));
+    json_object_set_new(out, "last_prompt", last_prompt(&last));
     json_object_set_new(out, "missed_blocks", misses(s.misses));
     json_object_set_new(out, "unwritten_blocks", misses(s.save_failures));
     json_object_set_new(out, "refused", refused[0] != '\0' ? json_string(refused) : json_null());
@@ -141,17 +195,81 @@ static void write_stats(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* ---- why ---- */
+
+/* Nothing of the store stands behind the plan: the prompt goes on from the middle of a block, or was left alone. */
+static bool is_unasked(const kvf_llama_report *r) {
+    return r->plan == KVF_LLAMA_PLAN_NONE && r->why == KVF_WHY_NONE && r->computed_tokens > 1;
+}
+
+static explanation explain(const kvfl_shim_context *c, llama_seq_id seq, const kvf_llama_report *r) {
+    explanation x = {.seq = seq, .report = *r};
+    size_t stored = r->resident_tokens + r->copied_tokens + r->stored_tokens, have = r->num_tokens - r->computed_tokens;
+    bool absent = r->why == KVF_WHY_ABSENT;
+    if (absent || is_unasked(r)) {
+        x.cause = kvfl_earlier_explain(&c->earlier, &x.at, c->kv->histories[seq].tokens, r->num_tokens,
+                                       stored > have ? stored : have, c->kv->block_tokens);
+    }
+    /* Where a state is missing, or blocks that were found are computed, it is not known which block was not there. */
+    bool exact =
+        absent && !kvfl_has_states(c->kv) && (r->plan == KVF_LLAMA_PLAN_LOAD || r->plan == KVF_LLAMA_PLAN_NONE);
+    x.cause = x.cause == KVFL_EVICTED && !exact ? KVFL_ABSENT : x.cause;
+    x.told = absent || x.cause != KVFL_ABSENT;
+    return x;
+}
+
+/* Why not all was loaded; "": all that there was. */
+static void why_in_words(char *out, size_t room, const explanation *x, uint32_t block_tokens) {
+    static const char *const causes[KVFL_NUM_ABSENCES] = {
+        [KVFL_ABSENT] = "not in the store",
+        [KVFL_DIFFERS] = "token %zu is the first that differs from an earlier prompt",
+        [KVFL_ENDS] = "the earlier prompt that it goes on from ends at token %zu",
+        [KVFL_EVICTED] = "no longer in the store, as it was for an earlier prompt up to token %zu"};
+    const kvf_llama_report *r = &x->report;
+    if (x->told) {
+        snprintf(out, room, causes[x->cause], x->at);
+    } else if (r->why != KVF_WHY_NONE || r->missed_blocks > 0) {
+        snprintf(out, room, "%s", kvfl_tell_why(r->why != KVF_WHY_NONE ? r->why : r->missed_why));
+    } else {
+        bool left_alone = is_unasked(r) && r->computed_tokens >= 2 * block_tokens;
+        snprintf(out, room, "%s", left_alone ? "not looked for" : "");
+    }
+}
+
+static void say_prompt(const explanation *x, uint32_t block_tokens) {
+    const kvf_llama_report *r = &x->report;
+    char plan[KVFL_TELL_TEXT], why[KVFL_TELL_TEXT];
+    kvfl_tell_plan(plan, sizeof plan, r);
+    why_in_words(why, sizeof why, x, block_tokens);
+    kvfl_shim_say("sequence %d: %u of %u tokens loaded from %s in %.0f ms, %u resident, %u copied, %u computed in "
+                  "%.0f ms; plan: %s%s%s",
+                  x->seq, r->loaded_tokens, r->num_tokens, store_name, (double)(r->match_us + r->load_us) / 1000,
+                  r->resident_tokens, r->copied_tokens, r->computed_tokens, (double)r->compute_us / 1000, plan,
+                  why[0] != '\0' ? "; " : "", why);
+}
+
 void kvfl_shim_on_prompt(void *ctx, llama_seq_id seq, const kvf_llama_report *r) {
-    (void)ctx;
-    if (r->num_tokens >= 64) {
-        kvfl_shim_say(
-            "sequence %d: %u of %u tokens loaded from %s in %.0f ms, %u resident, %u copied, %u computed in %.0f ms%s%s",
-            seq, r->loaded_tokens, r->num_tokens, store_name, (double)(r->match_us + r->load_us) / 1000,
-            r->resident_tokens, r->copied_tokens, r->computed_tokens, (double)r->compute_us / 1000,
-            r->why != KVF_WHY_NONE ? "; then: " : "", r->why != KVF_WHY_NONE ? kvf_reason_name(r->why) : "");
+    kvfl_shim_context *c = ctx;
+    if (r->num_tokens >= TOLD_TOKENS) {
+        explanation x = explain(c, seq, r);
+        say_prompt(&x, c->kv->block_tokens);
+        kvfl_earlier_keep(&c->earlier, c->kv->histories[seq].tokens, r->num_tokens);
+        pthread_mutex_lock(&lock);
+        last = x;
+        pthread_mutex_unlock(&lock);
     }
     if (kvfl_now_us() - written_us > STATS_EVERY_US) {
         write_stats();
+    }
+}
+
+void kvfl_shim_before_cut(kvfl_shim_context *c, llama_seq_id seq, llama_pos first) {
+    if (!kvfl_is_text(c->kv, seq)) {
+        return;
+    }
+    const kvfl_history *h = &c->kv->histories[seq];
+    if (h->num >= TOLD_TOKENS && h->num > (size_t)(first > 0 ? first : 0) + DRAFT_TOKENS) {
+        kvfl_earlier_keep(&c->earlier, h->tokens, h->num);
     }
 }
 

@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 #include "llama/engine.h"
+#include "llama/tell/earlier.h"
 
 /* libllama's own function. */
 #define REAL(name)                                            \
@@ -44,6 +45,7 @@ typedef struct kvfl_shim_context {
     char adapters[512];
     bool outputs_all, hidden, not_causal, warm_up;
     int64_t last_try_us;
+    kvfl_earlier earlier;
 } kvfl_shim_context;
 
 /* The context when it is served and this call is the program's own; NULL: nothing to do but to pass the call on. */
@@ -90,7 +92,9 @@ typedef struct kvfl_shim_options {
 const kvfl_shim_options *kvfl_shim_get_options(void);
 kvf_store *kvfl_shim_store(void); /* opened by the first call; NULL: none, or not usable (said in the log) */
 void kvfl_shim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void kvfl_shim_on_prompt(void *ctx, llama_seq_id, const kvf_llama_report *);
+void kvfl_shim_on_prompt(void *ctx, llama_seq_id, const kvf_llama_report *); /* ctx: the kvfl_shim_context */
+/* Before the sequence loses what it holds from `first` on: an answer, that may come back as other tokens. */
+void kvfl_shim_before_cut(kvfl_shim_context *, llama_seq_id, llama_pos first);
 void kvfl_shim_add_gone(const kvf_llama *);
 void kvfl_shim_note_refused(const char *why);
 void kvfl_shim_each(void (*fn)(void *arg, const kvf_llama *), void *arg); /* context.c: all that are served */

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The last prompts of a process, with their answers: why another prompt is not in the store is told from them, without
+ * asking the store. Belongs to one thread. Knows neither llama.cpp nor a store.
+ */
+#ifndef KVFL_EARLIER_H
+#define KVFL_EARLIER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVFL_EARLIER_TEXTS 16u
+
+typedef struct kvfl_earlier {
+    struct kvfl_earlier_text {
+        int32_t *tokens; /* NULL: a free place */
+        size_t num;
+        uint64_t seen;
+    } texts[KVFL_EARLIER_TEXTS];
+    uint64_t clock;
+} kvfl_earlier;
+
+/* In the words of `kvferry explain`. */
+typedef enum kvfl_absence {
+    KVFL_ABSENT,  /* nothing that is remembered goes so far */
+    KVFL_DIFFERS, /* from token `at` on it is another text than the one that shares the most with it */
+    KVFL_ENDS,    /* that one is a part of this: it ends at token `at` */
+    KVFL_EVICTED, /* that one had the next block, up to token `at`: evicted, expired or not written yet */
+    KVFL_NUM_ABSENCES
+} kvfl_absence;
+const char *kvfl_absence_name(kvfl_absence);
+
+/* Copies the tokens; in place of those that they go on from, or else of those that were seen longest ago. */
+void kvfl_earlier_keep(kvfl_earlier *, const int32_t *tokens, size_t num);
+/* Why a prompt is not there behind its first `found` tokens, in blocks of `block_tokens`. */
+kvfl_absence kvfl_earlier_explain(const kvfl_earlier *, size_t *at, const int32_t *tokens, size_t num, size_t found,
+                                  size_t block_tokens);
+void kvfl_earlier_free(kvfl_earlier *);
+
+#endif
