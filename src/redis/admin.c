@@ -378,7 +378,7 @@ kvf_status kvfi_redis_remove(kvfi_tier *base, kvf_error *err, const kvfi_addr *a
     unsigned tries = 0;
     kvf_status status;
     do {
-        KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, kvfi_redis_slot(addr), KVFI_LANE_STORE, deadline_us));
+        KVFI_TRY(kvfi_talk_begin(&talk, kvfi_redis_of(base), err, kvfi_addr_slot(addr), KVFI_LANE_STORE, deadline_us));
         status = remove_once(&talk, addr, &was_there);
         kvfi_talk_end(&talk);
     } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));

@@ -56,6 +56,7 @@ static void say_finding(void *ctx, const kvf_finding *finding) {
              finding->what, finding->mend[0] != '\0' ? "; mend: " : "", finding->mend);
 }
 
+/* What is said depends on the verdict as a whole, so the rules, which are pure, are gone through again, aloud. */
 static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_verdict *verdict,
                  const kvfi_admission *before) {
     listener to = {.tier = tier, .only = before->logged ? verdict->code : NULL};

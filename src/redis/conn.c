@@ -97,10 +97,10 @@ kvfi_cmd *kvfi_conn_room(kvfi_conn *conn, size_t bytes) {
  * it, everything works as well. */
 static void set_send_buffer(kvfi_conn *conn) {
     int bytes = SEND_BUFFER;
-    if (conn->tcp || conn->send_buffer == bytes) {
+    if (conn->tcp || conn->roomy) {
         return;
     }
-    conn->send_buffer = bytes;
+    conn->roomy = true;
     if (kvfi_sys->setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes) != 0) {
         (void)kvfi_sys->setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     }

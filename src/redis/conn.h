@@ -43,7 +43,7 @@ typedef struct kvfi_conn {
     bool readable;                /* the last kvfi_conn_wait saw something to read */
     bool slow;                    /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int low_water;                /* SO_RCVLOWAT now */
-    int send_buffer;              /* SO_SNDBUF now; 0 = as the system has it */
+    bool roomy;                   /* a larger send buffer was asked for */
     const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
     bool asking;                  /* each command is preceded by ASKING: the server gets the slot of its key just now */
     bool stalled;                 /* it was closed because nothing moved */

@@ -246,7 +246,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->tcp = to->path == NULL;
     conn->slow = false;
     conn->low_water = 1;
-    conn->send_buffer = 0;
+    conn->roomy = false;
     conn->stalled = false;
     conn->mute = conn->config = false;
     conn->refuses = false;

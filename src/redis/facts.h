@@ -5,7 +5,7 @@
 #ifndef KVFI_REDIS_FACTS_H
 #define KVFI_REDIS_FACTS_H
 
-#include "redis/redis.h"
+#include "redis/talk.h"
 
 #define KVFI_UNKNOWN UINT64_MAX /* of a number: it was not told */
 

@@ -21,6 +21,12 @@ void kvfi_name_of(kvfi_name *out, const char *prefix, const kvfi_addr *addr, uin
 /* false for what is not such a name. Of the space only the first 8 bytes are known; the rest is zero. */
 bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, const char *name, size_t len);
 
+/* The slot of all parts of the value, where the servers are a Cluster. */
+uint16_t kvfi_addr_slot(const kvfi_addr *);
+/* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not
+ * expire together. */
+uint64_t kvfi_ttl_ms(uint32_t ttl_s, const kvfi_addr *);
+
 /* How many keys hold a value of so many bytes, and how many bytes of it number `part` holds. */
 static inline uint64_t kvfi_num_parts(uint64_t bytes, uint64_t part_bytes) {
     return bytes <= part_bytes ? 1 : (bytes + part_bytes - 1) / part_bytes;

@@ -141,7 +141,7 @@ static void refresh(loader *l, const kvfi_item *item) {
         kvfi_cmd_array(out, 3);
         kvfi_cmd_text(out, "PEXPIRE");
         kvfi_cmd_bulk(out, name.text, name.len);
-        kvfi_cmd_number(out, kvfi_redis_ttl_ms(l->tier, &item->addr));
+        kvfi_cmd_number(out, kvfi_ttl_ms(l->tier->conf.ttl_s, &item->addr));
         push(l, &(request){0});
     }
 }
@@ -335,12 +335,6 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
         kvfi_conn_close(conn);
     }
     return true;
-}
-
-uint32_t kvfi_redis_conns_for(const kvfi_redis *tier, const kvfi_feed *feed) {
-    bool asked = tier->conf.share_below == UINT64_MAX;
-    bool large = feed->num > 0 && feed->items[0].bytes >= tier->conf.share_below;
-    return large || (feed->watch != NULL && !asked) ? 1 : tier->conf.conns;
 }
 
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {

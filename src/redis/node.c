@@ -292,10 +292,6 @@ static unsigned lane_max(const kvfi_node *node) {
     return 4 * node->conf->conns;
 }
 
-static void count_loads(kvfi_node *node) {
-    atomic_store_explicit(&node->loads, node->lanes[KVFI_LANE_LOAD].num_taken, memory_order_relaxed);
-}
-
 /* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up
  * while it waits. */
 static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed,
@@ -310,7 +306,6 @@ static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, c
     }
     *out = lane->num_idle > 0 ? lane->idle[--lane->num_idle] : NULL;
     lane->num_taken++;
-    count_loads(node);
     return KVF_WHY_NONE;
 }
 
@@ -318,7 +313,6 @@ static void give_slot(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     pthread_mutex_lock(&node->lock);
     kvfi_lane *lane = &node->lanes[kind];
     lane->num_taken--;
-    count_loads(node);
     if (conn != NULL) {
         lane->idle[lane->num_idle++] = conn;
     }

@@ -18,7 +18,7 @@ typedef enum kvfi_lane_kind { KVFI_LANE_LOOKUP, KVFI_LANE_LOAD, KVFI_LANE_STORE,
 typedef struct kvfi_lane {
     kvfi_conn *idle[KVFI_REDIS_MAX_LANE]; /* the last used is on top; a closed one may be among them, for its memory */
     unsigned num_idle;
-    unsigned num_taken;
+    _Atomic unsigned num_taken; /* changes under the lock; a saver looks at that of loads without */
 } kvfi_lane;
 
 /* A breaker: closed until something fails; then open, and nobody tries until `until_us`; then half-open: one tries, and
@@ -51,10 +51,9 @@ typedef struct kvfi_node {
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
     kvfi_admission admission;
-    _Atomic int64_t room;   /* of a bounded one: bytes that may still be saved before it is asked anew */
-    _Atomic unsigned loads; /* connections that load just now */
-    atomic_bool spoken;     /* it has answered us once: it speaks as we do */
-    kvf_error trouble;      /* why it could not be connected to last time */
+    _Atomic int64_t room; /* of a bounded one: bytes that may still be saved before it is asked anew */
+    atomic_bool spoken;   /* it has answered us once: it speaks as we do */
+    kvf_error trouble;    /* why it could not be connected to last time */
     _Atomic uint64_t *connects, *disconnects;
 } kvfi_node;
 

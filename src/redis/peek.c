@@ -53,7 +53,7 @@ static bool read_answer(lookup *l, size_t number, const kvfi_reply *reply) {
         peek->why = kvfi_reply_reason(reply);
         if (l->order != NULL) {
             l->fates[index_of(l, number)] =
-                (uint8_t)kvfi_redis_learn(l->tier, l->node, reply, &l->asks[index_of(l, number)]);
+                (uint8_t)kvfi_topology_learn(l->tier->topology, l->node, reply, &l->asks[index_of(l, number)]);
         }
         return true;
     }
@@ -175,7 +175,7 @@ static void sort(lookups *all) {
         kvfi_node *ask_node = all->asks[key];
         kvfi_node *node = ask_node;
         if (node == NULL) {
-            node = kvfi_topology_node(all->tier->topology, kvfi_redis_slot(&all->addrs[key]));
+            node = kvfi_topology_node(all->tier->topology, kvfi_addr_slot(&all->addrs[key]));
         }
         all->place[i] = (uint8_t)share_of(all, node, ask_node != NULL);
         all->asks[key] = NULL;
@@ -300,7 +300,7 @@ static void end(lookups *all, lookup *l) {
     }
     for (size_t i = l->answered; i < l->num; i++) {
         uint32_t key = l->order[i];
-        kvfi_node *node = kvfi_topology_node(t, kvfi_redis_slot(&all->addrs[key]));
+        kvfi_node *node = kvfi_topology_node(t, kvfi_addr_slot(&all->addrs[key]));
         all->out[key].why = l->why;
         all->fates[key] = node != NULL && node != l->node ? KVFI_FATE_MOVED : KVFI_FATE_OVER;
     }

@@ -71,55 +71,10 @@ kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *
  * the other: two at once would both be late. Large ones would be in each other's way. But who says how many, gets
  * them. */
 uint32_t kvfi_redis_conns_for(const kvfi_redis *, const kvfi_feed *);
-bool kvfi_redis_load_on(kvfi_redis *, kvfi_conn *, kvfi_feed *); /* the exchanges of load.c and save.c */
-bool kvfi_redis_save_on(kvfi_redis *, kvfi_conn *, kvfi_feed *);
-/* For a topology: spread.c */
-void kvfi_redis_spread(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
-void kvfi_redis_spread_get(kvfi_tier *, kvfi_feed *); /* on the calling thread: one server after the other */
-void kvfi_redis_spread_put(kvfi_tier *, kvfi_feed *);
+kvfi_exchange kvfi_redis_load_on, kvfi_redis_save_on; /* load.c, save.c */
+/* For a topology: the same on all servers that are concerned, at once; without a pool one after the other. */
+void kvfi_redis_spread(kvfi_redis *, kvfi_feed *, kvfi_pool *, kvfi_lane_kind, kvfi_exchange *);
 void kvfi_redis_spread_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                             int64_t deadline_us);
-uint16_t kvfi_redis_slot(const kvfi_addr *);
-/* What an error reply of one of several servers means for what was asked of it, and what was learned of it. */
-typedef enum kvfi_fate { KVFI_FATE_OVER, KVFI_FATE_MOVED, KVFI_FATE_ASK, KVFI_FATE_WAIT } kvfi_fate;
-kvfi_fate kvfi_redis_learn(kvfi_redis *, kvfi_node *from, const kvfi_reply *, kvfi_node **ask);
-
-/* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not
- * expire together. */
-uint64_t kvfi_redis_ttl_ms(const kvfi_redis *, const kvfi_addr *);
-
-/* ---- for calls that send one command after the other (admin, sessions, doctor) */
-typedef struct kvfi_talk {
-    kvfi_redis *tier;
-    kvfi_node *node;
-    kvfi_conn *conn; /* NULL: the talk has not begun, or is over */
-    kvfi_lane_kind lane;
-    kvf_error *err;
-    int64_t deadline_us;
-    uint64_t unheard; /* commands whose answers have not been heard to their end */
-    kvfi_node *ask; /* who has the slot just now, and answers to ASKING; set by a talk that failed, for the next try */
-    bool half;      /* the answer to an ASKING has been heard, that to its command has not, to its end */
-    bool astray;    /* another server, or the same a little later, would have answered */
-    bool moving;    /* its slot is on the way to another: that comes to an end, and is waited for */
-} kvfi_talk;
-
-/* KVF_OK, or KVF_CONFIG, KVF_IO, KVF_NOMEM with err. After KVF_OK it must be ended. With the one server, or the one
- * that has the slot, or talk->ask, which is NULL at first. */
-kvf_status kvfi_talk_begin(kvfi_talk *, kvfi_redis *, kvf_error *, uint16_t slot, kvfi_lane_kind, int64_t deadline_us);
-kvf_status kvfi_talk_begin_on(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_node *, kvfi_lane_kind, int64_t deadline_us);
-/* After a talk that failed has ended: is it worth another try? Then the time for that has come. `tries` counts them. */
-bool kvfi_talk_again(const kvfi_talk *, unsigned *tries);
-void kvfi_talk_end(kvfi_talk *);
-/* Queues one command of plain texts; NULL ends the list. */
-kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
-/* Before a place is named for the next reply: that reply comes next. */
-kvf_status kvfi_talk_expect(kvfi_talk *);
-/* The next reply. KVF_OK also for error replies: the caller decides what they mean. KVF_IO: the connection is gone. */
-kvf_status kvfi_talk_hear(kvfi_talk *, kvfi_reply *);
-/* KVF_IO with the server's own words, or the sentence when `reply` is no error. */
-kvf_status kvfi_talk_refused(kvfi_talk *, const kvfi_reply *, const char *doing);
-
-/* All servers that have something. At most `cap`. */
-size_t kvfi_redis_nodes(kvfi_redis *, kvfi_node **out, size_t cap);
 
 #endif

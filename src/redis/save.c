@@ -84,7 +84,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");
-        kvfi_cmd_number(out, kvfi_redis_ttl_ms(s->tier, &s->item->addr));
+        kvfi_cmd_number(out, kvfi_ttl_ms(s->tier->conf.ttl_s, &s->item->addr));
     }
 }
 
@@ -115,7 +115,7 @@ static bool has_room(const saver *s) {
     return s->conn->room == NULL || atomic_load_explicit(s->conn->room, memory_order_relaxed) > 0;
 }
 
-/* Loads under way to this server go first: after each value they are waited for (tier.c). */
+/* Loads under way to this server go first: after each value they are waited for (run.c). */
 static bool must_yield(const saver *s) {
     return s->drawn && s->conn->loads != NULL && atomic_load_explicit(s->conn->loads, memory_order_relaxed) > 0;
 }

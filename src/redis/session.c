@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "redis/redis.h"
+#include "redis/talk.h"
 
 #define MAX_ID_BYTES     512u
 #define TEMPORARY_MS     "600000" /* what a writer that dies halfway leaves behind goes away by itself */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A batch over several servers: its items are sorted by the server that has their slot, and each server's share is a
- * feed of its own, moved by the same exchange as with a single server (load.c, save.c), at the same time as the others.
+ * feed of its own, moved by the same exchange as with a single server (run.c), at the same time as the others.
  *
  * What a server sends elsewhere (MOVED, ASK), or can't serve just now (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY ...),
  * is not over but goes into the next round, of which there are few. What is on a server that is away misses at once,
@@ -14,31 +14,6 @@
 #define MAX_ROUNDS    6u  /* the first, and five redirections */
 #define MAX_GROUPS    64u /* of one round; what belongs to further servers waits for the next */
 #define FIRST_WAIT_MS 5
-
-uint16_t kvfi_redis_slot(const kvfi_addr *addr) {
-    char tag[65]; /* what stands in the braces of its name (key.h) */
-    kvfi_hex(tag, addr->key.bytes, 32);
-    return kvfi_slot_of(tag, 64);
-}
-
-kvfi_fate kvfi_redis_learn(kvfi_redis *tier, kvfi_node *from, const kvfi_reply *reply, kvfi_node **ask) {
-    static const char *const passing[] = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "BUSY "};
-    kvfi_host to;
-    uint16_t slot = 0;
-    *ask = NULL;
-    kvfi_redirect_kind kind = kvfi_redirect_parse(&slot, &to, reply->text, reply->len);
-    if (kind != KVFI_REDIRECT_NONE) {
-        kvfi_node *node = kvfi_topology_redirect(tier->topology, from, slot, &to, kind == KVFI_REDIRECT_ASK);
-        *ask = kind == KVFI_REDIRECT_ASK ? node : NULL;
-        return node == NULL ? KVFI_FATE_OVER : kind == KVFI_REDIRECT_ASK ? KVFI_FATE_ASK : KVFI_FATE_MOVED;
-    }
-    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++) {
-        if (kvfi_reply_says(reply, passing[i])) {
-            return KVFI_FATE_WAIT;
-        }
-    }
-    return KVFI_FATE_OVER;
-}
 
 /* ---- a batch under way ---- */
 
@@ -91,7 +66,7 @@ kvf_reason kvfi_redis_refusal(kvfi_feed *feed, const kvfi_item *item, const kvfi
     }
     group *g = (group *)(void *)feed;
     plan *p = plan_of(g, item);
-    p->fate = (uint8_t)kvfi_redis_learn(g->flight->tier, g->node, reply, &p->ask);
+    p->fate = (uint8_t)kvfi_topology_learn(g->flight->tier->topology, g->node, reply, &p->ask);
     p->why = KVF_WHY_SERVER;
     if (p->fate != KVFI_FATE_OVER && p->fate != KVFI_FATE_ASK) {
         atomic_store_explicit(&g->flight->must_refresh, true, memory_order_relaxed);
@@ -112,7 +87,7 @@ static void give_up(group *g, kvf_reason why) {
         kvfi_topology_refresh(t, g->feed.deadline_us);
     }
     for (kvfi_item *item = kvfi_feed_draw(&g->feed); item != NULL; item = kvfi_feed_draw(&g->feed)) {
-        kvfi_node *node = kvfi_topology_node(t, kvfi_redis_slot(&item->addr));
+        kvfi_node *node = kvfi_topology_node(t, kvfi_addr_slot(&item->addr));
         if (node != NULL && node != g->node) {
             *plan_of(g, item) = (plan){.fate = KVFI_FATE_MOVED, .why = (uint8_t)why};
         }
@@ -169,7 +144,7 @@ static void sort(flight *f) {
         plan *p = &f->plans[index];
         kvfi_node *node = p->ask;
         if (node == NULL) {
-            node = kvfi_topology_node(f->tier->topology, kvfi_redis_slot(&f->whole->items[index].addr));
+            node = kvfi_topology_node(f->tier->topology, kvfi_addr_slot(&f->whole->items[index].addr));
         }
         f->place[i] = (uint8_t)group_of(f, node, p->ask != NULL);
         if (f->place[i] < MAX_GROUPS) {
@@ -261,7 +236,8 @@ static void fail_all(kvfi_feed *feed, kvf_reason why) {
     }
 }
 
-void kvfi_redis_spread(kvfi_tier *base, kvfi_feed *feed, kvfi_pool *pool, bool put) {
+void kvfi_redis_spread(kvfi_redis *tier, kvfi_feed *feed, kvfi_pool *pool, kvfi_lane_kind lane,
+                       kvfi_exchange *exchange) {
     size_t num = feed->num;
     if (num == 0) {
         return;
@@ -274,10 +250,10 @@ void kvfi_redis_spread(kvfi_tier *base, kvfi_feed *feed, kvfi_pool *pool, bool p
         return;
     }
     memset(f, 0, offsetof(flight, groups));
-    f->tier = kvfi_redis_of(base);
+    f->tier = tier;
     f->whole = feed;
-    f->lane = put ? KVFI_LANE_STORE : KVFI_LANE_LOAD;
-    f->exchange = put ? kvfi_redis_save_on : kvfi_redis_load_on;
+    f->lane = lane;
+    f->exchange = exchange;
     f->plans = (plan *)(void *)(f + 1);
     f->order = (uint32_t *)(void *)(f->plans + num);
     f->pending = f->order + num;
@@ -289,12 +265,4 @@ void kvfi_redis_spread(kvfi_tier *base, kvfi_feed *feed, kvfi_pool *pool, bool p
     f->num_pending = num;
     fly(f, pool);
     kvfi_free(f);
-}
-
-void kvfi_redis_spread_get(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis_spread(base, feed, NULL, false);
-}
-
-void kvfi_redis_spread_put(kvfi_tier *base, kvfi_feed *feed) {
-    kvfi_redis_spread(base, feed, NULL, true);
 }

@@ -441,3 +441,22 @@ kvf_status kvfi_topology_open(kvfi_topology **out, kvf_error *err, const kvfi_re
     *out = t;
     return KVF_OK;
 }
+
+kvfi_fate kvfi_topology_learn(kvfi_topology *t, const kvfi_node *from, const kvfi_reply *reply, kvfi_node **ask) {
+    static const char *const passing[] = {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "BUSY "};
+    kvfi_host to;
+    uint16_t slot = 0;
+    *ask = NULL;
+    kvfi_redirect_kind kind = kvfi_redirect_parse(&slot, &to, reply->text, reply->len);
+    if (kind != KVFI_REDIRECT_NONE) {
+        kvfi_node *node = kvfi_topology_redirect(t, from, slot, &to, kind == KVFI_REDIRECT_ASK);
+        *ask = kind == KVFI_REDIRECT_ASK ? node : NULL;
+        return node == NULL ? KVFI_FATE_OVER : kind == KVFI_REDIRECT_ASK ? KVFI_FATE_ASK : KVFI_FATE_MOVED;
+    }
+    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++) {
+        if (kvfi_reply_says(reply, passing[i])) {
+            return KVFI_FATE_WAIT;
+        }
+    }
+    return KVFI_FATE_OVER;
+}

@@ -55,4 +55,9 @@ void kvfi_topology_refresh(kvfi_topology *, int64_t deadline_us);
  * it. */
 kvfi_node *kvfi_topology_redirect(kvfi_topology *, const kvfi_node *from, uint16_t slot, const kvfi_host *to, bool ask);
 
+/* What an error reply of one of several servers means for what was asked of it, and what was learned of it: it is over;
+ * another has the slot, or has it for this once (*ask: that one); or it is worth another try a little later. */
+typedef enum kvfi_fate { KVFI_FATE_OVER, KVFI_FATE_MOVED, KVFI_FATE_ASK, KVFI_FATE_WAIT } kvfi_fate;
+kvfi_fate kvfi_topology_learn(kvfi_topology *, const kvfi_node *from, const kvfi_reply *, kvfi_node **ask);
+
 #endif

@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "redis/redis.h"
+#include "redis/talk.h"
 #include "support/kit.h"
 #include "support/server.h"
 #include "support/tiers.h"
