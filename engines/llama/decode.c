@@ -135,7 +135,7 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
     }
     kvfl_chain(kv, h->tokens, goal / kv->block_tokens * kv->block_tokens, 0);
     return kvf_knows(kv->space, &kv->keys[block]) ||
-           (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, kv->budget_ms * 1000) == KVF_OK && run == 1);
+           (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, KVFL_LOOKUP_US) == KVF_OK && run == 1);
 }
 
 /* A sequence that ends in the middle of a block: where that end was computed only because a batch was full, or its

@@ -197,8 +197,8 @@ typedef struct kvfl_front {
 } kvfl_front;
 /* load.c: brings blocks into a sequence that holds exactly `have` tokens, each loaded or computed, whatever is sooner;
  * returns how many it holds then: what follows is not stored, or sooner computed. `front` NULL: only what can be
- * loaded. After front->status: as far as it came. Where `have` is in the middle of a block, only a stored state further
- * on can help: it replaces what the sequence has. */
+ * loaded, and the budget alone is what it may take. After front->status: as far as it came. Where `have` is in the
+ * middle of a block, only a stored state further on can help: it replaces what the sequence has. */
 size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t have, kvfl_front *front);
 /* The last `tokens` that were told to be in the sequence are not, or were brought in for nothing. */
 void kvfl_count_lost(kvf_llama_report *, size_t tokens);
@@ -222,11 +222,16 @@ static inline size_t kvfl_next_stop(const kvf_llama *kv, size_t have) {
 bool kvfl_pass_boundary(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t index, bool save);
 /* kv->state has room for that many bytes. */
 bool kvfl_has_room(kvf_llama *, size_t bytes);
-/* The last boundary behind block `first` and not behind `end` whose state is stored, or `first`. */
-size_t kvfl_match_state(kvf_llama *, kvf_llama_report *, size_t first, size_t end, int64_t deadline_us);
-/* The sequence holds the blocks up to `end`, and no state: puts the last state there that is stored for more than
- * `have` tokens, drops the blocks behind it, and returns where it is. `have`: there was none. */
-size_t kvfl_load_state(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t have, size_t end, int64_t deadline_us);
+bool kvfl_is_boundary(const kvf_llama *, size_t index);
+/* The state at a boundary, as a block of the store. */
+kvf_block kvfl_state_block(const kvf_llama *, size_t index);
+/* How long it is; 0: it is not stored, or the store did not say in time (*why). */
+size_t kvfl_stored_state(kvf_llama *, kvf_reason *why, size_t index, int64_t deadline_us);
+/* The last boundary behind block `first` and not behind `end` whose state is stored, of *out_bytes; or `first`. */
+size_t kvfl_match_state(kvf_llama *, kvf_llama_report *, size_t *out_bytes, size_t first, size_t end,
+                        int64_t deadline_us);
+/* The sequence holds exactly the blocks in front of the boundary, and no state: puts the state there. */
+bool kvfl_import_state(const kvf_llama *, llama_seq_id, size_t index, const void *data, size_t len);
 /* Leaves the sequence without a recurrent state, which could not go back to an earlier position, nor forward to one
  * that it has not computed. */
 bool kvfl_drop_state(const kvf_llama *, llama_seq_id);

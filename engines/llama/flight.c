@@ -15,6 +15,18 @@ static bool has(const kvfl_flight *f, size_t block) {
     return f->num > 0 && block >= f->first && block < f->first + f->num;
 }
 
+/* What was called off before it began is told apart from what was not there by its place behind `wanted`. */
+static kvfl_landing landing(const kvfl_flight *f, size_t item) {
+    switch (kvf_arrival_of(&f->arrivals, item)) {
+    case KVF_HERE:
+        return KVFL_HERE;
+    case KVF_MISSED:
+        return item < f->wanted ? KVFL_MISSED : KVFL_NOT_ASKED;
+    default:
+        return item < f->wanted ? KVFL_AWAITED : KVFL_NOT_ASKED;
+    }
+}
+
 static void forget(kvfl_flight *f, bool keep_memory) {
     if (!keep_memory) {
         free(f->memory);
@@ -28,16 +40,17 @@ static void forget(kvfl_flight *f, bool keep_memory) {
     f->ticket = 0;
 }
 
-static bool make_room(kvf_llama *kv, kvfl_flight *f, size_t num) {
-    if (f->capacity >= num) {
+static bool make_room(kvfl_flight *f, size_t num, size_t bytes) {
+    if (f->capacity >= num && f->room >= bytes) {
         return true;
     }
     forget(f, false);
-    f->memory = aligned_alloc(4096, num * kv->stride);
+    f->memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     f->blocks = calloc(num, sizeof *f->blocks);
     f->iov = calloc(num, sizeof *f->iov);
     f->each = calloc(num, 1);
     f->capacity = num;
+    f->room = bytes;
     if (f->memory == NULL || f->blocks == NULL || f->iov == NULL || f->each == NULL) {
         forget(f, false);
         return false;
@@ -45,29 +58,31 @@ static bool make_room(kvf_llama *kv, kvfl_flight *f, size_t num) {
     return true;
 }
 
-bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms) {
+/* A flight whose memory may be used for another one, of so many blocks and bytes; NULL: there is none. */
+static kvfl_flight *clear(kvf_llama *kv, size_t which, size_t num, size_t bytes) {
     kvfl_flight *f = &kv->flights[which];
-    size_t room = which >= KVFL_SMALL_FLIGHTS ? num : kv->group;
-    if (num == 0 || (f->ticket != 0 && !f->over) || !make_room(kv, f, room)) {
-        return false;
+    if ((f->ticket != 0 && !f->over) || !make_room(f, num, bytes)) {
+        return NULL;
     }
     f->num = 0; /* what it held */
     f->ticket = 0;
-    f->first = first;
-    f->wanted = num;
-    f->down = down;
     f->over = false;
     f->counted = false;
     f->seen_bytes = 0;
     f->arrivals = (kvf_arrivals){.each = f->each};
     memset(f->each, 0, num);
-    for (size_t i = 0; i < num; i++) {
-        size_t block = down ? first + num - 1 - i : first + i;
-        f->iov[i] = (struct iovec){f->memory + i * kv->stride, kvfl_bytes_of(kv, block)};
-        f->blocks[i] = kvfl_block_of(kv, block);
-        f->blocks[i].iov = &f->iov[i];
-        f->blocks[i].num_iov = 1;
-    }
+    return f;
+}
+
+static void set_item(kvfl_flight *f, size_t i, kvf_block block, uint8_t *memory, size_t len) {
+    f->iov[i] = (struct iovec){memory, len};
+    f->blocks[i] = block;
+    f->blocks[i].iov = &f->iov[i];
+    f->blocks[i].num_iov = 1;
+}
+
+static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, uint32_t budget_ms) {
+    kvfl_flight *f = &kv->flights[which];
     kvf_batch batch = {.struct_size = sizeof batch,
                        .op = KVF_OP_LOAD,
                        .space = kv->space,
@@ -84,9 +99,53 @@ bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bo
         forget(f, which < KVFL_SMALL_FLIGHTS);
         return false;
     }
-    f->num = num;
+    f->first = first;
+    f->num = f->wanted = num;
     return true;
 }
+
+bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms) {
+    size_t room = which >= KVFL_SMALL_FLIGHTS ? num : kv->group;
+    kvfl_flight *f = num > 0 ? clear(kv, which, room, room * kv->stride) : NULL;
+    if (f == NULL) {
+        return false;
+    }
+    f->down = down;
+    for (size_t i = 0; i < num; i++) {
+        size_t block = down ? first + num - 1 - i : first + i;
+        set_item(f, i, kvfl_block_of(kv, block), f->memory + i * kv->stride, kvfl_bytes_of(kv, block));
+    }
+    return launch(kv, which, first, num, budget_ms);
+}
+
+/* ---- the state ---- */
+
+bool kvfl_flight_start_state(kvf_llama *kv, size_t index, const kvf_block *block, size_t len, uint32_t budget_ms) {
+    kvfl_flight *f = clear(kv, KVFL_STATE_FLIGHT, 1, len);
+    if (f == NULL) {
+        return false;
+    }
+    set_item(f, 0, *block, f->memory, len);
+    return launch(kv, KVFL_STATE_FLIGHT, index, 1, budget_ms);
+}
+
+kvfl_landing kvfl_flight_of_state(const kvf_llama *kv, size_t index, const struct iovec **bytes) {
+    const kvfl_flight *f = &kv->flights[KVFL_STATE_FLIGHT];
+    *bytes = f->iov;
+    return f->num > 0 && f->first == index ? landing(f, 0) : KVFL_NOT_ASKED;
+}
+
+double kvfl_flight_state_rest(const kvf_llama *kv) {
+    const kvfl_flight *f = &kv->flights[KVFL_STATE_FLIGHT];
+    double rest = f->num > 0 && !f->over ? (double)f->iov[0].iov_len - (double)kvf_arrived_bytes(&f->arrivals) : 0;
+    return rest > 0 ? rest : 0;
+}
+
+kvf_reason kvfl_flight_state_why(const kvf_llama *kv) {
+    return kvf_arrival_why(&kv->flights[KVFL_STATE_FLIGHT].arrivals, 0);
+}
+
+/* ---- the lookup ---- */
 
 static void forget_lookup(kvfl_lookup *l) {
     free(l->blocks);
@@ -131,21 +190,11 @@ bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, uint32_t budget_
     return kvf_submit(kv->queue, &l->ticket, &batch) == KVF_OK;
 }
 
-/* What was called off before it began is told apart from what was not there by its place behind `wanted`. */
-static kvfl_landing landing(const kvfl_flight *f, size_t item) {
-    switch (kvf_arrival_of(&f->arrivals, item)) {
-    case KVF_HERE:
-        return KVFL_HERE;
-    case KVF_MISSED:
-        return item < f->wanted ? KVFL_MISSED : KVFL_NOT_ASKED;
-    default:
-        return item < f->wanted ? KVFL_AWAITED : KVFL_NOT_ASKED;
-    }
-}
+/* ---- what has landed ---- */
 
 kvfl_landing kvfl_flight_of(const kvf_llama *kv, size_t block, const struct iovec **bytes) {
     kvfl_landing best = KVFL_NOT_ASKED;
-    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+    for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
         const kvfl_flight *f = &kv->flights[which];
         kvfl_landing state = has(f, block) ? landing(f, item_of(f, block)) : KVFL_NOT_ASKED;
         if (state == KVFL_HERE) {
@@ -158,7 +207,7 @@ kvfl_landing kvfl_flight_of(const kvf_llama *kv, size_t block, const struct iove
 }
 
 kvf_reason kvfl_flight_why(const kvf_llama *kv, size_t block) {
-    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+    for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
         const kvfl_flight *f = &kv->flights[which];
         if (has(f, block) && landing(f, item_of(f, block)) == KVFL_MISSED) {
             return kvf_arrival_why(&f->arrivals, item_of(f, block));
@@ -213,7 +262,7 @@ void kvfl_flights_wait(const kvf_llama *kv, int64_t us) {
 
 double kvfl_flights_partial(const kvf_llama *kv, size_t first, size_t end) {
     double sum = 0;
-    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
+    for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
         const kvfl_flight *f = &kv->flights[which];
         if (f->num == 0 || f->first >= end || f->first + f->num <= first || f->over) {
             continue;
@@ -257,13 +306,13 @@ static void trim(kvf_llama *kv, kvfl_flight *f, size_t front) {
 }
 
 void kvfl_flights_trim(kvf_llama *kv, size_t front) {
-    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS; which++) {
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_STATE_FLIGHT; which++) {
         trim(kv, &kv->flights[which], front);
     }
 }
 
 void kvfl_flights_settle(kvf_llama *kv) {
-    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS; which++) {
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_STATE_FLIGHT; which++) {
         kvfl_flight *f = &kv->flights[which];
         size_t begun = 1; /* one, as far as is known, is on its way */
         for (size_t i = 0; i < f->num; i++) {

@@ -2,8 +2,8 @@
  *
  * Blocks on their way from the store, while the engine does something else. A flight is one load of consecutive blocks,
  * from the first to the last or from the last to the first; each may be used as soon as it has landed. There are two
- * small ones (0 and 1) with buffers that stay in the processor's cache, for loading from front to end, and two large
- * ones for what arrives behind a front that is still being computed.
+ * small ones (0 and 1) with buffers that stay in the processor's cache, for loading from front to end, two large ones
+ * for what arrives behind a front that is still being computed, and one for the state at a boundary.
  */
 #ifndef KVFL_FLIGHT_H
 #define KVFL_FLIGHT_H
@@ -15,16 +15,17 @@ struct kvf_llama;
 typedef enum kvfl_landing { KVFL_NOT_ASKED, KVFL_AWAITED, KVFL_HERE, KVFL_MISSED } kvfl_landing;
 
 #define KVFL_SMALL_FLIGHTS 2u
-#define KVFL_NUM_FLIGHTS   4u
+#define KVFL_STATE_FLIGHT  4u /* those in front of it are of blocks */
+#define KVFL_NUM_FLIGHTS   5u
 #define KVFL_TAIL_BYTES    ((size_t)128 << 20) /* bound of the memory of a large one */
 
 typedef struct kvfl_flight {
-    uint64_t ticket; /* 0: none is under way, and the memory is free */
-    bool down;       /* from the last block to the first */
-    size_t first, num;
-    size_t wanted; /* what was asked for from number `wanted` on has been called off */
+    uint64_t ticket;   /* 0: none is under way, and the memory is free */
+    bool down;         /* from the last block to the first */
+    size_t first, num; /* of the one of a state: the boundary, and 1 */
+    size_t wanted;     /* what was asked for from number `wanted` on has been called off */
     uint8_t *memory;
-    size_t capacity; /* blocks */
+    size_t room, capacity; /* bytes, and blocks */
     kvf_block *blocks;
     struct iovec *iov;
     uint8_t *each;
@@ -50,6 +51,12 @@ bool kvfl_lookup_start(struct kvf_llama *, size_t first, size_t end, uint32_t bu
 bool kvfl_flight_start(struct kvf_llama *, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms);
 /* Of a block of a flight that was started for the prompt at hand. *bytes is set when it is here. */
 kvfl_landing kvfl_flight_of(const struct kvf_llama *, size_t block, const struct iovec **bytes);
+/* Asks for the state at boundary `index`, whose block it is and how long; and of the one that was asked for last. */
+bool kvfl_flight_start_state(struct kvf_llama *, size_t index, const kvf_block *, size_t len, uint32_t budget_ms);
+kvfl_landing kvfl_flight_of_state(const struct kvf_llama *, size_t index, const struct iovec **bytes);
+/* Bytes of it that have not come yet. */
+double kvfl_flight_state_rest(const struct kvf_llama *);
+kvf_reason kvfl_flight_state_why(const struct kvf_llama *);
 /* Why a block was missed. */
 kvf_reason kvfl_flight_why(const struct kvf_llama *, size_t block);
 /* Takes note of what has ended, the lookup too, and of how fast bytes came (kv->link). */

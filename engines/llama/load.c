@@ -4,18 +4,23 @@
  * over a network is loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive from the
  * end, until they meet. llama.cpp takes the positions of a sequence only in order, so what has arrived waits in our
  * memory until the front has come to it.
+ *
+ * Of a model with states (windows, recurrent layers) nothing can be computed behind a block that was imported, until
+ * the state at a boundary is there too. So its blocks come from front to end, as long as that promises to be sooner
+ * than to compute them all.
  */
 #include "llama/engine.h"
 
-#define WAIT_US   5000    /* at most between two looks at how fast the store is */
-#define LOOKUP_US 40000.0 /* the lookup is waited for so long in any case, and as long as patience lasts */
+#define WAIT_US 5000 /* at most between two looks at how fast the store is */
 
 typedef struct load {
     kvf_llama *kv;
     kvf_llama_report *report;
     llama_seq_id seq;
     size_t next, end;  /* blocks: the next to import, and where what was matched ends */
-    kvfl_front *front; /* NULL: nothing may be computed here */
+    kvfl_front *front; /* who computes what does not come in time; NULL: nobody, and only the deadline counts */
+    bool stateless;    /* there are blocks, but no state to compute from */
+    size_t from;       /* of a model with states: all from this block on would have to be computed */
     kvfl_patience patience;
     int64_t deadline_us;
     size_t horizon; /* beyond it nothing is asked for before the front has come there, as it could not be held */
@@ -215,7 +220,8 @@ static void compute_blocks(load *l, size_t num) {
 /* Of the next `wanted` blocks, those that can be computed here: the tail has a batch of its own, so it is left to the
  * caller. */
 static size_t computable(const load *l, size_t wanted) {
-    size_t left = l->front != NULL && l->next < l->kv->num_whole ? l->kv->num_whole - l->next : 0;
+    bool can = l->front != NULL && !l->stateless && l->next < l->kv->num_whole;
+    size_t left = can ? l->kv->num_whole - l->next : 0;
     return wanted < left ? wanted : left;
 }
 
@@ -277,6 +283,30 @@ static void note_missed(load *l, kvf_reason why) {
     }
 }
 
+/* What is left promises to come sooner than it could be computed. Where nothing has come yet, patience decides. */
+static bool promises(const load *l, const kvfl_gap *gap) {
+    const kvf_llama *kv = l->kv;
+    double rate = kvfl_link_rate(&kv->link, kvfl_now_us());
+    if (l->front == NULL || rate == 0 || kvfl_link_is_silent(&kv->link)) {
+        return may_wait(l);
+    }
+    return kvfl_now_us() < l->deadline_us &&
+           kvfl_plan_goes_on(gap, &kv->pace, rate, l->end - l->from, kvfl_flight_state_rest(kv));
+}
+
+static void step_stateless(load *l, const kvfl_gap *gap) {
+    bool worth = promises(l, gap);
+    if (worth) {
+        start_small(l);
+    }
+    if (worth && kvfl_flights_busy(l->kv)) {
+        wait_a_little(l);
+        return;
+    }
+    l->report->why = kvfl_link_rate(&l->kv->link, kvfl_now_us()) > 0 ? KVF_WHY_SLOW : KVF_WHY_BUDGET;
+    l->stop = true;
+}
+
 static void step(load *l) {
     kvf_llama *kv = l->kv;
     kvfl_gap gap = look_ahead(l);
@@ -284,6 +314,8 @@ static void step(load *l) {
     if (gap.num_blocks == 0) {
         note_missed(l, kvfl_flight_why(kv, l->next));
         do_without(l, &gap, l->report->missed_why);
+    } else if (l->stateless) {
+        step_stateless(l, &gap);
     } else if (l->front == NULL || (compute_us(l, gap.num_blocks) < KVFL_TRIFLE_US && may_wait(l))) {
         go_on_loading(l, &gap);
     } else if (rate == 0) {
@@ -307,7 +339,6 @@ static void load_and_compute(load *l) {
         }
         step(l);
     }
-    kvfl_flights_stop(l->kv);
 }
 
 /* ---- the lookup ---- */
@@ -345,7 +376,7 @@ static void look_up(load *l) {
     size_t first = l->next;
     int64_t begin = kvfl_now_us(), computing_us = l->report->compute_us;
     double credit_us = l->patience.credit_us;
-    l->patience.credit_us += LOOKUP_US;
+    l->patience.credit_us += KVFL_LOOKUP_US;
     bool asked = kvfl_lookup_start(kv, first, l->end, flight_ms(l));
     while (asked && !kv->lookup.over && !l->stop) {
         if (may_wait(l)) {
@@ -396,10 +427,91 @@ void kvfl_count_lost(kvf_llama_report *r, size_t tokens) {
     }
 }
 
-/* The blocks are in. Where no state comes that is worth more than what the sequence had, it has that again. */
+/* ---- to a state ---- */
+
+/* Until when the store is waited for, for an answer that is a few bytes. */
+static int64_t soon(const load *l) {
+    double most = l->patience.credit_us > KVFL_LOOKUP_US ? l->patience.credit_us : KVFL_LOOKUP_US;
+    int64_t until = kvfl_now_us() + (int64_t)most;
+    return l->front != NULL && until < l->deadline_us ? until : l->deadline_us;
+}
+
+static void ask_for_state(const load *l, size_t index, size_t len) {
+    kvf_block block = kvfl_state_block(l->kv, index);
+    (void)kvfl_flight_start_state(l->kv, index, &block, len, flight_ms(l));
+}
+
+static bool await_state(load *l, size_t index, kvf_reason *why) {
+    kvf_llama *kv = l->kv;
+    const struct iovec *iov = NULL;
+    kvfl_gap gap = look_ahead(l);
+    gap.num_blocks = 0;
+    *why = KVF_WHY_SLOW;
+    if (kvfl_flight_of_state(kv, index, &iov) == KVFL_NOT_ASKED) {
+        size_t len = kvfl_stored_state(kv, why, index, soon(l));
+        if (len == 0) {
+            return false;
+        }
+        ask_for_state(l, index, len);
+    }
+    while (kvfl_flight_of_state(kv, index, &iov) == KVFL_AWAITED && promises(l, &gap)) {
+        wait_a_little(l);
+        kvfl_flights_look(kv);
+    }
+    kvfl_landing landed = kvfl_flight_of_state(kv, index, &iov);
+    if (landed == KVFL_MISSED) {
+        *why = kvfl_flight_state_why(kv);
+    }
+    return landed == KVFL_HERE;
+}
+
+/* The state at a boundary, lent or loaded, and what llama.cpp says to it. */
+static kvf_reason bring_state(load *l, size_t index) {
+    kvf_llama *kv = l->kv;
+    kvf_block block = kvfl_state_block(kv, index);
+    kvf_borrowed lent = {0};
+    const struct iovec *iov = NULL;
+    kvf_reason why = KVF_WHY_NONE;
+    bool lends = kvf_borrow(kv->space, &lent, &block) == KVF_OK;
+    if (!lends && (block.why != KVF_WHY_ABSENT || !await_state(l, index, &why))) {
+        return block.why != KVF_WHY_ABSENT ? block.why : why;
+    }
+    if (!lends) {
+        (void)kvfl_flight_of_state(kv, index, &iov);
+    }
+    const void *data = lends ? lent.data : iov->iov_base;
+    size_t len = lends ? lent.len : iov->iov_len;
+    bool ok = kvfl_import_state(kv, l->seq, index, data, len);
+    l->report->loaded_bytes += ok ? len : 0;
+    if (lends) {
+        kvf_release(kv->space, &lent);
+    }
+    return ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
+}
+
+/* The sequence holds the blocks up to l->next: puts the last state there that is stored for more than `have` tokens,
+ * and returns where that is. */
+static size_t bring_last_state(load *l, size_t have) {
+    kvf_llama *kv = l->kv;
+    for (size_t index = l->next; kvfl_position(kv, index) > have && kvfl_now_us() < l->deadline_us; index--) {
+        /* No state is there yet, and so nothing keeps the blocks behind it from being dropped. */
+        if (!kvfl_is_boundary(kv, index) ||
+            !llama_memory_seq_rm(kv->mem, l->seq, (llama_pos)kvfl_position(kv, index), -1)) {
+            continue;
+        }
+        kvf_reason why = bring_state(l, index);
+        if (why == KVF_WHY_NONE) {
+            return kvfl_position(kv, index);
+        }
+        l->report->why = why;
+    }
+    return have;
+}
+
+/* Where no state comes that is worth more than what the sequence had, it has that again. */
 static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, const kvfl_stash *held) {
     kvf_llama *kv = l->kv;
-    size_t holds = kvfl_load_state(kv, l->report, l->seq, have, l->next, l->deadline_us);
+    size_t holds = bring_last_state(l, have);
     l->report->loaded_tokens = loaded_before + (uint32_t)(holds - have);
     if (holds == have && (have == 0 || !kvfl_put_back(kv, held, l->seq))) {
         llama_memory_seq_rm(kv->mem, l->seq, -1, -1);
@@ -409,6 +521,44 @@ static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, co
     return holds;
 }
 
+static size_t load_to_state(load *l, size_t have) {
+    kvf_llama *kv = l->kv;
+    kvfl_stash held = {0};
+    size_t state_bytes = 0;
+    uint32_t loaded = l->report->loaded_tokens;
+    l->end = kvfl_match_state(kv, l->report, &state_bytes, l->next, l->end, soon(l));
+    size_t end = kvfl_position(kv, l->end);
+    l->report->stored_tokens = (uint32_t)(end > have ? end - have : 0);
+    if (l->report->stored_tokens == 0 ||
+        (have > 0 && !kvfl_set_aside(kv, &held, l->seq, kvfl_position(kv, l->next), have))) {
+        return have;
+    }
+    l->stateless = true;
+    l->from = l->next;
+    l->patience.credit_us = l->patience.credit_us > KVFL_LOOKUP_US ? l->patience.credit_us : KVFL_LOOKUP_US;
+    if (kv->kind.num_caches == 0) {
+        l->next = l->end; /* there are no blocks, only states */
+    }
+    borrow_all(l);
+    clear_scratch(kv);
+    if (l->next < l->end && !l->stop) {
+        ask_for_state(l, l->end, state_bytes);
+        load_and_compute(l);
+    }
+    size_t holds = finish_with_state(l, have, loaded, &held);
+    kvfl_free_stash(&held);
+    return holds;
+}
+
+static size_t load_blocks(load *l) {
+    borrow_all(l);
+    clear_scratch(l->kv);
+    if (l->next < l->end && !l->stop) {
+        load_and_compute(l);
+    }
+    return kvfl_position(l->kv, l->next);
+}
+
 size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t have, kvfl_front *front) {
     load l = {.kv = kv,
               .report = report,
@@ -416,41 +566,22 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
               .next = have / kv->block_tokens,
               .end = kvfl_num_blocks(kv),
               .front = front,
+              .stateless = have % kv->block_tokens != 0,
               .deadline_us = kvfl_now_us() + (int64_t)kv->budget_ms * 1000};
-    kvfl_stash held = {0};
     bool states = kvfl_has_states(kv);
     if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
         return have;
     }
-    if (states) {
-        l.front = NULL; /* what has been imported has no state to compute from */
-    }
     l.patience = kvfl_patience_of(compute_us(&l, l.end - l.next));
-    uint32_t computed = report->computed_tokens, loaded = report->loaded_tokens;
+    uint32_t computed = report->computed_tokens;
     if (kv->kind.num_caches > 0) {
         look_up(&l);
     }
-    if (states) {
-        l.end = kvfl_match_state(kv, report, l.next, l.end, l.deadline_us);
-        size_t end = kvfl_position(kv, l.end);
-        report->stored_tokens = (uint32_t)(end > have ? end - have : 0);
-    }
-    if (states && (report->stored_tokens == 0 ||
-                   (have > 0 && !kvfl_set_aside(kv, &held, seq, kvfl_position(kv, l.next), have)))) {
-        return have;
-    }
-    if (kv->kind.num_caches == 0) {
-        l.next = l.end; /* there are no blocks, only states */
-    }
-    int64_t begin = kvfl_now_us(), computing_us = report->compute_us;
-    borrow_all(&l);
-    clear_scratch(kv);
-    if (l.next < l.end && !l.stop) {
-        load_and_compute(&l);
-    }
-    size_t holds = states ? finish_with_state(&l, have, loaded, &held) : kvfl_position(kv, l.next);
-    kvfl_free_stash(&held);
-    report->load_us += kvfl_now_us() - begin - (report->compute_us - computing_us);
+    int64_t begin = kvfl_now_us(), other_us = report->compute_us + report->match_us;
+    size_t met = kvfl_position(kv, l.next); /* with what was computed while the store looked */
+    size_t holds = states ? load_to_state(&l, have > met ? have : met) : load_blocks(&l);
+    kvfl_flights_stop(kv);
+    report->load_us += kvfl_now_us() - begin - (report->compute_us + report->match_us - other_us);
     tell_plan(&l, report->computed_tokens - computed);
     if ((front == NULL || front->status == KVF_OK) && !kvfl_holds(kv, seq, holds)) {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);

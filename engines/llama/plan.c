@@ -74,7 +74,7 @@ double kvfl_link_rate(const kvfl_link *link, int64_t now_us) {
         (link->bytes < KVFL_LINK_PROOF_BYTES && link->us < KVFL_LINK_PROOF_US)) {
         return 0;
     }
-    return link->bytes > 1 ? link->bytes / link->us : SO_SLOW;
+    return kvfl_link_is_silent(link) ? SO_SLOW : link->bytes / link->us;
 }
 
 /* ---- the gap ---- */
@@ -115,6 +115,11 @@ size_t kvfl_plan_meeting(const kvfl_gap *gap, const kvfl_pace *pace, double rate
         }
     }
     return best;
+}
+
+bool kvfl_plan_goes_on(const kvfl_gap *gap, const kvfl_pace *pace, double rate, size_t num_blocks, double more_bytes) {
+    double compute_us = kvfl_pace_us(pace, num_blocks * gap->block_tokens, gap->step);
+    return kvfl_gap_load_us(gap, gap->num_blocks, rate) + more_bytes / rate <= compute_us;
 }
 
 /* The fewest blocks whose batch is about as fast by the token as any. */

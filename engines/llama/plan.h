@@ -40,6 +40,10 @@ void kvfl_link_note(kvfl_link *, int64_t now_us, uint64_t bytes, int64_t us);
 void kvfl_link_note_round_trip(kvfl_link *, int64_t us);
 /* Bytes a microsecond; 0: not known, or so long ago that it may be otherwise by now. */
 double kvfl_link_rate(const kvfl_link *, int64_t now_us);
+/* Nothing has come so far, or for so long that this is all that is known. */
+static inline bool kvfl_link_is_silent(const kvfl_link *link) {
+    return link->bytes <= 1;
+}
 
 /* ---- the gap */
 typedef struct kvfl_gap {
@@ -58,10 +62,16 @@ size_t kvfl_plan_meeting(const kvfl_gap *, const kvfl_pace *, double rate);
  * since the store may turn out faster than it was, but no batch that is much slower by the token than larger ones. */
 size_t kvfl_plan_batch(const kvfl_gap *, const kvfl_pace *, size_t meeting);
 
+/* For what can only be loaded as a whole: whether what is left, the gap and `more_bytes`, arrives sooner than
+ * `num_blocks` are computed, be that a guess or not. */
+bool kvfl_plan_goes_on(const kvfl_gap *, const kvfl_pace *, double rate, size_t num_blocks, double more_bytes);
+
 /* ---- waiting. All the time that computing nothing costs is paid by blocks that need not be computed, but for this
  * part of what the whole would take to compute, or a trifle: so a store that promised and does not deliver costs no
  * more than that. */
-#define KVFL_PATIENCE  0.03
+#define KVFL_PATIENCE 0.03
+#define KVFL_LOOKUP_US \
+    40000 /* an answer of a few bytes is waited for so long in any case, and as long as patience lasts */
 #define KVFL_TRIFLE_US 10000.0 /* of so little nothing is planned: it is loaded, and waited for so long */
 typedef struct kvfl_patience {
     double credit_us;

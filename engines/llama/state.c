@@ -15,13 +15,13 @@
 
 #define PARTIAL LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
-static bool is_boundary(const kvf_llama *kv, size_t index) {
+bool kvfl_is_boundary(const kvf_llama *kv, size_t index) {
     return index > 0 && (index == kv->num_whole || index == kvfl_num_blocks(kv) ||
                          (index < kv->num_whole && kvfl_position(kv, index) % kv->kind.apart == 0));
 }
 
 /* Named by the block that ends there, and by a word that no block is named by. */
-static kvf_block state_block(const kvf_llama *kv, size_t index) {
+kvf_block kvfl_state_block(const kvf_llama *kv, size_t index) {
     uint8_t name[5 + sizeof(kvf_key)] = "state";
     kvf_block block = kvfl_block_of(kv, index - 1);
     memcpy(name + 5, block.key.bytes, sizeof(kvf_key));
@@ -45,7 +45,7 @@ static bool ends_at(const kvf_llama *kv, llama_seq_id seq, size_t num) {
 /* ---- out ---- */
 
 static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, size_t len) {
-    kvf_block block = state_block(kv, index);
+    kvf_block block = kvfl_state_block(kv, index);
     kvf_reserved reserved;
     if (kvf_reserve(kv->space, &reserved, len) != KVF_OK) {
         report->shed_blocks++;
@@ -57,12 +57,12 @@ static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, si
 }
 
 bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, bool save) {
-    if (!kvfl_has_states(kv) || !is_boundary(kv, index)) {
+    if (!kvfl_has_states(kv) || !kvfl_is_boundary(kv, index)) {
         return true;
     }
     kvf_key key = {{0}};
     if (save) {
-        key = state_block(kv, index).key;
+        key = kvfl_state_block(kv, index).key;
     }
     bool known = save && kvf_knows(kv->space, &key);
     report->known_blocks += known;
@@ -87,32 +87,33 @@ bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id se
 
 /* ---- in ---- */
 
-static bool import_state(const kvf_llama *kv, llama_seq_id seq, size_t index, const void *data, size_t len) {
+bool kvfl_import_state(const kvf_llama *kv, llama_seq_id seq, size_t index, const void *data, size_t len) {
     return llama_state_seq_set_data_ext(kv->ctx, data, len, seq, PARTIAL) == len &&
            ends_at(kv, seq, kvfl_position(kv, index));
 }
 
-static uint32_t left_us(int64_t deadline_us) {
-    int64_t left = deadline_us - kvfl_now_us();
-    return left > 1 ? (uint32_t)left : 1;
-}
-
-/* How long the state at a boundary is; 0: it is not stored. */
-static size_t stored_bytes(kvf_llama *kv, kvf_llama_report *report, size_t index, int64_t deadline_us) {
-    kvf_block block = state_block(kv, index);
-    kvf_found found = {.why = KVF_WHY_NONE};
+size_t kvfl_stored_state(kvf_llama *kv, kvf_reason *why, size_t index, int64_t deadline_us) {
+    kvf_block block = kvfl_state_block(kv, index);
+    kvf_found found = {.why = KVF_WHY_BUDGET};
     size_t run = 0;
-    if (kvf_match(kv->space, &run, &found, &block.key, 1, left_us(deadline_us)) == KVF_OK && run == 1) {
+    int64_t left = deadline_us - kvfl_now_us();
+    if (kvf_match(kv->space, &run, &found, &block.key, 1, left > 1 ? (uint32_t)left : 1) == KVF_OK && run == 1) {
         return (size_t)found.payload_bytes;
     }
-    report->why = found.why;
+    *why = found.why;
     return 0;
 }
 
-size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t first, size_t end, int64_t deadline_us) {
+size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t *out_bytes, size_t first, size_t end,
+                        int64_t deadline_us) {
     int64_t begin = kvfl_now_us();
     kvf_reason why = report->why;
-    while (end > first && (!is_boundary(kv, end) || stored_bytes(kv, report, end, deadline_us) == 0)) {
+    *out_bytes = 0;
+    while (end > first) {
+        *out_bytes = kvfl_is_boundary(kv, end) ? kvfl_stored_state(kv, &report->why, end, deadline_us) : 0;
+        if (*out_bytes > 0) {
+            break;
+        }
         end--;
     }
     if (end == kvfl_num_blocks(kv)) {
@@ -120,66 +121,6 @@ size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t first, s
     }
     report->match_us += kvfl_now_us() - begin;
     return end;
-}
-
-static bool borrow_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, kvf_reason *why) {
-    kvf_block block = state_block(kv, index);
-    kvf_borrowed borrowed = {0};
-    if (kvf_borrow(kv->space, &borrowed, &block) != KVF_OK) {
-        *why = block.why;
-        return false;
-    }
-    bool ok = import_state(kv, seq, index, borrowed.data, borrowed.len);
-    *why = ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
-    report->loaded_bytes += ok ? borrowed.len : 0;
-    kvf_release(kv->space, &borrowed);
-    return ok;
-}
-
-static bool read_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, int64_t deadline_us) {
-    kvf_block block = state_block(kv, index);
-    size_t len = stored_bytes(kv, report, index, deadline_us);
-    if (len == 0 || !kvfl_has_room(kv, len)) {
-        return false;
-    }
-    struct iovec iov = {kv->state, len};
-    block.iov = &iov;
-    block.num_iov = 1;
-    if (kvf_load(kv->space, &block, 1, NULL, left_us(deadline_us) / 1000 + 1) != 1) {
-        report->why = block.why;
-        return false;
-    }
-    bool ok = import_state(kv, seq, index, kv->state, len);
-    report->why = ok ? report->why : KVF_WHY_VERSION;
-    report->loaded_bytes += ok ? len : 0;
-    return ok;
-}
-
-static bool load_at(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, int64_t deadline_us) {
-    kvf_reason why = KVF_WHY_NONE;
-    if (borrow_state(kv, report, seq, index, &why)) {
-        return true;
-    }
-    if (why != KVF_WHY_ABSENT) {
-        report->why = why;
-        return false;
-    }
-    return read_state(kv, report, seq, index, deadline_us);
-}
-
-size_t kvfl_load_state(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t have, size_t end,
-                       int64_t deadline_us) {
-    for (size_t index = end; kvfl_position(kv, index) > have && kvfl_now_us() < deadline_us; index--) {
-        if (!is_boundary(kv, index)) {
-            continue;
-        }
-        /* No state is there yet, and so nothing keeps the blocks behind it from being dropped. */
-        if (llama_memory_seq_rm(kv->mem, seq, (llama_pos)kvfl_position(kv, index), -1) &&
-            load_at(kv, report, seq, index, deadline_us)) {
-            return kvfl_position(kv, index);
-        }
-    }
-    return have;
 }
 
 /* ---- aside ---- */

@@ -124,6 +124,23 @@ static void test_at_the_crossover_they_meet_in_the_middle(void **state) {
 }
 
 /* No other choice would be over sooner, whatever the numbers. */
+static void what_is_loaded_as_a_whole_must_beat_computing(void **state) {
+    (void)state;
+    kvfl_pace pace = {.guess_us = 100}; /* 10 blocks of 64 tokens: 64 ms */
+    kvfl_gap gap = {.num_blocks = 4, .block_tokens = 64, .step = 512, .block_bytes = 1000000};
+    assert_true(kvfl_plan_goes_on(&gap, &pace, 63, 10, 0));
+    assert_false(kvfl_plan_goes_on(&gap, &pace, 62, 10, 0));
+    assert_false(kvfl_plan_goes_on(&gap, &pace, 63, 10, 100000)); /* the state, too */
+    gap.here_bytes = 200000;
+    assert_true(kvfl_plan_goes_on(&gap, &pace, 63, 10, 100000));
+    kvfl_pace_note(&pace, 512, 512 * 50); /* it computes sooner than was guessed */
+    assert_false(kvfl_plan_goes_on(&gap, &pace, 63, 10, 100000));
+    gap.num_blocks = 0;
+    gap.here_bytes = 0;
+    assert_true(kvfl_plan_goes_on(&gap, &pace, 1, 10, 31000));
+    assert_false(kvfl_plan_goes_on(&gap, &pace, 1, 10, 33000));
+}
+
 static void test_no_choice_is_better(void **state) {
     (void)state;
     uint64_t random = 5;
@@ -229,6 +246,7 @@ static void test_never_slower_whatever_the_store_does(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_loaded_as_a_whole_must_beat_computing),
         cmocka_unit_test(test_pace_goes_by_size),
         cmocka_unit_test(test_link_needs_proof_follows_and_forgets),
         cmocka_unit_test(test_round_trip_is_the_shortest),
