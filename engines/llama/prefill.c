@@ -180,8 +180,7 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
     } else {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
     }
-    double took_us = kvfl_pace_us(&kv->pace, kv->step, kv->step);
-    own.compute_tokens_per_s = took_us > 0 ? (double)kv->step * 1e6 / took_us : 0;
+    own.compute_tokens_per_s = kvfl_tokens_per_s(kv);
     if (report != NULL) {
         *report = own;
     }
