@@ -150,10 +150,11 @@ static uint64_t charged(uint64_t bytes) {
     return bytes / 4 * 5 + (64 << 10);
 }
 
-/* Answers to one connection that loads (load.c): within the window, or one part behind the tail of another. */
+/* Answers to one connection that loads (load.c): within the window, or one part behind the tail of another. One that has
+ * gone in part is still charged as a whole: it lies in one block, which is freed with its last byte (redis/src/networking.c,
+ * _writeToClient). */
 static uint64_t answers_cost(const kvfi_fit *fit) {
-    uint64_t two = fit->part + fit->window / 4;
-    return charged(two > fit->window ? two : fit->window);
+    return charged(fit->part + (fit->part > fit->window ? fit->part : fit->window));
 }
 
 /* A connection that saves has a part in the making, and the server makes room for another one (redis#11830). */

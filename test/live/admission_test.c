@@ -247,7 +247,7 @@ static void limits(void **state) {
          .unset = "CONFIG SET client-output-buffer-limit \"normal 0 0 0\"",
          .url = "",
          .severity = KVF_WARNING,
-         .part = 520192},
+         .part = 258048},
         {.code = "output-buffer-limit",
          .set = "CONFIG SET client-output-buffer-limit \"normal 100000 0 0\"",
          .unset = "CONFIG SET client-output-buffer-limit \"normal 0 0 0\"",
@@ -261,14 +261,14 @@ static void limits(void **state) {
          .unset = "CONFIG SET maxmemory-clients 0",
          .url = "",
          .severity = KVF_WARNING,
-         .part = 2093056,
+         .part = 1044480,
          .conns = 1},
         {.code = "maxmemory-clients",
          .set = "CONFIG SET maxmemory 200mb;CONFIG SET maxmemory-clients 4%",
          .unset = "CONFIG SET maxmemory-clients 0",
          .url = "?conns=1",
          .severity = KVF_WARNING,
-         .part = 2093056,
+         .part = 1044480,
          .conns = 1},
         {.code = "maxmemory-clients",
          .set = "CONFIG SET maxmemory-clients 300000",
@@ -551,8 +551,7 @@ static void without_rights(void **state) {
 
 /* ---- what the fitted limits are worth ---- */
 
-/* A machine that is busy with other tests may stand still for longer than loads put up with, which is not what these are
- * about. */
+/* A busy machine may stand still for longer than loads put up with, which is not what these are about. */
 #define PATIENT "stall_ms=10000"
 
 static kvfi_tier *patient_tier(void) {
