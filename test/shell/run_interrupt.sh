@@ -7,8 +7,9 @@
 . "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
 
 # start ARGUMENT...: in the background, as a terminal would (a shell without job control makes its children ignore
-# SIGINT).
+# SIGINT). What an earlier one said is gone before: nobody takes it for this one's, and interrupts what has not begun.
 start() {
+    : >"$dir/out"
     "$python" -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])' "$KVFERRY" "$@" >"$dir/out" 2>"$dir/err" </dev/null &
