@@ -441,28 +441,37 @@ static void ask_for_state(const load *l, size_t index, size_t len) {
     (void)kvfl_flight_start_state(l->kv, index, &block, len, flight_ms(l));
 }
 
-static bool await_state(load *l, size_t index, kvf_reason *why) {
+/* Waits for the state at a boundary as long as it promises to be worth it. KVF_WHY_NONE: *bytes are here. */
+static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes) {
     kvf_llama *kv = l->kv;
-    const struct iovec *iov = NULL;
     kvfl_gap gap = look_ahead(l);
     gap.num_blocks = 0;
-    *why = KVF_WHY_SLOW;
-    if (kvfl_flight_of_state(kv, index, &iov) == KVFL_NOT_ASKED) {
-        size_t len = kvfl_stored_state(kv, why, index, soon(l));
+    if (kvfl_flight_of_state(kv, index, bytes) == KVFL_NOT_ASKED) {
+        kvf_reason why = KVF_WHY_NONE;
+        size_t len = kvfl_stored_state(kv, &why, index, soon(l));
         if (len == 0) {
-            return false;
+            return why;
         }
         ask_for_state(l, index, len);
     }
-    while (kvfl_flight_of_state(kv, index, &iov) == KVFL_AWAITED && promises(l, &gap)) {
+    while (kvfl_flight_of_state(kv, index, bytes) == KVFL_AWAITED && promises(l, &gap)) {
         wait_a_little(l);
         kvfl_flights_look(kv);
     }
-    kvfl_landing landed = kvfl_flight_of_state(kv, index, &iov);
-    if (landed == KVFL_MISSED) {
-        *why = kvfl_flight_state_why(kv);
+    switch (kvfl_flight_of_state(kv, index, bytes)) {
+    case KVFL_HERE:
+        return KVF_WHY_NONE;
+    case KVFL_MISSED:
+        return kvfl_flight_state_why(kv);
+    default:
+        return KVF_WHY_SLOW;
     }
-    return landed == KVFL_HERE;
+}
+
+static kvf_reason take_state(const load *l, size_t index, const void *data, size_t len) {
+    bool ok = kvfl_import_state(l->kv, l->seq, index, data, len);
+    l->report->loaded_bytes += ok ? len : 0;
+    return ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
 }
 
 /* The state at a boundary, lent or loaded, and what llama.cpp says to it. */
@@ -470,23 +479,17 @@ static kvf_reason bring_state(load *l, size_t index) {
     kvf_llama *kv = l->kv;
     kvf_block block = kvfl_state_block(kv, index);
     kvf_borrowed lent = {0};
-    const struct iovec *iov = NULL;
-    kvf_reason why = KVF_WHY_NONE;
-    bool lends = kvf_borrow(kv->space, &lent, &block) == KVF_OK;
-    if (!lends && (block.why != KVF_WHY_ABSENT || !await_state(l, index, &why))) {
-        return block.why != KVF_WHY_ABSENT ? block.why : why;
-    }
-    if (!lends) {
-        (void)kvfl_flight_of_state(kv, index, &iov);
-    }
-    const void *data = lends ? lent.data : iov->iov_base;
-    size_t len = lends ? lent.len : iov->iov_len;
-    bool ok = kvfl_import_state(kv, l->seq, index, data, len);
-    l->report->loaded_bytes += ok ? len : 0;
-    if (lends) {
+    if (kvf_borrow(kv->space, &lent, &block) == KVF_OK) {
+        kvf_reason why = take_state(l, index, lent.data, lent.len);
         kvf_release(kv->space, &lent);
+        return why;
     }
-    return ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
+    if (block.why != KVF_WHY_ABSENT) {
+        return block.why;
+    }
+    const struct iovec *bytes = NULL;
+    kvf_reason why = await_state(l, index, &bytes);
+    return why == KVF_WHY_NONE ? take_state(l, index, bytes->iov_base, bytes->iov_len) : why;
 }
 
 /* The sequence holds the blocks up to l->next: puts the last state there that is stored for more than `have` tokens,
@@ -521,6 +524,24 @@ static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, co
     return holds;
 }
 
+/* What is lent, and then what must be loaded: with the state at the end of it, where there is one of that many bytes. */
+static void bring_blocks(load *l, size_t state_bytes) {
+    borrow_all(l);
+    clear_scratch(l->kv);
+    if (l->next >= l->end || l->stop) {
+        return;
+    }
+    if (state_bytes > 0) {
+        ask_for_state(l, l->end, state_bytes);
+    }
+    load_and_compute(l);
+}
+
+static size_t load_blocks(load *l) {
+    bring_blocks(l, 0);
+    return kvfl_position(l->kv, l->next);
+}
+
 static size_t load_to_state(load *l, size_t have) {
     kvf_llama *kv = l->kv;
     kvfl_stash held = {0};
@@ -539,24 +560,10 @@ static size_t load_to_state(load *l, size_t have) {
     if (kv->kind.num_caches == 0) {
         l->next = l->end; /* there are no blocks, only states */
     }
-    borrow_all(l);
-    clear_scratch(kv);
-    if (l->next < l->end && !l->stop) {
-        ask_for_state(l, l->end, state_bytes);
-        load_and_compute(l);
-    }
+    bring_blocks(l, state_bytes);
     size_t holds = finish_with_state(l, have, loaded, &held);
     kvfl_free_stash(&held);
     return holds;
-}
-
-static size_t load_blocks(load *l) {
-    borrow_all(l);
-    clear_scratch(l->kv);
-    if (l->next < l->end && !l->stop) {
-        load_and_compute(l);
-    }
-    return kvfl_position(l->kv, l->next);
 }
 
 size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t have, kvfl_front *front) {
