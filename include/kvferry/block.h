@@ -122,7 +122,9 @@ KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait 
 typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
                     are there */
-    KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them */
+    KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them. Of
+                    one that ends before (budget, a broken connection), a Redis on a unix socket may still read what
+                    that memory holds by then: a record like that fails its checksum, and is a miss */
     KVF_OP_MATCH /* as kvf_match, keys taken from the blocks, of which nothing else is used; with `found` */
 } kvf_op;
 

@@ -95,6 +95,36 @@ static ssize_t real_writev(int fd, const struct iovec *iov, int num) {
     return n;
 }
 
+static int real_pipe(int out_fds[2], int flags, size_t bytes) {
+    int rc = pipe2(out_fds, flags);
+    if (rc == 0) {
+        (void)fcntl(out_fds[1], F_SETPIPE_SZ, (int)bytes);
+    }
+    return rc;
+}
+
+/* splice can't be told to send no SIGPIPE. So the signal is held back, and what splice itself has raised is taken away;
+ * one that was pending before stays. It goes to the thread that has called, so nobody else's is taken. */
+static ssize_t real_splice(int from, int to, size_t bytes) {
+    sigset_t sigpipe, before, pending;
+    sigemptyset(&sigpipe);
+    sigaddset(&sigpipe, SIGPIPE);
+    if (pthread_sigmask(SIG_BLOCK, &sigpipe, &before) != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    sigpending(&pending);
+    ssize_t n = splice(from, NULL, to, NULL, bytes, 0);
+    int error = errno;
+    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
+        const struct timespec now = {0};
+        (void)sigtimedwait(&sigpipe, NULL, &now);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return n;
+}
+
 static int real_eventfd(unsigned initial, int flags) {
     return eventfd(initial, flags);
 }
@@ -145,6 +175,9 @@ const kvfi_systable kvfi_sys_real = {
     .getsockopt = getsockopt,
     .readv = readv,
     .writev = real_writev,
+    .pipe = real_pipe,
+    .vmsplice = vmsplice,
+    .splice = real_splice,
     .poll = poll,
     .eventfd = real_eventfd,
     .thread = real_thread,

@@ -158,6 +158,7 @@ static kvf_status read_numbers(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *
     KVFI_TRY(kvfi_url_take_size(url, err, "window", &conf->window, 4096, (uint64_t)1 << 32));
     KVFI_TRY(kvfi_url_take_size(url, err, "budget", &conf->budget, 1 << 20, (uint64_t)1 << 50));
     KVFI_TRY(take_yes(&conf->allow_noeviction, err, url, "allow_noeviction", "true", "false"));
+    KVFI_TRY(take_yes(&conf->lend, err, url, "lend", "true", "false"));
     /* A header must fit into the first part, and 512 MiB is what a server takes unless told otherwise. */
     return kvfi_url_take_size(url, err, "part", &conf->part, 4096, (uint64_t)512 << 20);
 }
@@ -169,6 +170,7 @@ kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *
                             .ttl_s = 3600,
                             .connect_ms = 1000,
                             .stall_ms = 250,
+                            .lend = true,
                             .window = 1 << 20,
                             .part = (4 << 20) - 4096};
     /* rediss+cluster is redis+cluster with TLS */

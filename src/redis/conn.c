@@ -9,7 +9,12 @@
 
 #define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
 #define SEND_BUFFER    (1 << 20)
-#define AHEAD_BYTES    ((size_t)512 << 10)
+/* Copied pieces fit into the cache of one core; each that a quick server has to wait for wakes it once more. Of what is
+ * lent the server needs the first bytes soon: nothing but the hash of the piece before lies in between. */
+#define COPIED_PIECE ((size_t)512 << 10)
+#define LENT_PIECE   ((size_t)128 << 10)
+#define AHEAD_BYTES  ((size_t)512 << 10)
+#define MIN_LENT     ((size_t)32 << 10) /* below it a copy is as quick */
 /* What has left the socket and is no whole record yet, at most; and a margin. */
 #define TLS_HOLDS ((size_t)32 << 10)
 
@@ -22,6 +27,8 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
     conn->received = 0;
     conn->cancelled = NULL;
     conn->said[0] = '\0';
+    conn->lends = false;
+    kvfi_lender_init(&conn->lender);
 }
 
 void kvfi_conn_close(kvfi_conn *conn) {
@@ -30,6 +37,7 @@ void kvfi_conn_close(kvfi_conn *conn) {
         conn->tls = NULL;
         (void)kvfi_sys->close(conn->fd);
         conn->fd = -1;
+        kvfi_lender_close(&conn->lender);
     }
 }
 
@@ -74,6 +82,10 @@ static ssize_t transmit(kvfi_conn *conn, size_t num) {
                              : kvfi_sys->writev(conn->fd, conn->iov, (int)num);
 }
 
+static ssize_t lend(kvfi_conn *conn, size_t num) {
+    return kvfi_lend(&conn->lender, conn->fd, conn->iov, num);
+}
+
 static ssize_t receive(kvfi_conn *conn, size_t num) {
     return conn->tls != NULL ? kvfi_tls_recv(conn->tls, conn->iov, num)
                              : kvfi_sys->readv(conn->fd, conn->iov, (int)num);
@@ -110,25 +122,28 @@ void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
     set_send_buffer(conn);
     conn->body = body;
     conn->held = 0;
+    conn->lent = false;
     conn->mark = conn->out.len;
 }
 
-void kvfi_conn_body_filled(kvfi_conn *conn, kvfi_place body, size_t (*fill)(void *), void *fill_arg) {
+void kvfi_conn_record(kvfi_conn *conn, kvfi_place body, size_t (*fill)(void *, size_t), void *fill_arg) {
     kvfi_conn_body(conn, body);
-    conn->held = body.bytes;
+    conn->lent = conn->lends && !conn->tcp && conn->tls == NULL && body.bytes >= MIN_LENT;
+    conn->held = fill != NULL ? body.bytes : 0;
     conn->fill = fill;
     conn->fill_arg = fill_arg;
 }
 
-/* What is to be sent, in order: commands, the body, commands behind it. */
-static size_t gather(kvfi_conn *conn) {
-    struct iovec *iov = conn->iov;
-    size_t num = 0, cap = KVFI_CONN_IOV;
+/* The commands in front of the body, or all where there is none. */
+static size_t gather_commands(const kvfi_conn *conn, struct iovec *iov) {
     size_t stop = kvfi_conn_body_sent(conn) ? conn->out.len : conn->mark;
-    if (stop > conn->sent) {
-        iov[num++] = (struct iovec){conn->out.data + conn->sent, stop - conn->sent};
-    }
-    size_t left = conn->body.bytes - conn->held, skip = conn->body.skip;
+    *iov = (struct iovec){conn->out.data + conn->sent, stop - conn->sent};
+    return stop > conn->sent;
+}
+
+/* What may go of the body. */
+static size_t gather_body(const kvfi_conn *conn, struct iovec *iov, size_t cap) {
+    size_t left = conn->body.bytes - conn->held, skip = conn->body.skip, num = 0;
     for (const struct iovec *from = conn->body.iov; left > 0 && num < cap; from++) {
         size_t len = from->iov_len - skip < left ? from->iov_len - skip : left;
         if (len > 0) {
@@ -137,10 +152,28 @@ static size_t gather(kvfi_conn *conn) {
         left -= len;
         skip = 0;
     }
-    if (left == 0 && conn->held == 0 && stop < conn->out.len && num < cap) {
-        iov[num++] = (struct iovec){conn->out.data + stop, conn->out.len - stop};
-    }
     return num;
+}
+
+/* In order: commands, the body, commands behind it. */
+static ssize_t send_copy(kvfi_conn *conn) {
+    struct iovec *iov = conn->iov;
+    size_t num = gather_commands(conn, iov);
+    size_t cap = KVFI_CONN_IOV - 1; /* one is kept for what stands behind */
+    num += gather_body(conn, iov + num, cap - num);
+    if (!kvfi_conn_body_sent(conn) && conn->held == 0 && num < cap && conn->mark < conn->out.len) {
+        iov[num++] = (struct iovec){conn->out.data + conn->mark, conn->out.len - conn->mark};
+    }
+    return transmit(conn, num);
+}
+
+/* The buffer of the commands is used again before the server has read them, so only the body is lent. */
+static ssize_t send_some(kvfi_conn *conn) {
+    if (!conn->lent || kvfi_conn_body_sent(conn)) {
+        return send_copy(conn);
+    }
+    size_t num = gather_commands(conn, conn->iov);
+    return num > 0 ? transmit(conn, num) : lend(conn, gather_body(conn, conn->iov, KVFI_CONN_IOV));
 }
 
 /* `num` bytes have been sent. */
@@ -170,22 +203,27 @@ static void sent(kvfi_conn *conn, size_t num) {
     conn->sent += num;
 }
 
-/* While the socket is full there is time to finish more of the body: but no more than stays in the cache until it goes. */
+/* Finishes one more piece of the body. */
+static void fill(kvfi_conn *conn) {
+    size_t piece = conn->lent ? LENT_PIECE : COPIED_PIECE;
+    conn->held -= conn->fill(conn->fill_arg, piece < conn->held ? piece : conn->held);
+}
+
+/* While the socket is full there is time for that: but for no more than stays in the cache until it goes. */
 static bool fill_ahead(kvfi_conn *conn) {
     if (conn->held == 0 || conn->body.bytes - conn->held >= AHEAD_BYTES) {
         return false;
     }
-    conn->held -= conn->fill(conn->fill_arg);
+    fill(conn);
     return true;
 }
 
 kvf_reason kvfi_conn_send(kvfi_conn *conn) {
     while (!kvfi_conn_all_sent(conn)) {
         if (conn->held > 0 && conn->held == conn->body.bytes) {
-            conn->held -= conn->fill(conn->fill_arg);
+            fill(conn);
         }
-        size_t num = gather(conn);
-        ssize_t n = transmit(conn, num);
+        ssize_t n = send_some(conn);
         if (n < 0 && errno == EINTR) {
             continue;
         }

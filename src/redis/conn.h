@@ -8,7 +8,7 @@
  * could be driven by one poll.
  *
  * Whatever fails closes the connection, and the call says why. A closed connection touches no memory of the caller any
- * more.
+ * more; what was lent to it (kvfi_conn_record) its server may still read.
  */
 #ifndef KVFI_REDIS_CONN_H
 #define KVFI_REDIS_CONN_H
@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "redis/lend.h"
 #include "redis/tls.h"
 #include "resp/decode.h"
 #include "resp/encode.h"
@@ -34,8 +35,11 @@ typedef struct kvfi_conn {
     size_t sent;
     kvfi_place body; /* what is left of the body; it stands in front of out.data[mark] */
     size_t held;     /* bytes at the end of the body that may not go yet: `fill` releases the next of them */
-    size_t (*fill)(void *);
+    size_t (*fill)(void *, size_t bytes);
     void *fill_arg;
+    bool lends; /* where the socket takes it; set by who has made the connection */
+    bool lent;  /* the body */
+    kvfi_lender lender;
     size_t mark;
     uint64_t received; /* bytes, ever */
     uint64_t owed;     /* answers that nobody will ask for: they come before those of the next command */
@@ -83,9 +87,10 @@ static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
 kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
 /* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
 void kvfi_conn_body(kvfi_conn *, kvfi_place body);
-/* The same for a body that is finished while it goes. When all that may go has gone, or the socket is full, `fill` is
- * called, and returns how many more bytes may go; at least one. */
-void kvfi_conn_body_filled(kvfi_conn *, kvfi_place body, size_t (*fill)(void *), void *fill_arg);
+/* The same for a part of a record, whose memory may be lent to the server: it has a checksum. With `fill` it is finished
+ * while it goes: when all that may go has gone, or the socket is full, `fill` is called and told how many more should
+ * go; it returns how many may: at least one, and no more than that. */
+void kvfi_conn_record(kvfi_conn *, kvfi_place body, size_t (*fill)(void *, size_t bytes), void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
     return conn->body.bytes == 0;
 }

@@ -242,6 +242,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->mark = 0;
     conn->body = (kvfi_place){0};
     conn->held = 0;
+    conn->lent = false;
     conn->owed = 0;
     conn->tcp = to->path == NULL;
     conn->slow = false;

@@ -27,13 +27,20 @@ uint16_t kvfi_addr_slot(const kvfi_addr *);
  * expire together. */
 uint64_t kvfi_ttl_ms(uint32_t ttl_s, const kvfi_addr *);
 
-/* How many keys hold a value of so many bytes, and how many bytes of it number `part` holds. */
+/* How many keys hold a value of so many bytes, and how many bytes of it number `part` holds. The first part is what
+ * the whole parts leave over, but no less than a header: it is sent last, so its bytes must be hashed before the others
+ * go, and all others as they go (save.c). */
 static inline uint64_t kvfi_num_parts(uint64_t bytes, uint64_t part_bytes) {
     return bytes <= part_bytes ? 1 : (bytes + part_bytes - 1) / part_bytes;
 }
 static inline uint64_t kvfi_part_len(uint64_t bytes, uint64_t part_bytes, uint64_t part) {
-    uint64_t at = part * part_bytes;
-    return bytes - at < part_bytes ? bytes - at : part_bytes;
+    uint64_t behind_first = (kvfi_num_parts(bytes, part_bytes) - 1) * part_bytes;
+    uint64_t first = bytes - behind_first < KVFI_HEADER_BYTES ? KVFI_HEADER_BYTES : bytes - behind_first;
+    if (behind_first == 0 || part == 0) {
+        return behind_first == 0 ? bytes : first;
+    }
+    uint64_t left = bytes - first - (part - 1) * part_bytes;
+    return left < part_bytes ? left : part_bytes;
 }
 
 #endif

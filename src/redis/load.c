@@ -91,7 +91,8 @@ static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
     uint64_t window = l->tier->conf.window;
     uint64_t tail = TAIL_BYTES < window / 4 ? TAIL_BYTES : window / 4;
-    return l->num + 1 < RING && (outstanding <= tail || outstanding + l->usual <= window);
+    uint64_t next = l->item != NULL ? kvfi_part_len(l->item->bytes, l->tier->conf.part, l->part) : l->usual;
+    return l->num + 1 < RING && (outstanding <= tail || outstanding + next <= window);
 }
 
 static void ask(loader *l) {

@@ -371,6 +371,7 @@ static kvfi_conn *new_conn(const kvfi_node *node, kvfi_lane_kind kind) {
     uint32_t stall_ms = node->conf->stall_ms;
     if (conn != NULL) {
         kvfi_conn_init(conn, kind == KVFI_LANE_STORE ? STORE_PATIENCE * stall_ms : stall_ms, node->disconnects);
+        conn->lends = node->conf->lend;
     }
     return conn;
 }

@@ -7,14 +7,12 @@
  * has something to read. How much may be unanswered is bounded in bytes, or two values where they are large.
  *
  * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once
- * the server has said OK to all others. Such a value is hashed as a whole before.
+ * the server has said OK to all others. It is the shortest, since it is hashed before any of them goes.
  */
 #include "redis/redis.h"
 #include "store/seal.h"
 
 #define RING 256u
-/* Fits into the cache of one core; each piece that a quick server has to wait for wakes it once more. */
-#define PIECE_BYTES ((size_t)512 << 10)
 
 /* One SET that has been sent, or is being sent. */
 typedef struct request {
@@ -58,8 +56,8 @@ static uint64_t num_parts(const saver *s) {
     return kvfi_num_parts(s->item->bytes, s->tier->conf.part);
 }
 
-static size_t hash_piece(void *seal) {
-    return kvfi_seal_next(seal, PIECE_BYTES);
+static size_t hash_piece(void *seal, size_t bytes) {
+    return kvfi_seal_next(seal, bytes);
 }
 
 /* SET key body PX ms */
@@ -76,11 +74,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_text(out, "SET");
     kvfi_cmd_bulk(out, name.text, name.len);
     kvfi_cmd_bulk_header(out, body.bytes);
-    if (s->item->unsealed) {
-        kvfi_conn_body_filled(s->conn, body, hash_piece, &s->seal);
-    } else {
-        kvfi_conn_body(s->conn, body);
-    }
+    kvfi_conn_record(s->conn, body, s->item->unsealed ? hash_piece : NULL, &s->seal);
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");
@@ -132,13 +126,13 @@ static void draw(saver *s) {
     }
     s->sent_parts = 0;
     s->rest = (kvfi_place){.iov = s->item->iov, .bytes = s->item->bytes};
-    if (num_parts(s) > 1) {
-        skip(&s->rest, (size_t)s->tier->conf.part);
-    }
-    if (s->item->unsealed && num_parts(s) > 1) {
-        kvfi_item_seal(s->item);
-    } else if (s->item->unsealed) {
+    if (s->item->unsealed) {
         kvfi_seal_begin(&s->seal, s->item);
+    }
+    if (num_parts(s) > 1) {
+        size_t first = (size_t)kvfi_part_len(s->item->bytes, s->tier->conf.part, 0);
+        skip(&s->rest, first);
+        (void)(s->item->unsealed && kvfi_seal_next(&s->seal, first));
     }
 }
 

@@ -12,13 +12,13 @@ typedef struct kvfi_seal {
     kvfi_xxh3 sum;
     kvfi_item *item;
     kvfi_cursor at; /* what has not been hashed begins here */
-    size_t left;    /* so much of it, without the checksum */
+    size_t done;    /* bytes of the item that may be sent */
 } kvfi_seal;
 
 /* The item's header is prepared, and lies in its first iovec; its checksum is the end of its last one. */
 void kvfi_seal_begin(kvfi_seal *, kvfi_item *);
-/* Hashes `bytes` more, or what is left; at the end writes the checksum. Returns how many more bytes of the item may be
- * sent. */
+/* Hashes what has to be for `bytes` more of the item, header and checksum included, to be sent, or for what is left of
+ * it; writes the checksum when all is hashed. Returns how many more may be sent. */
 size_t kvfi_seal_next(kvfi_seal *, size_t bytes);
 
 void kvfi_item_seal(kvfi_item *); /* all at once */

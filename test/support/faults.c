@@ -230,6 +230,25 @@ static ssize_t f_writev(int fd, const struct iovec *iov, int num) {
     return below->writev(fd, iov, num);
 }
 
+static int f_pipe(int out_fds[2], int flags, size_t bytes) {
+    return fails(EMFILE) ? -1 : below->pipe(out_fds, flags, bytes);
+}
+
+static ssize_t f_vmsplice(int fd, const struct iovec *iov, size_t num, unsigned flags) {
+    struct iovec one;
+    if (fails(EFAULT)) {
+        return -1;
+    }
+    if (turn(KVFT_SHORT) && one_byte(&one, iov, (int)num)) {
+        return below->vmsplice(fd, &one, 1, flags);
+    }
+    return below->vmsplice(fd, iov, num, flags);
+}
+
+static ssize_t f_splice(int from, int to, size_t bytes) {
+    return fails(EPIPE) ? -1 : below->splice(from, to, turn(KVFT_SHORT) ? 1 : bytes);
+}
+
 static int f_poll(struct pollfd *fds, nfds_t num, int timeout_ms) {
     return fails(EINTR) ? -1 : below->poll(fds, num, timeout_ms);
 }
@@ -275,6 +294,9 @@ static const kvfi_systable faulty = {
     .getsockopt = f_getsockopt,
     .readv = f_readv,
     .writev = f_writev,
+    .pipe = f_pipe,
+    .vmsplice = f_vmsplice,
+    .splice = f_splice,
     .poll = f_poll,
     .eventfd = f_eventfd,
     .thread = f_thread,
