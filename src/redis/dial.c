@@ -112,11 +112,26 @@ static kvf_reason resolve(struct addrinfo **out, const kvfi_endpoint *to, int64_
 
 /* ---- sockets ---- */
 
+static bool is_loopback(const struct sockaddr *address) {
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)address;
+        return ntohl(in->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    }
+    const struct sockaddr_in6 *in6 = (const void *)address;
+    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+}
+
 /* None of these is needed to work, so none is checked. */
-static void set_options(int fd, int family) {
+static void set_options(int fd, const struct sockaddr *address) {
     int on = 1, idle_s = 15, interval_s = 5, count = 3;
-    if (family == AF_UNIX) {
+    static const char plain[] = "reno"; /* every kernel has it, and allows it */
+    if (address->sa_family == AF_UNIX) {
         return;
+    }
+    if (is_loopback(address)) {
+        /* Nothing is lost there, so there is nothing to control: a system that is set to BBR would pace what we send,
+         * for a tenth of the speed and more. */
+        (void)kvfi_sys->setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof plain - 1);
     }
     (void)kvfi_sys->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)kvfi_sys->setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -168,7 +183,7 @@ static int dial_one(int family, const struct sockaddr *address, socklen_t len, i
     if (fd < 0) {
         return -1;
     }
-    set_options(fd, family);
+    set_options(fd, address);
     int error = connect_within(fd, address, len, deadline_us);
     if (error != 0) {
         (void)kvfi_sys->close(fd);
