@@ -6,7 +6,7 @@
  *   file:/var/cache/kvferry                             a folder, shared by processes; ?max=10G&ttl=0
  *   redis://[user:password@]host[:port][/db]            ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
  *   redis+unix:///run/redis.sock                        ?db=0 and the same &connect_ms=1000&stall_ms=250&name=kvferry
- *                                                       &budget=1G&allow_noeviction=false
+ *                                                       &budget=1G&allow_noeviction=false&lend=true
  *   redis+cluster://[user:password@]host:port,host:port a Cluster: some of its nodes
  *   redis+sentinel://[user:password@]host,host/name     the master that these sentinels name;
  *                                                       ?sentinel_user=&sentinel_password=
