@@ -97,14 +97,19 @@ static ssize_t real_writev(int fd, const struct iovec *iov, int num) {
 
 static int real_pipe(int out_fds[2], int flags, size_t bytes) {
     int rc = pipe2(out_fds, flags);
-    if (rc == 0) {
-        (void)fcntl(out_fds[1], F_SETPIPE_SZ, (int)bytes);
+    if (rc == 0 && fcntl(out_fds[1], F_SETPIPE_SZ, (int)bytes) < 0) {
+        int error = errno;
+        (void)close(out_fds[0]);
+        (void)close(out_fds[1]);
+        errno = error;
+        return -1;
     }
     return rc;
 }
 
 /* splice can't be told to send no SIGPIPE. So the signal is held back, and what splice itself has raised is taken away;
- * one that was pending before stays. It goes to the thread that has called, so nobody else's is taken. */
+ * one that was pending before stays. It goes to the thread that has called, so nobody else's is taken. A splice that has
+ * sent something before its reader went raises it too, and returns what it has sent. */
 static ssize_t real_splice(int from, int to, size_t bytes) {
     sigset_t sigpipe, before, pending;
     sigemptyset(&sigpipe);
@@ -116,7 +121,8 @@ static ssize_t real_splice(int from, int to, size_t bytes) {
     sigpending(&pending);
     ssize_t n = splice(from, NULL, to, NULL, bytes, 0);
     int error = errno;
-    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
+    bool may_have_raised = n < 0 ? error == EPIPE : (size_t)n < bytes;
+    if (may_have_raised && !sigismember(&pending, SIGPIPE)) {
         const struct timespec now = {0};
         (void)sigtimedwait(&sigpipe, NULL, &now);
     }

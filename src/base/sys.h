@@ -56,7 +56,7 @@ typedef struct kvfi_systable {
     int (*getsockopt)(int fd, int level, int name, void *, socklen_t *);
     ssize_t (*readv)(int fd, const struct iovec *, int num);
     ssize_t (*writev)(int fd, const struct iovec *, int num); /* without SIGPIPE on sockets */
-    /* A pipe of so many bytes, or of fewer where the system allows no more; [0] is read, [1] written. */
+    /* A pipe that holds so many bytes; [0] is read, [1] written. */
     int (*pipe)(int out_fds[2], int flags, size_t bytes);
     ssize_t (*vmsplice)(int fd, const struct iovec *, size_t num, unsigned flags);
     ssize_t (*splice)(int from, int to, size_t bytes); /* without offsets, flags, and SIGPIPE */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * All reading and writing of sockets is in transmit and receive: with TLS or without.
+ * All reading and writing of sockets is in transmit and receive, with TLS or without, and in kvfi_lend.
  */
 #include "redis/conn.h"
 
@@ -15,6 +15,7 @@
 #define LENT_PIECE   ((size_t)128 << 10)
 #define AHEAD_BYTES  ((size_t)512 << 10)
 #define MIN_LENT     ((size_t)32 << 10) /* below it a copy is as quick */
+#define PAGE         ((size_t)4096)
 /* What has left the socket and is no whole record yet, at most; and a margin. */
 #define TLS_HOLDS ((size_t)32 << 10)
 
@@ -22,6 +23,7 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
     conn->fd = -1;
     conn->tls = NULL;
     conn->stall_ms = stall_ms;
+    conn->patient = false;
     conn->disconnects = disconnects;
     conn->asking = false;
     conn->received = 0;
@@ -82,10 +84,6 @@ static ssize_t transmit(kvfi_conn *conn, size_t num) {
                              : kvfi_sys->writev(conn->fd, conn->iov, (int)num);
 }
 
-static ssize_t lend(kvfi_conn *conn, size_t num) {
-    return kvfi_lend(&conn->lender, conn->fd, conn->iov, num);
-}
-
 static ssize_t receive(kvfi_conn *conn, size_t num) {
     return conn->tls != NULL ? kvfi_tls_recv(conn->tls, conn->iov, num)
                              : kvfi_sys->readv(conn->fd, conn->iov, (int)num);
@@ -141,39 +139,58 @@ static size_t gather_commands(const kvfi_conn *conn, struct iovec *iov) {
     return stop > conn->sent;
 }
 
-/* What may go of the body. */
-static size_t gather_body(const kvfi_conn *conn, struct iovec *iov, size_t cap) {
+/* Of the body's pieces of memory: all, or those that come first as long as they are smaller than a page, or are not. */
+typedef enum pieces { ALL_PIECES, SMALL_PIECES, LARGE_PIECES } pieces;
+
+/* What may go of those. *rest: bytes of the body that are not among it. */
+static size_t gather_body(const kvfi_conn *conn, struct iovec *iov, size_t cap, pieces which, size_t *rest) {
     size_t left = conn->body.bytes - conn->held, skip = conn->body.skip, num = 0;
+    *rest = conn->body.bytes;
     for (const struct iovec *from = conn->body.iov; left > 0 && num < cap; from++) {
-        size_t len = from->iov_len - skip < left ? from->iov_len - skip : left;
+        size_t whole = from->iov_len - skip, len = whole < left ? whole : left;
+        if (whole > 0 && which != ALL_PIECES && which != (whole < PAGE ? SMALL_PIECES : LARGE_PIECES)) {
+            break;
+        }
         if (len > 0) {
             iov[num++] = (struct iovec){(char *)from->iov_base + skip, len};
         }
         left -= len;
+        *rest -= len;
         skip = 0;
     }
     return num;
 }
 
 /* In order: commands, the body, commands behind it. */
-static ssize_t send_copy(kvfi_conn *conn) {
+static ssize_t send_copy(kvfi_conn *conn, pieces which) {
     struct iovec *iov = conn->iov;
-    size_t num = gather_commands(conn, iov);
-    size_t cap = KVFI_CONN_IOV - 1; /* one is kept for what stands behind */
-    num += gather_body(conn, iov + num, cap - num);
-    if (!kvfi_conn_body_sent(conn) && conn->held == 0 && num < cap && conn->mark < conn->out.len) {
-        iov[num++] = (struct iovec){conn->out.data + conn->mark, conn->out.len - conn->mark};
+    size_t rest = 0, num = gather_commands(conn, iov);
+    if (!kvfi_conn_body_sent(conn)) {
+        num += gather_body(conn, iov + num, KVFI_CONN_IOV - num, which, &rest);
+        if (rest == 0 && num < KVFI_CONN_IOV && conn->mark < conn->out.len) {
+            iov[num++] = (struct iovec){conn->out.data + conn->mark, conn->out.len - conn->mark};
+        }
     }
     return transmit(conn, num);
 }
 
-/* The buffer of the commands is used again before the server has read them, so only the body is lent. */
+static bool is_lent(const kvfi_conn *conn) {
+    return conn->lent && !conn->lender.never;
+}
+
+/* Lent are whole pages and more: a record's head and checksum lie in memory that is used for other things afterwards,
+ * and go as a copy; so do commands, whose buffer is used again before the server has read them. */
 static ssize_t send_some(kvfi_conn *conn) {
-    if (!conn->lent || kvfi_conn_body_sent(conn)) {
-        return send_copy(conn);
+    size_t rest = 0, num = 0;
+    if (!is_lent(conn) || kvfi_conn_body_sent(conn)) {
+        return send_copy(conn, ALL_PIECES);
     }
-    size_t num = gather_commands(conn, conn->iov);
-    return num > 0 ? transmit(conn, num) : lend(conn, gather_body(conn, conn->iov, KVFI_CONN_IOV));
+    if (conn->lender.inside > 0) {
+        num = gather_body(conn, conn->iov, KVFI_CONN_IOV, ALL_PIECES, &rest);
+    } else if (conn->sent == conn->mark) {
+        num = gather_body(conn, conn->iov, KVFI_CONN_IOV, LARGE_PIECES, &rest);
+    }
+    return num > 0 ? kvfi_lend(&conn->lender, conn->fd, conn->iov, num) : send_copy(conn, SMALL_PIECES);
 }
 
 /* `num` bytes have been sent. */
@@ -205,7 +222,7 @@ static void sent(kvfi_conn *conn, size_t num) {
 
 /* Finishes one more piece of the body. */
 static void fill(kvfi_conn *conn) {
-    size_t piece = conn->lent ? LENT_PIECE : COPIED_PIECE;
+    size_t piece = is_lent(conn) ? LENT_PIECE : COPIED_PIECE;
     conn->held -= conn->fill(conn->fill_arg, piece < conn->held ? piece : conn->held);
 }
 
@@ -313,7 +330,7 @@ static void set_low_water(kvfi_conn *conn) {
 }
 
 kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
-    int64_t stall_us = (int64_t)conn->stall_ms * 1000;
+    int64_t stall_us = conn->patient ? (int64_t)UINT32_MAX * 1000 : (int64_t)conn->stall_ms * 1000;
     int64_t now = kvfi_sys->now_us();
     int64_t until_us = deadline_us < now + stall_us ? deadline_us : now + stall_us;
     int moved = 0;

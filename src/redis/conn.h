@@ -30,6 +30,7 @@ typedef struct kvfi_conn {
     int fd;             /* -1: closed */
     kvfi_tls_link *tls; /* NULL: in plain */
     uint32_t stall_ms;
+    bool patient; /* for now a wait ends with its deadline only */
     kvfi_resp in;
     kvfi_cmd out; /* commands; out.data[sent, out.len) is still to be sent */
     size_t sent;

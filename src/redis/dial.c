@@ -124,7 +124,7 @@ static bool is_loopback(const struct sockaddr *address) {
 /* None of these is needed to work, so none is checked. */
 static void set_options(int fd, const struct sockaddr *address) {
     int on = 1, idle_s = 15, interval_s = 5, count = 3;
-    static const char plain[] = "reno"; /* every kernel has it, and allows it */
+    static const char plain[] = "reno"; /* every kernel has it, and allows it unless told otherwise */
     if (address->sa_family == AF_UNIX) {
         return;
     }

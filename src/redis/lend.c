@@ -10,10 +10,17 @@
 #include <sys/utsname.h>
 
 #define PIPE_BYTES ((size_t)256 << 10)
-#define MIN_MEAN   ((size_t)4 << 10) /* each piece takes a slot of the pipe, which is as good for a page */
+
+/* Before Linux 6.5 a unix socket took one page at a time, and woke its reader for each. */
+static bool kernel_is_fit(void) {
+    struct utsname is;
+    unsigned major = 0, minor = 0;
+    return uname(&is) == 0 && sscanf(is.release, "%u.%u", &major, &minor) == 2 &&
+           (major > 6 || (major == 6 && minor >= 5));
+}
 
 void kvfi_lender_init(kvfi_lender *lender) {
-    *lender = (kvfi_lender){.in = -1, .out = -1};
+    *lender = (kvfi_lender){.in = -1, .out = -1, .never = !kernel_is_fit()};
 }
 
 void kvfi_lender_close(kvfi_lender *lender) {
@@ -24,20 +31,12 @@ void kvfi_lender_close(kvfi_lender *lender) {
     kvfi_lender_init(lender);
 }
 
-/* Before Linux 6.5 a unix socket took one page at a time, and woke its reader for each. */
-static bool kernel_is_fit(void) {
-    struct utsname is;
-    unsigned major = 0, minor = 0;
-    return uname(&is) == 0 && sscanf(is.release, "%u.%u", &major, &minor) == 2 &&
-           (major > 6 || (major == 6 && minor >= 5));
-}
-
 static bool open_pipe(kvfi_lender *lender) {
     int ends[2];
     if (lender->never || lender->in >= 0) {
         return !lender->never;
     }
-    if (!kernel_is_fit() || kvfi_sys->pipe(ends, O_CLOEXEC | O_NONBLOCK, PIPE_BYTES) != 0) {
+    if (kvfi_sys->pipe(ends, O_CLOEXEC | O_NONBLOCK, PIPE_BYTES) != 0) {
         lender->never = true;
         return false;
     }
@@ -52,15 +51,6 @@ static ssize_t write_instead(kvfi_lender *lender, int fd, const struct iovec *io
     return kvfi_sys->writev(fd, iov, (int)num);
 }
 
-/* To copy what is scattered over many small pieces costs less than their slots. */
-static bool is_worth_lending(const struct iovec *iov, size_t num) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < num; i++) {
-        bytes += iov[i].iov_len;
-    }
-    return bytes >= num * MIN_MEAN;
-}
-
 static bool is_later(int error) {
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
@@ -70,11 +60,8 @@ ssize_t kvfi_lend(kvfi_lender *lender, int fd, const struct iovec *iov, size_t n
     if (!open_pipe(lender)) {
         return write_instead(lender, fd, iov, num);
     }
-    if (lender->inside == 0 && !is_worth_lending(iov, num)) {
-        return kvfi_sys->writev(fd, iov, (int)num);
-    }
     if (lender->inside == 0) {
-        n = kvfi_sys->vmsplice(lender->in, iov, num, 0);
+        n = kvfi_sys->vmsplice(lender->in, iov, num, SPLICE_F_NONBLOCK);
         if (n <= 0) {
             return write_instead(lender, fd, iov, num);
         }

@@ -7,8 +7,8 @@
  * still has the pages, and the server may read what is written to them later; so only what carries a checksum that the
  * reader verifies is lent.
  *
- * Where lending does not work (another kernel, a filter of system calls, no descriptor left, memory of a device), the
- * bytes are written, and nobody notices.
+ * Where lending does not work (another kernel, a filter of system calls that answers with an error, no descriptor left,
+ * memory of a device), the bytes are written; `never` says so from then on.
  */
 #ifndef KVFI_REDIS_LEND_H
 #define KVFI_REDIS_LEND_H
@@ -18,15 +18,15 @@
 typedef struct kvfi_lender {
     int in, out;   /* the two ends of the pipe; -1: not open */
     size_t inside; /* bytes in it: the first of those that are to be sent next */
-    bool never;    /* it does not work here */
+    bool never;    /* it does not work here: better written at once */
 } kvfi_lender;
 
 void kvfi_lender_init(kvfi_lender *);
 void kvfi_lender_close(kvfi_lender *); /* drops what is in the pipe; it can be used again */
 
 /* As writev: how many of the bytes have left, or -1 and errno; of `iov` at least one is not empty. The next call begins
- * with the first byte that has not left, at the same place in memory. What is scattered over pieces of less than a page
- * is copied. */
+ * with the first byte that has not left, at the same place in memory. Each piece takes a slot of the pipe, which is as
+ * good for a page, so smaller ones are better written while nothing is inside. */
 ssize_t kvfi_lend(kvfi_lender *, int fd, const struct iovec *iov, size_t num);
 
 #endif

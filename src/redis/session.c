@@ -16,12 +16,12 @@
 static kvf_status begin_patient(kvfi_talk *talk, kvfi_tier *base, kvf_error *err, const char *id, kvfi_lane_kind lane,
                                 int64_t deadline_us) {
     KVFI_TRY(kvfi_talk_begin(talk, kvfi_redis_of(base), err, kvfi_slot_of(id, strlen(id)), lane, deadline_us));
-    talk->conn->stall_ms = UINT32_MAX;
+    talk->conn->patient = true;
     return KVF_OK;
 }
 
 static void end_patient(kvfi_talk *talk) {
-    talk->conn->stall_ms = talk->tier->conf.stall_ms;
+    talk->conn->patient = false;
     kvfi_talk_end(talk);
 }
 

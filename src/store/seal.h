@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The checksum of a value that is being sent: hashed piece by piece, each just before it goes. The copy that the kernel
- * makes of a piece then finds it in the cache, and the reader at the other end has work from the first piece on.
+ * The checksum of a value that is being sent: hashed piece by piece, each just before it goes. Whoever copies the piece
+ * then, the kernel or the reader of lent pages, finds it in the cache, and has work from the first piece on.
  */
 #ifndef KVFI_SEAL_H
 #define KVFI_SEAL_H

@@ -259,11 +259,43 @@ static void no_sigpipe(void **state) {
     kvfi_lender_close(&lender);
 }
 
+static void *read_a_little(void *arg) {
+    static uint8_t some[65536];
+    for (size_t left = (uintptr_t)arg; left > 0;) {
+        ssize_t n = read(ends[1], some, left < sizeof some ? left : sizeof some);
+        left -= n > 0 ? (size_t)n : 0;
+    }
+    close(ends[1]);
+    return NULL;
+}
+
+/* The reader goes while one splice is at it: what had gone is what it returns, and the signal is raised all the same. */
+static void no_sigpipe_in_the_middle(void **state) {
+    (void)state;
+    signal(SIGPIPE, SIG_DFL);
+    for (uintptr_t i = 0; i < 200; i++) {
+        pthread_t thread;
+        kvfi_lender lender;
+        struct iovec iov = {from, BYTES};
+        kvfi_lender_init(&lender);
+        assert_int_equal(pthread_create(&thread, NULL, read_a_little, (void *)(i * 10007)), 0);
+        ssize_t n = 0;
+        while (n >= 0 || errno == EAGAIN) {
+            n = kvfi_lend(&lender, ends[0], &iov, 1);
+        }
+        assert_true(errno == EPIPE || errno == ECONNRESET);
+        pthread_join(thread, NULL);
+        kvfi_lender_close(&lender);
+        close(ends[0]);
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    }
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(lends),  TEST(pages_are_shared), TEST(is_written_instead), TEST(memory_that_is_not_there),
-        TEST(faults), TEST(no_sigpipe),
+        TEST(lends),  TEST(pages_are_shared), TEST(is_written_instead),       TEST(memory_that_is_not_there),
+        TEST(faults), TEST(no_sigpipe),       TEST(no_sigpipe_in_the_middle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

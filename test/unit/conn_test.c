@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a connection sends (redis/conn.h): commands and bodies in their order, whatever the memory of a body looks like,
+ * whether it is lent or copied, finished beforehand or as it goes, and however little the socket takes at a time.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "redis/conn.h"
+#include "support/faults.h"
+#include "support/kit.h"
+
+#define MEMORY   ((size_t)4 << 20)
+#define MAX_IOVS 3000u /* more than go at once */
+#define MAX_TEXT 64u
+
+static uint8_t *memory, *expected, *got;
+static char *dir;
+static int listener, peer;
+static kvfi_conn *conn;
+static _Atomic uint64_t disconnects;
+
+static void open_conn(bool lends) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    kvfi_tls_peer plain = {.tls = NULL};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/s", dir);
+    kvfi_endpoint to = {.path = address.sun_path};
+    kvfi_conn_init(conn, 10000, &disconnects);
+    conn->lends = lends;
+    assert_int_equal(kvfi_conn_open(conn, &to, &plain, kvfi_deadline(10000000)), KVF_WHY_NONE);
+    peer = accept(listener, NULL, NULL);
+    assert_true(peer >= 0);
+}
+
+static void close_conn(void) {
+    kvfi_conn_close(conn);
+    assert_int_equal(conn->lender.in, -1);
+    close(peer);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memory = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    expected = malloc(2 * MEMORY);
+    got = malloc(2 * MEMORY);
+    conn = malloc(sizeof *conn);
+    assert_true(memory != MAP_FAILED && expected != NULL && got != NULL && conn != NULL);
+    kvft_bytes(memory, MEMORY, 5);
+    dir = kvft_temp_dir();
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/s", dir);
+    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    close(listener);
+    kvft_remove_dir(dir);
+    munmap(memory, MEMORY);
+    free(expected);
+    free(got);
+    free(conn);
+    return 0;
+}
+
+/* ---- one body of pieces as the seed has it */
+
+typedef struct body {
+    struct iovec iov[MAX_IOVS];
+    size_t num, bytes;
+    size_t left; /* to be finished */
+    uint64_t seed;
+} body;
+
+/* All small, all large, or mixed; some are empty. */
+static void cut(body *b, size_t most) {
+    uint64_t kind = kvft_random(&b->seed) % 4;
+    b->num = 0;
+    b->bytes = 0;
+    while (b->bytes < most && b->num < MAX_IOVS) {
+        bool small = kind == 0 || (kind == 1 ? b->num == 0 : kind == 2 && kvft_random(&b->seed) % 2 == 0);
+        size_t len = small ? kvft_random(&b->seed) % 1500 : 3000 + kvft_random(&b->seed) % 300000;
+        len = kvft_random(&b->seed) % 16 == 0 ? 0 : len;
+        len = len < most - b->bytes ? len : most - b->bytes;
+        b->iov[b->num++] = (struct iovec){memory + b->bytes, len};
+        b->bytes += len;
+    }
+}
+
+/* Releases any number of bytes, but one at least. That none goes before is seen by what it holds until then. */
+static size_t finish(void *arg, size_t bytes) {
+    body *b = arg;
+    assert_in_range(bytes, 1, b->left);
+    size_t num = 1 + kvft_random(&b->seed) % bytes, from = b->bytes - b->left;
+    for (size_t i = from; i < from + num; i++) {
+        memory[i] ^= 0xff;
+    }
+    b->left -= num;
+    return num;
+}
+
+static size_t drain(size_t have, size_t most) {
+    ssize_t n = recv(peer, got + have, most, MSG_DONTWAIT);
+    assert_true(n > 0 || (n < 0 && errno == EAGAIN));
+    return n > 0 ? have + (size_t)n : have;
+}
+
+static size_t say(uint8_t *out, uint64_t *seed) {
+    char text[MAX_TEXT];
+    int len = snprintf(text, sizeof text, "command %u", (unsigned)(kvft_random(seed) % 100000));
+    kvfi_cmd *cmd = kvfi_conn_room(conn, MAX_TEXT);
+    assert_non_null(cmd);
+    size_t before = cmd->len;
+    kvfi_cmd_text(cmd, text);
+    memcpy(out, cmd->data + before, cmd->len - before);
+    assert_true(len > 0);
+    return cmd->len - before;
+}
+
+/* A command, a body, a command; the bytes that are to be finished are wrong before. */
+static void exchange(uint64_t seed) {
+    static body b;
+    size_t want = 0, have = 0;
+    b.seed = seed;
+    cut(&b, 1 + kvft_random(&b.seed) % (kvft_random(&b.seed) % 2 == 0 ? 60000 : MEMORY));
+    bool filled = kvft_random(&b.seed) % 2 == 0, record = filled || kvft_random(&b.seed) % 2 == 0;
+    want += say(expected, &b.seed);
+    memcpy(expected + want, memory, b.bytes);
+    kvfi_place place = {.iov = b.iov, .bytes = b.bytes};
+    b.left = filled ? b.bytes : 0;
+    for (size_t i = 0; filled && i < b.bytes; i++) {
+        memory[i] ^= 0xff;
+    }
+    if (record) {
+        kvfi_conn_record(conn, place, filled ? finish : NULL, &b);
+    } else {
+        kvfi_conn_body(conn, place);
+    }
+    want += b.bytes;
+    want += say(expected + want, &b.seed);
+    while (have < want) {
+        assert_int_equal(kvfi_conn_send(conn), KVF_WHY_NONE);
+        have = drain(have, 1 + kvft_random(&b.seed) % 400000);
+    }
+    assert_true(kvfi_conn_all_sent(conn));
+    assert_int_equal(conn->lender.inside, 0);
+    assert_int_equal(have, want);
+    assert_memory_equal(got, expected, want);
+}
+
+static void in_order(bool lends) {
+    open_conn(lends);
+    for (uint64_t seed = 1; seed <= 150; seed++) {
+        exchange(seed * 77);
+    }
+    close_conn();
+}
+
+static void lent(void **state) {
+    (void)state;
+    in_order(true);
+}
+
+static void copied(void **state) {
+    (void)state;
+    in_order(false);
+    assert_int_equal(conn->lender.in, -1);
+}
+
+/* Lending ends, or does a single byte, at any place; a call fails only there (elsewhere it would end the connection). */
+static void lending_ends(void **state) {
+    (void)state;
+    for (uint64_t nth = 1; nth <= 60; nth++) {
+        open_conn(true);
+        exchange(13);
+        kvft_faults_arm(KVFT_SHORT, nth);
+        exchange(nth * 31 + 1);
+        (void)kvft_faults_disarm();
+        close_conn();
+    }
+}
+
+static _Atomic int calls_left;
+
+static ssize_t failing_vmsplice(int fd, const struct iovec *iov, size_t num, unsigned flags) {
+    if (calls_left-- <= 0) {
+        errno = EFAULT;
+        return -1;
+    }
+    return kvfi_sys_real.vmsplice(fd, iov, num, flags);
+}
+
+static ssize_t failing_splice(int from, int to, size_t bytes) {
+    if (calls_left-- <= 0) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return kvfi_sys_real.splice(from, to, bytes);
+}
+
+/* Once it does not work, the rest is copied, and so is all that comes behind. */
+static void does_not_work(void **state) {
+    (void)state;
+    kvfi_systable tables[2] = {kvfi_sys_real, kvfi_sys_real};
+    tables[0].vmsplice = failing_vmsplice;
+    tables[1].splice = failing_splice;
+    for (int i = 0; i < 2; i++) {
+        for (int calls = 0; calls < 20; calls++) {
+            open_conn(true);
+            kvfi_sys_table = &tables[i];
+            calls_left = calls;
+            for (uint64_t seed = 1; seed <= 6; seed++) {
+                exchange((uint64_t)calls * 100 + seed);
+            }
+            assert_true(conn->lender.never || calls_left > 0);
+            kvfi_sys_table = &kvfi_sys_real;
+            close_conn();
+        }
+    }
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {TEST(lent), TEST(copied), TEST(lending_ends), TEST(does_not_work)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
