@@ -238,7 +238,7 @@ static void do_without(load *l, const kvfl_gap *gap, kvf_reason why) {
 /* The store delivers sooner than one block is computed. */
 static void go_on_loading(load *l, const kvfl_gap *gap) {
     const struct iovec *iov = NULL;
-    if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED) {
+    if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED || gap->num_blocks > l->kv->group) {
         kvfl_flights_settle(l->kv);
     }
     start_small(l);
@@ -277,10 +277,16 @@ static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
     compute_blocks(l, kvfl_plan_batch(gap, &kv->pace, num));
 }
 
-static void note_missed(load *l, kvf_reason why) {
-    if (l->report->missed_blocks++ == 0) {
-        l->report->missed_why = why;
+/* The next block is surely not there; or it has landed since we looked, and is taken in at once. */
+static void settle_next(load *l, const kvfl_gap *gap) {
+    const struct iovec *iov = NULL;
+    if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
+        return;
     }
+    if (l->report->missed_blocks++ == 0) {
+        l->report->missed_why = kvfl_flight_why(l->kv, l->next);
+    }
+    do_without(l, gap, l->report->missed_why);
 }
 
 /* What is left promises to come sooner than it could be computed. Where nothing has come yet, patience decides. */
@@ -312,8 +318,7 @@ static void step(load *l) {
     kvfl_gap gap = look_ahead(l);
     double rate = kvfl_link_rate(&kv->link, kvfl_now_us());
     if (gap.num_blocks == 0) {
-        note_missed(l, kvfl_flight_why(kv, l->next));
-        do_without(l, &gap, l->report->missed_why);
+        settle_next(l, &gap);
     } else if (l->stateless) {
         step_stateless(l, &gap);
     } else if (l->front == NULL || (compute_us(l, gap.num_blocks) < KVFL_TRIFLE_US && may_wait(l))) {
