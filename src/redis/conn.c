@@ -201,22 +201,9 @@ static void sent(kvfi_conn *conn, size_t num) {
     }
     conn->sent += before;
     num -= before;
-    kvfi_place *body = &conn->body;
-    while (num > 0 && body->bytes > 0) {
-        size_t len = body->iov->iov_len - body->skip;
-        if (len > body->bytes) {
-            len = body->bytes;
-        }
-        if (len > num) {
-            body->skip += num;
-            body->bytes -= num;
-            return;
-        }
-        num -= len;
-        body->bytes -= len;
-        body->skip = 0;
-        body->iov++;
-    }
+    size_t of_body = num < conn->body.bytes ? num : conn->body.bytes;
+    kvfi_place_advance(&conn->body, of_body);
+    num -= of_body;
     conn->sent += num;
 }
 

@@ -47,15 +47,6 @@ static void push(loader *l, const request *r) {
     l->asked += r->item != NULL ? r->place.bytes : 0;
 }
 
-static void skip(kvfi_place *place, size_t bytes) {
-    place->bytes -= bytes;
-    place->skip += bytes;
-    while (place->bytes > 0 && place->skip >= place->iov->iov_len) {
-        place->skip -= place->iov->iov_len;
-        place->iov++;
-    }
-}
-
 /* Asks for the next part of the item at hand. */
 static void ask_part(loader *l, kvfi_cmd *out) {
     kvfi_name name;
@@ -73,7 +64,7 @@ static void ask_part(loader *l, kvfi_cmd *out) {
     request r = {.item = item, .place = l->rest, .last = len == l->rest.bytes};
     r.place.bytes = len;
     push(l, &r);
-    skip(&l->rest, len);
+    kvfi_place_advance(&l->rest, len);
     l->part++;
     l->usual = len;
     if (r.last) {

@@ -43,15 +43,6 @@ static request *at(saver *s, unsigned index) {
 
 /* ---- sending ---- */
 
-static void skip(kvfi_place *place, size_t bytes) {
-    place->bytes -= bytes;
-    place->skip += bytes;
-    while (place->bytes > 0 && place->skip >= place->iov->iov_len) {
-        place->skip -= place->iov->iov_len;
-        place->iov++;
-    }
-}
-
 static uint64_t num_parts(const saver *s) {
     return kvfi_num_parts(s->item->bytes, s->tier->conf.part);
 }
@@ -99,7 +90,7 @@ static void send_part(saver *s, kvfi_cmd *out) {
     if (part == 0) {
         s->item = NULL;
     } else {
-        skip(&s->rest, len);
+        kvfi_place_advance(&s->rest, len);
         s->sent_parts++;
     }
 }
@@ -131,7 +122,7 @@ static void draw(saver *s) {
     }
     if (num_parts(s) > 1) {
         size_t first = (size_t)kvfi_part_len(s->item->bytes, s->tier->conf.part, 0);
-        skip(&s->rest, first);
+        kvfi_place_advance(&s->rest, first);
         (void)(s->item->unsealed && kvfi_seal_next(&s->seal, first));
     }
 }

@@ -110,14 +110,8 @@ size_t kvfi_resp_want(kvfi_resp *resp, struct iovec *out, size_t cap) {
 
 /* `num` bytes of the body lie in their place. */
 static void advance_place(kvfi_resp *resp, size_t num) {
-    kvfi_place *place = &resp->place;
     resp->left -= num;
-    while (num > 0 && num >= place->iov->iov_len - place->skip) {
-        num -= place->iov->iov_len - place->skip;
-        place->skip = 0;
-        place->iov++;
-    }
-    place->skip += num;
+    kvfi_place_advance(&resp->place, num);
 }
 
 /* Copies what came with the header and belongs into the place. Rare, and never more than the scratch. */

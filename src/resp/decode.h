@@ -57,6 +57,16 @@ typedef struct kvfi_place {
     size_t bytes;
 } kvfi_place;
 
+/* What lies behind its first `bytes` bytes; no more than it has. */
+static inline void kvfi_place_advance(kvfi_place *place, size_t bytes) {
+    place->bytes -= bytes;
+    place->skip += bytes;
+    while (place->bytes > 0 && place->skip >= place->iov->iov_len) {
+        place->skip -= place->iov->iov_len;
+        place->iov++;
+    }
+}
+
 typedef enum kvfi_resp_event { KVFI_RESP_MORE, KVFI_RESP_REPLY, KVFI_RESP_BAD } kvfi_resp_event;
 
 typedef struct kvfi_resp {
