@@ -300,6 +300,11 @@ static bool promises(const load *l, const kvfl_gap *gap) {
            kvfl_plan_goes_on(gap, &kv->pace, rate, l->end - l->from, kvfl_flight_state_rest(kv));
 }
 
+/* Why the store is not waited for any longer: it is known to be slow, or nothing is known of it. */
+static kvf_reason why_late(const load *l) {
+    return kvfl_link_rate(&l->kv->link, kvfl_now_us()) > 0 ? KVF_WHY_SLOW : KVF_WHY_BUDGET;
+}
+
 static void step_stateless(load *l, const kvfl_gap *gap) {
     bool worth = promises(l, gap);
     if (worth) {
@@ -309,7 +314,7 @@ static void step_stateless(load *l, const kvfl_gap *gap) {
         wait_a_little(l);
         return;
     }
-    l->report->why = kvfl_link_rate(&l->kv->link, kvfl_now_us()) > 0 ? KVF_WHY_SLOW : KVF_WHY_BUDGET;
+    l->report->why = why_late(l);
     l->stop = true;
 }
 
@@ -469,7 +474,7 @@ static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes)
     case KVFL_MISSED:
         return kvfl_flight_state_why(kv);
     default:
-        return KVF_WHY_SLOW;
+        return why_late(l);
     }
 }
 

@@ -6,7 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <sys/utsname.h>
 
 #define PIPE_BYTES ((size_t)256 << 10)
@@ -14,9 +14,12 @@
 /* Before Linux 6.5 a unix socket took one page at a time, and woke its reader for each. */
 static bool kernel_is_fit(void) {
     struct utsname is;
-    unsigned major = 0, minor = 0;
-    return uname(&is) == 0 && sscanf(is.release, "%u.%u", &major, &minor) == 2 &&
-           (major > 6 || (major == 6 && minor >= 5));
+    if (uname(&is) != 0) {
+        return false;
+    }
+    char *rest = NULL;
+    unsigned long major = strtoul(is.release, &rest, 10), minor = *rest == '.' ? strtoul(rest + 1, NULL, 10) : 0;
+    return major > 6 || (major == 6 && minor >= 5);
 }
 
 void kvfi_lender_init(kvfi_lender *lender) {
