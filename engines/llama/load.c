@@ -235,7 +235,9 @@ static void do_without(load *l, const kvfl_gap *gap, kvf_reason why) {
     compute_blocks(l, kvfl_plan_batch(gap, &l->kv->pace, 1));
 }
 
-/* The store delivers sooner than one block is computed. */
+/* The store delivers sooner than one block is computed. What is to come from the end while nothing was known of the store
+ * comes from the front instead: it is taken in as it lands, and small flights use their memory again. Of less than one
+ * of them that is not worth asking anew. */
 static void go_on_loading(load *l, const kvfl_gap *gap) {
     const struct iovec *iov = NULL;
     if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED || gap->num_blocks > l->kv->group) {

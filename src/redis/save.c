@@ -117,13 +117,11 @@ static void draw(saver *s) {
     }
     s->sent_parts = 0;
     s->rest = (kvfi_place){.iov = s->item->iov, .bytes = s->item->bytes};
+    size_t first = num_parts(s) > 1 ? (size_t)kvfi_part_len(s->item->bytes, s->tier->conf.part, 0) : 0;
+    kvfi_place_advance(&s->rest, first);
     if (s->item->unsealed) {
         kvfi_seal_begin(&s->seal, s->item);
-    }
-    if (num_parts(s) > 1) {
-        size_t first = (size_t)kvfi_part_len(s->item->bytes, s->tier->conf.part, 0);
-        kvfi_place_advance(&s->rest, first);
-        (void)(s->item->unsealed && kvfi_seal_next(&s->seal, first));
+        (void)kvfi_seal_next(&s->seal, first);
     }
 }
 
