@@ -778,7 +778,7 @@ static int verdict(const options *o) {
 }
 
 static void read_options(options *o, int argc, char **argv) {
-    *o = (options){.rounds = 7};
+    *o = (options){.rounds = 15};
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (strcmp(argv[i], "--check") == 0) {
