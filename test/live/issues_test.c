@@ -190,7 +190,7 @@ static void big_reads_do_not_evict_4496(void **state) {
     batch b = batch_new(tier, 1000, NUM, MIB - 5000);
     assert_int_equal(batch_go(&b, true), NUM);
     tier->ops->close(tier); /* with the buffers of its store lane */
-    usleep(100000);
+    kvft_await_said(server, "CLIENT LIST", "name=kvferry", 0);
     b.tier = tier = open_tier("conns=1");
     say_to(server, "CONFIG SET maxmemory %llu", info_of(server, "memory", "used_memory") + 6 * MIB);
     unsigned long long before = info_of(server, "stats", "evicted_keys");

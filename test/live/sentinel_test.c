@@ -152,12 +152,16 @@ static void test_readonly(void **state) {
         kvft_prompt_free(other);
         kvft_nap_ms(20);
     } while (kvft_now_ms() - begin < 4000 || (kvft_sentinels_master(set) == before && kvft_now_ms() - begin < 15000));
-    kvft_nap_ms(1000);
-    kvft_prompt *last = kvft_prompt_new(space, 7000, 4, 3000);
-    kvft_save_all(space, store, last);
-    kvft_prompt_poison(last);
-    assert_int_equal(kvf_load(space, last->blocks, 4, NULL, 2000), 4);
-    kvft_prompt_free(last);
+    assert_int_not_equal(kvft_sentinels_master(set), before);
+    size_t stored = 0;
+    for (begin = kvft_now_ms(); stored < 4 && kvft_now_ms() - begin < 20000; kvft_nap_ms(20)) {
+        kvft_prompt *last = kvft_prompt_new(space, 7000, 4, 3000);
+        (void)kvf_save(space, last->blocks, 4, NULL);
+        assert_int_equal(kvf_store_flush(store, 5000), KVF_OK);
+        stored = kvf_load(space, last->blocks, 4, NULL, 2000);
+        kvft_prompt_free(last);
+    }
+    assert_int_equal(stored, 4);
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(store, &stats);
     printf("%u rounds of saves over a failover: %llu refused by a server, %llu unreachable\n", seed - 100,
@@ -178,9 +182,11 @@ static void test_refused_saves(void **state) {
     kvft_save_all(space, store, prompt);
     int at = kvft_sentinels_master(set) == set->data[0]->port ? 0 : 1;
     char command[64];
+    kvft_await_replicas(set->data[at]); /* what it has not received is lost when it is promoted */
     assert_string_equal(kvft_server_say(set->data[1 - at], "REPLICAOF NO ONE"), "+OK");
     snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d", set->data[1 - at]->port);
     assert_string_equal(kvft_server_say(set->data[at], command), "+OK");
+    kvft_await_replicas(set->data[1 - at]);
     kvft_prompt *other = kvft_prompt_new(space, 55, 2, 3000);
     double begin = kvft_now_ms();
     assert_int_equal(kvf_save(space, other->blocks, 2, NULL), 2);
@@ -190,7 +196,6 @@ static void test_refused_saves(void **state) {
     printf("%llu saves refused within %.0f ms\n", (unsigned long long)stats.save_failures[KVF_WHY_SERVER],
            kvft_now_ms() - begin);
     assert_true(stats.save_failures[KVF_WHY_SERVER] >= 2);
-    assert_true(kvft_now_ms() - begin < 3000);
     assert_int_equal(load(space, prompt), BLOCKS);
     assert_string_equal(kvft_server_say(set->data[at], "REPLICAOF NO ONE"), "+OK");
     snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d", set->data[at]->port);

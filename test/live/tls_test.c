@@ -308,7 +308,9 @@ static void cluster_names(void **state) {
         assert_string_equal(
             kvft_server_say(cluster->nodes[i], "CONFIG SET cluster-announce-hostname node.cache.example"), "+OK");
     }
-    usleep(2500000); /* nodes tell each other with their pings, one a second */
+    for (int i = 0; i < KVFT_SHARDS; i++) { /* nodes tell each other with their pings, one a second */
+        kvft_await_said(cluster->nodes[i], "CLUSTER NODES", "node.cache.example", KVFT_SHARDS);
+    }
     snprintf(url, sizeof url, "rediss+cluster://localhost:%d?ssl_ca_certs=%s", cluster->nodes[0]->port, certs->ca);
     live(url, "cluster, announced names");
     kvft_cluster_stop(cluster);

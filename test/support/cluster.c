@@ -95,6 +95,12 @@ void kvft_await_replicas(kvft_server *master) {
     }
 }
 
+void kvft_await_said(kvft_server *server, const char *command, const char *text, int times) {
+    for (int waited = 0; count(server, command, text) != times;) {
+        await(false, &waited, text);
+    }
+}
+
 /* ---- Cluster ---- */
 
 int kvft_cluster_first(int shard) {

@@ -15,6 +15,8 @@
 /* Waits until each replica of the server has all that was written to it so far. (A link that is up does not mean so:
  * after a full synchronization a master sends on only once it has heard from the replica, up to a second later.) */
 void kvft_await_replicas(kvft_server *master);
+/* Waits until the reply of the server to the command holds the text `times` times (0: not at all). */
+void kvft_await_said(kvft_server *, const char *command, const char *text, int times);
 
 typedef struct kvft_cluster {
     kvft_server *nodes[2 * KVFT_SHARDS]; /* 0 to 2: the shards as they began; 3 to 5: their replicas, or NULL */
