@@ -332,8 +332,12 @@ static void ours_close(void) {
 }
 
 static void ours_save(kvf_block *blocks) {
-    kvf_batch batch = {
-        .struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = space, .blocks = blocks, .num = NUM_BUFFERS};
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_SAVE,
+                       .space = space,
+                       .blocks = blocks,
+                       .num = NUM_BUFFERS,
+                       .flags = KVF_MAY_LEND}; /* the buffers are written to once, before all saves */
     struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
     kvf_completion done;
     uint64_t ticket;

@@ -122,9 +122,8 @@ KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait 
 typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
                     are there */
-    KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them. Of
-                    one that ends before (budget, a broken connection), a Redis on a unix socket may still read what
-                    that memory holds by then: a record like that fails its checksum, and is a miss */
+    KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them. See
+                    KVF_MAY_LEND */
     KVF_OP_MATCH /* as kvf_match, keys taken from the blocks, of which nothing else is used; with `found` */
 } kvf_op;
 
@@ -158,6 +157,16 @@ static inline kvf_reason kvf_arrival_why(const kvf_arrivals *a, size_t block) {
     return (kvf_reason)(__atomic_load_n(&a->each[block], __ATOMIC_ACQUIRE) - KVF_MISSED);
 }
 
+/* Flags of a batch. */
+enum {
+    /* Of a save: the pages of the payloads may be lent to a Redis on a unix socket instead of copied into the socket,
+     * which is faster (docs/stores-redis.md). Where such a save ends before the server has answered (the budget, a
+     * broken connection), the server may read these pages later, and then it reads what they hold by then. So set this
+     * only for memory that is not written to any more, or whose next contents that server may see. A record that was
+     * read like that fails its checksum, and is a miss. */
+    KVF_MAY_LEND = 1
+};
+
 typedef struct kvf_batch {
     uint32_t struct_size;
     kvf_op op;
@@ -169,6 +178,7 @@ typedef struct kvf_batch {
     uint64_t user;          /* comes back in the completion */
     kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
     kvf_found *found;       /* of a match: as in kvf_match; the caller's until completion; NULL = only the number */
+    uint32_t flags;         /* KVF_MAY_LEND */
 } kvf_batch;
 
 typedef struct kvf_completion {
@@ -177,8 +187,8 @@ typedef struct kvf_completion {
     size_t num_ok; /* load and match: the leading run; save: how many are written */
 } kvf_completion;
 
-/* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT; KVF_NOMEM;
- * KVF_CLOSED. */
+/* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT (too many blocks, or an
+ * `op` or a flag that is none); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_submit(kvf_queue *, uint64_t *out_ticket, const kvf_batch *);
 /* kvf_reap takes up to `cap` completions without waiting and returns their number. */
 KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);

@@ -27,6 +27,7 @@ bool kvfi_log_on(kvf_log_level);
 void kvfi_log(kvf_log_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- bytes: little-endian on the wire, hex for names */
+#define KVFI_PAGE ((size_t)4096) /* of memory */
 static inline void kvfi_put32(uint8_t *p, uint32_t v) {
     p[0] = (uint8_t)v;
     p[1] = (uint8_t)(v >> 8);

@@ -68,7 +68,7 @@ static size_t run_batch(slot *s) {
         return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled,
                          b->arrivals != NULL ? &s->watch : NULL);
     case KVF_OP_SAVE:
-        return kvfi_save_through(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled);
+        return kvfi_save_through(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, &s->cancelled);
     case KVF_OP_MATCH:
         return kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
     }
@@ -135,7 +135,9 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
 }
 
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
-    if (batch->struct_size < OLDEST_BATCH || batch->num > KVF_MAX_BLOCKS || (unsigned)batch->op > KVF_OP_MATCH) {
+    uint32_t flags = batch->struct_size >= offsetof(kvf_batch, flags) + sizeof flags ? batch->flags : 0;
+    if (batch->struct_size < OLDEST_BATCH || batch->num > KVF_MAX_BLOCKS || (unsigned)batch->op > KVF_OP_MATCH ||
+        (flags & ~(uint32_t)KVF_MAY_LEND) != 0) {
         return KVF_LIMIT;
     }
     if (!kvfi_store_is_ours(queue->store)) {

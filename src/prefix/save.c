@@ -130,8 +130,13 @@ static size_t select_unknown(kvf_space *space, kvf_block *blocks, size_t num, kv
     return unknown;
 }
 
-static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                         const atomic_bool *cancelled) {
+/* Head and checksum lie in memory that is used for other things afterwards, so they must be pieces that are copied. */
+static bool may_lend(const kvfi_item *item, uint32_t flags) {
+    return (flags & KVF_MAY_LEND) != 0 && item->iov[0].iov_len < KVFI_PAGE;
+}
+
+static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
+                         int64_t deadline_us, const atomic_bool *cancelled) {
     kvfi_blocks batch;
     kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, cancelled);
     size_t written = 0;
@@ -145,6 +150,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     batch.feed.prepare = prepare;
     for (size_t i = 0; i < num; i++) {
         batch.feed.items[i].unsealed = true;
+        batch.feed.items[i].may_lend = may_lend(&batch.feed.items[i], flags);
     }
     kvfi_store_put(space->store, &batch.feed, batch.outcomes);
     for (size_t i = 0; i < num; i++) {
@@ -156,8 +162,8 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     return written;
 }
 
-size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                         const atomic_bool *cancelled) {
+size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
+                         int64_t deadline_us, const atomic_bool *cancelled) {
     kvf_block *unknown = kvfi_alloc_zero(num > 0 ? num : 1, sizeof *unknown + sizeof(size_t));
     if (unknown == NULL || !kvfi_store_is_ours(space->store)) {
         for (size_t i = 0; i < num; i++) {
@@ -173,7 +179,7 @@ size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     size_t written = num - num_unknown;
     if (num_unknown > 0) {
         kvfi_space_card(space);
-        written += put_blocks(space, unknown, num_unknown, view, deadline_us, cancelled);
+        written += put_blocks(space, unknown, num_unknown, view, flags, deadline_us, cancelled);
     }
     for (size_t i = 0; i < num_unknown; i++) {
         blocks[from[i]].status = unknown[i].status;

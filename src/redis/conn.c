@@ -15,7 +15,6 @@
 #define LENT_PIECE   ((size_t)128 << 10)
 #define AHEAD_BYTES  ((size_t)512 << 10)
 #define MIN_LENT     ((size_t)32 << 10) /* below it a copy is as quick */
-#define PAGE         ((size_t)4096)
 /* What has left the socket and is no whole record yet, at most; and a margin. */
 #define TLS_HOLDS ((size_t)32 << 10)
 
@@ -124,9 +123,9 @@ void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
     conn->mark = conn->out.len;
 }
 
-void kvfi_conn_record(kvfi_conn *conn, kvfi_place body, size_t (*fill)(void *, size_t), void *fill_arg) {
+void kvfi_conn_record(kvfi_conn *conn, kvfi_place body, bool may_lend, size_t (*fill)(void *, size_t), void *fill_arg) {
     kvfi_conn_body(conn, body);
-    conn->lent = conn->lends && !conn->tcp && conn->tls == NULL && body.bytes >= MIN_LENT;
+    conn->lent = may_lend && conn->lends && !conn->tcp && conn->tls == NULL && body.bytes >= MIN_LENT;
     conn->held = fill != NULL ? body.bytes : 0;
     conn->fill = fill;
     conn->fill_arg = fill_arg;
@@ -148,7 +147,7 @@ static size_t gather_body(const kvfi_conn *conn, struct iovec *iov, size_t cap, 
     *rest = conn->body.bytes;
     for (const struct iovec *from = conn->body.iov; left > 0 && num < cap; from++) {
         size_t whole = from->iov_len - skip, len = whole < left ? whole : left;
-        if (whole > 0 && which != ALL_PIECES && which != (whole < PAGE ? SMALL_PIECES : LARGE_PIECES)) {
+        if (whole > 0 && which != ALL_PIECES && which != (whole < KVFI_PAGE ? SMALL_PIECES : LARGE_PIECES)) {
             break;
         }
         if (len > 0) {
@@ -178,8 +177,9 @@ static bool is_lent(const kvfi_conn *conn) {
     return conn->lent && !conn->lender.never;
 }
 
-/* Lent are whole pages and more: a record's head and checksum lie in memory that is used for other things afterwards,
- * and go as a copy; so do commands, whose buffer is used again before the server has read them. */
+/* Lent are pieces of a page and more: what is shorter is as well copied, and a record's head and checksum may lie in
+ * memory that is used for other things afterwards. Commands are copied, for their buffer is used again before the server
+ * has read them. */
 static ssize_t send_some(kvfi_conn *conn) {
     size_t rest = 0, num = 0;
     if (!is_lent(conn) || kvfi_conn_body_sent(conn)) {

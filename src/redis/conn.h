@@ -38,7 +38,7 @@ typedef struct kvfi_conn {
     size_t held;     /* bytes at the end of the body that may not go yet: `fill` releases the next of them */
     size_t (*fill)(void *, size_t bytes);
     void *fill_arg;
-    bool lends; /* where the socket takes it; set by who has made the connection */
+    bool lends; /* where the socket takes it and the body may be lent; set by who has made the connection */
     bool lent;  /* the body */
     kvfi_lender lender;
     size_t mark;
@@ -88,10 +88,11 @@ static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
 kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
 /* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
 void kvfi_conn_body(kvfi_conn *, kvfi_place body);
-/* The same for a part of a record, whose memory may be lent to the server: it has a checksum. With `fill` it is finished
- * while it goes: when all that may go has gone, or the socket is full, `fill` is called and told how many more should
+/* The same for a part of a record. With `may_lend` its memory may be lent to the server, where the connection lends at
+ * all; then it must stay as it is until the server has answered. With `fill` the part is finished while it goes: when all that may go has gone, or the socket is full, `fill` is called and told how many more should
  * go; it returns how many may: at least one, and no more than that. */
-void kvfi_conn_record(kvfi_conn *, kvfi_place body, size_t (*fill)(void *, size_t bytes), void *fill_arg);
+void kvfi_conn_record(kvfi_conn *, kvfi_place body, bool may_lend, size_t (*fill)(void *, size_t bytes),
+                      void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
     return conn->body.bytes == 0;
 }

@@ -4,8 +4,8 @@
  * the server copies straight from them. One copy of two, and two thirds of the sender's CPU time, are gone.
  *
  * Who lends must leave the bytes as they are until the server has answered. Where a connection ends before, the socket
- * still has the pages, and the server may read what is written to them later; so only what carries a checksum that the
- * reader verifies is lent.
+ * still has the pages, and the server may read what is written to them later. So the library lends its own memory, which
+ * goes back to the system in that case and is not used again, and the caller's only where he allows it (KVF_MAY_LEND).
  *
  * Where lending does not work (another kernel, a filter of system calls that answers with an error, no descriptor left,
  * memory of a device), the bytes are written; `never` says so from then on.

@@ -65,7 +65,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_text(out, "SET");
     kvfi_cmd_bulk(out, name.text, name.len);
     kvfi_cmd_bulk_header(out, body.bytes);
-    kvfi_conn_record(s->conn, body, s->item->unsealed ? hash_piece : NULL, &s->seal);
+    kvfi_conn_record(s->conn, body, s->item->may_lend, s->item->unsealed ? hash_piece : NULL, &s->seal);
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");
@@ -247,18 +247,24 @@ static kvf_reason wait_and_hear(saver *s) {
     return why == KVF_WHY_NONE && got ? hear(s) : why;
 }
 
+/* The server has not answered: it may read later what was lent to it. */
+static void lose(saver *s, kvfi_item *item, kvf_reason why) {
+    item->lent = item->lent || (item->may_lend && s->conn->lends && !s->conn->tcp);
+    kvfi_feed_done(s->feed, item, KVF_MISS, why);
+}
+
 /* The connection is gone: so are all items that were on their way. */
 static void abandon(saver *s, kvf_reason why) {
     const kvfi_item *before = NULL;
     for (unsigned i = 0; i < s->num; i++) {
         kvfi_item *item = at(s, i)->item;
         if (item != NULL && item != before) {
-            kvfi_feed_done(s->feed, item, KVF_MISS, i == 0 && s->why != KVF_WHY_NONE ? s->why : why);
+            lose(s, item, i == 0 && s->why != KVF_WHY_NONE ? s->why : why);
             before = item;
         }
     }
     if (s->item != NULL && s->item != before) {
-        kvfi_feed_done(s->feed, s->item, KVF_MISS, why);
+        lose(s, s->item, why);
     }
 }
 

@@ -26,7 +26,7 @@ static void destroy(kvfi_backlog *backlog, kvfi_staged *staged) {
 }
 
 static void put_free(kvfi_backlog *backlog, kvfi_staged *staged) {
-    if (backlog->free_bytes + staged->capacity > KEEP_FREE_BYTES) {
+    if (staged->lent || backlog->free_bytes + staged->capacity > KEEP_FREE_BYTES) {
         destroy(backlog, staged);
         return;
     }
@@ -148,6 +148,7 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .num_iov = 1,
                                .bytes = bytes,
                                .unsealed = !staged->sealed,
+                               .may_lend = true,
                                .status = KVF_AGAIN,
                                .number = number,
                                .user = staged};
@@ -233,7 +234,9 @@ static void write_group(kvfi_writer *writer, group *g) {
         }
         for (size_t i = 0; i < num; i++) {
             kvfi_put_note(&outcomes[g->items[i].number], &g->items[i], tier);
-            g->staged[g->items[i].number]->sealed = !g->items[i].unsealed;
+            kvfi_staged *staged = g->staged[g->items[i].number];
+            staged->sealed = !g->items[i].unsealed;
+            staged->lent = staged->lent || g->items[i].lent;
             sent |= 1u << g->items[i].number;
         }
         for (size_t i = 0; i < g->num; i++) {

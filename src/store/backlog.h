@@ -30,6 +30,7 @@ typedef struct kvfi_staged {
     uint16_t flags; /* KVFI_FLAG_... */
     uint8_t tiers;  /* bit t: to be written to tier t */
     bool sealed;    /* it is a whole record already: a promotion, or written to another tier before */
+    bool lent;      /* a server may still read it (kvfi_item.lent): not used again, but given back to the system */
 } kvfi_staged;
 
 typedef struct kvfi_writer {

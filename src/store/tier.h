@@ -24,8 +24,11 @@ struct kvfi_item {
     struct iovec *iov; /* the whole value (header, tokens, payload, checksum): where it goes to or comes from. The tier
                           must not change them. */
     uint32_t num_iov;
-    size_t bytes;      /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
-    bool unsealed;     /* to be put: its head is to be prepared, and its checksum to be written (seal.h) */
+    size_t bytes;  /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
+    bool unsealed; /* to be put: its head is to be prepared, and its checksum to be written (seal.h) */
+    bool may_lend; /* to be put: pieces of KVFI_PAGE and more may be lent to who reads them later, not copied */
+    bool lent; /* out: they were, and who has them may still read them, whatever became of the item: the memory must not
+                  be written to again. (It may be given back to the system.) */
     kvf_status status; /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
     kvf_reason why;
     size_t number; /* its place in the batch of the layer above */

@@ -144,7 +144,7 @@ static void exchange(uint64_t seed) {
         memory[i] ^= 0xff;
     }
     if (record) {
-        kvfi_conn_record(conn, place, filled ? finish : NULL, &b);
+        kvfi_conn_record(conn, place, true, filled ? finish : NULL, &b);
     } else {
         kvfi_conn_body(conn, place);
     }
