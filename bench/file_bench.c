@@ -161,7 +161,7 @@ static double borrow_with(bench *b, bool checked) {
         kvfi_loan loan;
         kvfi_header header;
         const uint8_t *tokens, *payload;
-        if (b->tier->ops->borrow(b->tier, &loan, &b->values[i].item.addr) != KVF_WHY_NONE ||
+        if (b->tier->ops->borrow(b->tier, &loan, &b->values[i].item.addr, 0, KVFI_NEVER) != KVF_WHY_NONE ||
             (checked && kvfi_record_parse(&header, &tokens, &payload, loan.data, loan.len) != KVF_WHY_NONE)) {
             die("borrow");
         }

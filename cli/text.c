@@ -41,13 +41,15 @@ const char *kvfcli_span(char out[KVFCLI_TEXT], int64_t milliseconds) {
 }
 
 const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s) {
-    int64_t age_s = (int64_t)time(NULL) - stored_s;
+    int64_t now_s = (int64_t)time(NULL);
     if (stored_s == 0) {
         snprintf(out, KVFCLI_TEXT, "?");
         return out;
     }
-    /* Another machine's clock may be a little ahead. */
-    return kvfcli_span(out, age_s < 0 ? 0 : age_s * 1000);
+    /* Another machine's clock may be a little ahead; and a record may say anything. */
+    const int64_t longest_s = INT64_MAX / 1000;
+    int64_t age_s = stored_s >= now_s ? 0 : stored_s < now_s - longest_s ? longest_s : now_s - stored_s;
+    return kvfcli_span(out, age_s * 1000);
 }
 
 /* ---- hex ---- */

@@ -93,7 +93,10 @@ static bool import_block(load *l, const void *bytes, size_t len) {
 
 static bool borrow_next(load *l, bool *stop) {
     kvf_block block = kvfl_block_of(l->kv, l->next);
+    struct iovec expected = {NULL, kvfl_bytes_of(l->kv, l->next)};
     kvf_borrowed borrowed = {0};
+    block.iov = &expected;
+    block.num_iov = 1;
     if (kvf_borrow(l->kv->space, &borrowed, &block) != KVF_OK) {
         if (block.why != KVF_WHY_ABSENT) {
             l->report->why = block.why;

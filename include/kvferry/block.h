@@ -74,10 +74,12 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_fo
  * be NULL when every block has iovecs. Blocks for up to the budget; the caller's thread does part of the work. */
 KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms);
 
-/* kvf_borrow lends the payload of one block without a copy, where a tier allows it (mem, file): verified like a load;
- * `iov` and `slot` of the block are not used. The bytes must not be written to, stay valid until kvf_release, and
- * survive eviction. Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier that lends has it:
- * use kvf_load then). */
+/* kvf_borrow lends the payload of one block without a copy, where a tier allows it (mem, file): verified like a load.
+ * Where `iov` is given, its length is what the payload must have, and its memory is not touched (it may be NULL); a
+ * payload of any length is lent without. `slot` is not used. The bytes must not be written to, stay valid until
+ * kvf_release, and survive eviction. A file is lent only where this user alone can write to it and to its folders; a
+ * process of the same user that writes into it changes what is lent, or ends the reader with SIGBUS. Takes 10 s at most.
+ * Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier can lend it: use kvf_load then). */
 typedef struct kvf_borrowed {
     const void *data;
     size_t len;

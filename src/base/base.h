@@ -50,6 +50,24 @@ bool kvfi_parse_u64(uint64_t *out, const char *text, size_t len); /* decimal dig
 bool kvfi_parse_size(uint64_t *out, const char *text,
                      size_t len); /* the same with an optional K, M, G or T (1024-based) */
 
+/* ---- arithmetic on numbers that were read from a store, a file or a server: any value may stand there, so the result
+ * saturates. */
+static inline int64_t kvfi_sat_add(int64_t a, int64_t b) {
+    int64_t sum = 0;
+    return !__builtin_add_overflow(a, b, &sum) ? sum : a < 0 ? INT64_MIN : INT64_MAX;
+}
+static inline int64_t kvfi_sat_sub(int64_t a, int64_t b) {
+    int64_t difference = 0;
+    return !__builtin_sub_overflow(a, b, &difference) ? difference : a < 0 ? INT64_MIN : INT64_MAX;
+}
+static inline int64_t kvfi_sat_mul(int64_t a, int64_t b) {
+    int64_t product = 0;
+    return !__builtin_mul_overflow(a, b, &product) ? product : (a < 0) != (b < 0) ? INT64_MIN : INT64_MAX;
+}
+static inline int64_t kvfi_sat_signed(uint64_t value) {
+    return value < INT64_MAX ? (int64_t)value : INT64_MAX;
+}
+
 /* ---- hashes: libcrypto's SHA-256 and libxxhash's XXH3. The state lives on the caller's stack; nothing allocates, so
  * nothing fails. With a secret the SHA-256 becomes HMAC-SHA-256 under it. */
 typedef struct kvfi_secret {

@@ -133,25 +133,33 @@ typedef struct loan {
 
 /* Whether what was lent is the block that was asked for. The record's own token count is not trusted: the one asked for
  * says where the payload begins, and a record with another count fails the check. */
-static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block) {
+static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block, size_t bytes) {
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    if (lent->len < head + KVFI_SUM_BYTES) {
+    if (lent->len < head + KVFI_SUM_BYTES || (bytes != 0 && lent->len != bytes)) {
         return KVF_WHY_TRUNCATED;
     }
     struct iovec payload = {(void *)(uintptr_t)(lent->data + head), lent->len - head - KVFI_SUM_BYTES};
     return kvfi_record_check(lent->data, lent->data + lent->len - KVFI_SUM_BYTES, addr, block, &payload, 1);
 }
 
+/* How long the whole record must be; 0: the caller did not say. */
+static size_t expected_bytes(const kvf_block *block) {
+    return block->iov == NULL
+               ? 0
+               : KVFI_HEAD_BYTES(block->num_tokens) + kvfi_iov_bytes(block->iov, block->num_iov) + KVFI_SUM_BYTES;
+}
+
 static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kvfi_addr *addr, const kvf_block *block) {
+    size_t bytes = expected_bytes(block);
     out->tier = space->store->tiers[tier];
     if (out->tier->ops->borrow == NULL) {
         return KVF_WHY_ABSENT;
     }
-    kvf_reason why = out->tier->ops->borrow(out->tier, &out->loan, addr);
+    kvf_reason why = out->tier->ops->borrow(out->tier, &out->loan, addr, bytes, kvfi_budget_deadline(0));
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    why = check_loan(&out->loan, addr, block);
+    why = check_loan(&out->loan, addr, block, bytes);
     if (why != KVF_WHY_NONE) {
         out->tier->ops->give_back(out->tier, &out->loan);
         return why;

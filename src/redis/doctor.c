@@ -143,8 +143,8 @@ static bool add_info(kvfi_redis *tier, kvfi_node *node, kvf_tier_info *out) {
     kvfi_talk_end(&talk);
     bool used = read && out->used_bytes >= 0 && facts.used != KVFI_UNKNOWN;
     bool bounded = read && out->max_bytes >= 0 && facts.maxmemory != KVFI_UNKNOWN && facts.maxmemory > 0;
-    out->used_bytes = used ? out->used_bytes + (int64_t)facts.used : -1;
-    out->max_bytes = bounded ? out->max_bytes + (int64_t)facts.maxmemory : -1;
+    out->used_bytes = used ? kvfi_sat_add(out->used_bytes, kvfi_sat_signed(facts.used)) : -1;
+    out->max_bytes = bounded ? kvfi_sat_add(out->max_bytes, kvfi_sat_signed(facts.maxmemory)) : -1;
     return true;
 }
 

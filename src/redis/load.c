@@ -115,7 +115,7 @@ static bool is_aging(const kvfi_redis *tier, const kvfi_item *item) {
         kvfi_header_decode(&header, item->iov[0].iov_base) != KVF_WHY_NONE) {
         return false;
     }
-    return kvfi_sys->wall_us() / 1000000 - header.stored_s > tier->conf.ttl_s / 4;
+    return kvfi_sat_sub(kvfi_sys->wall_us() / 1000000, header.stored_s) > tier->conf.ttl_s / 4;
 }
 
 static void refresh(loader *l, const kvfi_item *item) {

@@ -71,7 +71,7 @@ int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),
 void kvfi_file_get(kvfi_tier *, kvfi_feed *);
 void kvfi_file_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                     int64_t deadline_us);
-kvf_reason kvfi_file_borrow(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
+kvf_reason kvfi_file_borrow(kvfi_tier *, kvfi_loan *out, const kvfi_addr *, size_t bytes, int64_t deadline_us);
 void kvfi_file_give_back(kvfi_tier *, kvfi_loan *);
 
 /* Whatever lies there, opening it must not hang. */
@@ -82,14 +82,18 @@ typedef struct kvfi_opened {
     struct stat st;
 } kvfi_opened;
 kvf_reason kvfi_file_open_value(kvfi_file *, kvfi_opened *out, const kvfi_path *);
-kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *);
+/* Can nobody but this user change the value, its name, or the folders that lead to it? Else it must not be mapped: bytes
+ * that were verified could change, and a file that is cut short ends its reader with a signal. */
+bool kvfi_file_is_private(const kvfi_file *, const struct stat *, const kvfi_addr *);
+kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *, int64_t deadline_us);
 bool kvfi_file_read_front(uint8_t *out, size_t len,
                           const kvfi_opened *); /* the first bytes; false when they can't be read */
 bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *);
 bool kvfi_file_read_ends(kvfi_ends *, const kvfi_opened *); /* of a file that is long enough for both */
 bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat *);
 bool kvfi_file_expired(const kvfi_file *, const struct stat *);
-void kvfi_file_refresh(const kvfi_opened *); /* it was used now */
+int64_t kvfi_file_used_ns(const struct stat *); /* the time of its last use, since 1970; saturates */
+void kvfi_file_refresh(const kvfi_opened *);    /* it was used now */
 /* kvfi_file_drop removes a value, unless another one has taken its place. */
 void kvfi_file_drop(kvfi_file *, const kvfi_path *, const struct stat *);
 
@@ -98,7 +102,10 @@ void kvfi_file_put(kvfi_tier *, kvfi_feed *);
 bool kvfi_file_try_write(kvfi_file *); /* for the doctor: can anything be written? errno is set when not */
 
 /* ---- file_usage.c: how much there is; file_sweep.c: the bound */
+/* No record is larger. A larger file is none of ours: it counts as this much, so that the sum of all stays a number. */
+#define KVFI_FILE_MAX_BYTES ((uint64_t)KVF_MAX_PAYLOAD_BYTES + (1u << 20))
 static inline uint64_t kvfi_file_charge(uint64_t bytes) {
+    bytes = bytes < KVFI_FILE_MAX_BYTES ? bytes : KVFI_FILE_MAX_BYTES;
     return (bytes + 4095) / 4096 * 4096; /* what a file takes of a disk, nearly */
 }
 typedef struct kvfi_usage {

@@ -104,8 +104,8 @@ static int64_t ttl_left_ms(const kvfi_file *file, const struct stat *st) {
     if (file->ttl_s == 0) {
         return -1;
     }
-    int64_t age_ms = kvfi_sys->wall_us() / 1000 - (int64_t)st->st_mtim.tv_sec * 1000;
-    int64_t left_ms = (int64_t)file->ttl_s * 1000 - age_ms;
+    int64_t age_ms = kvfi_sat_sub(kvfi_sys->wall_us(), kvfi_file_used_ns(st) / 1000) / 1000;
+    int64_t left_ms = kvfi_sat_sub((int64_t)file->ttl_s * 1000, age_ms);
     return left_ms > 0 ? left_ms : 0;
 }
 
@@ -119,6 +119,27 @@ static int show_foreign(const walk *w, const kvfi_file_name *name) {
                                        .stored_bytes = (uint64_t)st.st_size,
                                        .ttl_ms = -1,
                                        .stored_s = st.st_mtim.tv_sec});
+}
+
+/* Mapped where nobody else can change it meanwhile, else copied. */
+static int show_whole(const walk *w, kvfi_sight *sight, const kvfi_opened *opened) {
+    kvfi_loan loan = {0};
+    uint8_t *copy = NULL;
+    size_t len = (size_t)opened->st.st_size;
+    bool mapped = !w->file->remote && kvfi_file_is_private(w->file, &opened->st, sight->addr) &&
+                  kvfi_file_map(&loan, opened, KVFI_NEVER) == KVF_WHY_NONE;
+    if (!mapped) {
+        copy = kvfi_alloc(len);
+    }
+    bool read = mapped || (copy != NULL && kvfi_file_read_front(copy, len, opened));
+    sight->head = mapped ? loan.data : read ? copy : NULL;
+    sight->head_len = read ? len : 0;
+    int stop = w->fn(w->ctx, sight);
+    if (mapped) {
+        kvfi_file_give_back(&w->file->tier, &loan);
+    }
+    kvfi_free(copy);
+    return stop;
 }
 
 /* A value that can't be read is shown without its bytes: the layer above calls that damage. */
@@ -139,18 +160,7 @@ static int show_value(const walk *w, const kvfi_file_name *name, const kvfi_open
     if (!w->whole || sight.head == NULL || kvfi_file_is_torn(head, &opened->st)) {
         return w->fn(w->ctx, &sight);
     }
-    kvfi_loan loan;
-    kvf_reason why = kvfi_file_map(&loan, opened);
-    if (why != KVF_WHY_NONE) {
-        sight.head = NULL;
-        sight.head_len = 0;
-        return w->fn(w->ctx, &sight);
-    }
-    sight.head = loan.data;
-    sight.head_len = loan.len;
-    int stop = w->fn(w->ctx, &sight);
-    kvfi_file_give_back(&w->file->tier, &loan);
-    return stop;
+    return show_whole(w, &sight, opened);
 }
 
 static int show(void *ctx, const kvfi_file_name *name) {

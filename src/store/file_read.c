@@ -28,8 +28,12 @@ static kvf_reason reason_of(int error) {
     }
 }
 
+int64_t kvfi_file_used_ns(const struct stat *st) {
+    return kvfi_sat_add(kvfi_sat_mul(st->st_mtim.tv_sec, 1000000000), st->st_mtim.tv_nsec);
+}
+
 static int64_t age_ns(const struct stat *st) {
-    return kvfi_sys->wall_us() * 1000 - ((int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
+    return kvfi_sat_sub(kvfi_sys->wall_us() * 1000, kvfi_file_used_ns(st));
 }
 
 bool kvfi_file_expired(const kvfi_file *file, const struct stat *st) {
@@ -232,34 +236,80 @@ void kvfi_file_peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_pe
 
 /* ---- lending: the mapping outlives the name, so eviction does not touch it */
 
+static bool is_ours_alone(const struct stat *st) {
+    return st->st_uid == geteuid() && (st->st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+bool kvfi_file_is_private(const kvfi_file *file, const struct stat *st, const kvfi_addr *addr) {
+    kvfi_path path;
+    kvfi_file_path(file, &path, addr);
+    bool ours = is_ours_alone(st);
+    while (ours && strlen(path.text) > file->root_len) { /* the folders, up to the root of the store */
+        struct stat folder;
+        kvfi_file_cut_name(&path);
+        ours = kvfi_sys->fstatat(AT_FDCWD, path.text, &folder, 0) == 0 && is_ours_alone(&folder);
+    }
+    return ours;
+}
+
 /* Every page is brought in here: one that the disk can't read makes a miss of it, not a SIGBUS in the engine. */
-kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *opened) {
+static kvf_reason bring_in(uint8_t *data, size_t len, int64_t deadline_us) {
+    for (size_t done = 0; done < len; done += CHUNK_BYTES) {
+        size_t part = len - done < CHUNK_BYTES ? len - done : CHUNK_BYTES;
+        if (kvfi_sys->populate(data + done, part) != 0) {
+            return KVF_WHY_UNREACHABLE;
+        }
+        if (done + part < len && kvfi_sys->now_us() >= deadline_us) {
+            return KVF_WHY_BUDGET;
+        }
+    }
+    return KVF_WHY_NONE;
+}
+
+kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *opened, int64_t deadline_us) {
     size_t len = (size_t)opened->st.st_size;
     void *data = kvfi_sys->map(len, opened->fd, 0);
     if (data == NULL) {
         return KVF_WHY_NOMEM;
     }
-    if (kvfi_sys->populate(data, len) != 0) {
+    kvf_reason why = bring_in(data, len, deadline_us);
+    if (why != KVF_WHY_NONE) {
         kvfi_sys->unmap(data, len);
-        return KVF_WHY_UNREACHABLE;
+        return why;
     }
     *out = (kvfi_loan){.data = data, .len = len};
     return KVF_WHY_NONE;
 }
 
-kvf_reason kvfi_file_borrow(kvfi_tier *tier, kvfi_loan *out, const kvfi_addr *addr) {
+/* Where nobody said how long it must be, a file that takes less of the disk than its length is not lent: it may claim
+ * any length, and would be memory once it is read. */
+static bool has_expected_length(const struct stat *st, size_t bytes) {
+    return bytes == 0 ? st->st_size <= (int64_t)st->st_blocks * 512 : (uint64_t)st->st_size == bytes;
+}
+
+static kvf_reason lend(const kvfi_file *file, kvfi_loan *out, const kvfi_opened *opened, const kvfi_addr *addr,
+                       size_t bytes, int64_t deadline_us) {
+    if (!has_expected_length(&opened->st, bytes)) {
+        return bytes == 0 ? KVF_WHY_ABSENT : KVF_WHY_TRUNCATED;
+    }
+    if (!kvfi_file_is_private(file, &opened->st, addr)) {
+        return KVF_WHY_ABSENT;
+    }
+    return kvfi_file_map(out, opened, deadline_us);
+}
+
+kvf_reason kvfi_file_borrow(kvfi_tier *tier, kvfi_loan *out, const kvfi_addr *addr, size_t bytes, int64_t deadline_us) {
     kvfi_file *file = (kvfi_file *)tier;
     if (file->remote) {
         return KVF_WHY_ABSENT;
     }
     uint8_t head[KVFI_HEADER_BYTES];
     kvfi_opened opened;
-    kvf_reason why =
-        open_whole(file, &opened, head, addr); /* before it is mapped: a stranger's file may be of any size */
+    kvf_reason why = open_whole(file, &opened, head, addr);
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    why = kvfi_file_map(out, &opened);
+    why = lend(file, out, &opened, addr, bytes, deadline_us);
     if (why == KVF_WHY_NONE) {
         kvfi_file_refresh(&opened);
     }

@@ -65,7 +65,7 @@ static void count(census *c, const kvfi_addr *addr, const struct stat *st) {
     c->records++;
     if (make_place(c)) {
         candidate *one = &c->oldest[c->num++];
-        one->used_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+        one->used_ns = kvfi_file_used_ns(st);
         one->charge = charge;
         memcpy(one->space, addr->space, sizeof one->space);
         one->key = addr->key;
@@ -92,8 +92,11 @@ static int meet(void *ctx, const kvfi_file_name *name) {
 static int drop_stale(void *ctx, int dir, const char *base) {
     const int64_t *now_s = ctx;
     struct stat st;
-    if (kvfi_sys->fstatat(dir, base, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) ||
-        *now_s - st.st_mtim.tv_sec < STALE_S) {
+    if (kvfi_sys->fstatat(dir, base, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) {
+        return 0;
+    }
+    int64_t age_s = kvfi_sat_sub(*now_s, st.st_mtim.tv_sec);
+    if (age_s < STALE_S && age_s > -STALE_S) {
         return 0;
     }
     int fd = kvfi_sys->openat(dir, base, KVFI_FILE_READ, 0);
@@ -161,7 +164,7 @@ bool kvfi_file_sweep_due(const kvfi_file *file) {
     if (kvfi_sys->now_us() < file->no_count_until_us) {
         return false;
     }
-    int64_t age = kvfi_sys->wall_us() / 1000000 - file->swept_s;
+    int64_t age = kvfi_sat_sub(kvfi_sys->wall_us() / 1000000, file->swept_s);
     int64_t most = file->ttl_s > 0 && file->ttl_s < RECOUNT_S ? (int64_t)file->ttl_s : RECOUNT_S;
     return age > most || age < -most || file->writers > RECOUNT_WRITERS;
 }

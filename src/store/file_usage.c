@@ -27,6 +27,12 @@ static void encode(uint8_t out[USAGE_BYTES], const kvfi_usage *usage) {
     kvfi_put32(out + 4, kvfi_xxh32(out + 8, USAGE_BYTES - 8));
 }
 
+/* What no folder can hold is no count, whatever its checksum says: then nothing is known, and all is counted. */
+static bool is_plausible(const kvfi_usage *usage) {
+    const uint64_t most = (uint64_t)1 << 62;
+    return usage->bytes <= most && usage->records <= most && usage->writers <= most && usage->swept_s >= 0;
+}
+
 static bool read_from(int fd, kvfi_usage *out) {
     uint8_t raw[USAGE_BYTES];
     struct iovec iov = {raw, sizeof raw};
@@ -35,10 +41,14 @@ static bool read_from(int fd, kvfi_usage *out) {
         kvfi_get32(raw + 4) != kvfi_xxh32(raw + 8, USAGE_BYTES - 8)) {
         return false;
     }
-    *out = (kvfi_usage){.bytes = kvfi_get64(raw + 8),
+    kvfi_usage usage = {.bytes = kvfi_get64(raw + 8),
                         .records = kvfi_get64(raw + 16),
                         .writers = kvfi_get64(raw + 24),
                         .swept_s = (int64_t)kvfi_get64(raw + 32)};
+    if (!is_plausible(&usage)) {
+        return false;
+    }
+    *out = usage;
     return true;
 }
 

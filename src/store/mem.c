@@ -405,7 +405,9 @@ static void peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek 
     }
 }
 
-static kvf_reason borrow(kvfi_tier *tier, kvfi_loan *out, const kvfi_addr *addr) {
+static kvf_reason borrow(kvfi_tier *tier, kvfi_loan *out, const kvfi_addr *addr, size_t bytes, int64_t deadline_us) {
+    (void)bytes; /* our own memory, which holds it already: the layer above compares */
+    (void)deadline_us;
     entry *e = acquire((mem *)tier, addr);
     if (e == NULL) {
         return KVF_WHY_ABSENT;

@@ -142,9 +142,10 @@ typedef struct kvfi_tier_ops {
      * each. */
     void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                  int64_t deadline_us);
-    /* borrow lends a value without copying; NULL where that can't be. The lender removes what is torn (shorter than its
-     * header says). */
-    kvf_reason (*borrow)(kvfi_tier *, kvfi_loan *out, const kvfi_addr *);
+    /* borrow lends a value of that many bytes (0: not known) without copying; NULL where that can't be. KVF_WHY_ABSENT
+     * where it is there, but others could change it while it is lent: it can be read by `get`. The lender removes what
+     * is torn (shorter than its header says). */
+    kvf_reason (*borrow)(kvfi_tier *, kvfi_loan *out, const kvfi_addr *, size_t bytes, int64_t deadline_us);
     void (*give_back)(kvfi_tier *, kvfi_loan *);
 
     kvf_status (*remove)(kvfi_tier *, kvf_error *, const kvfi_addr *,

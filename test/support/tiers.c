@@ -165,7 +165,7 @@ kvf_reason kvft_borrow(kvfi_tier *tier, uint64_t seed, size_t payload_bytes) {
     kvft_value expected;
     kvfi_loan loan;
     kvft_value_init(&expected, seed, payload_bytes);
-    kvf_reason why = tier->ops->borrow(tier, &loan, &expected.item.addr);
+    kvf_reason why = tier->ops->borrow(tier, &loan, &expected.item.addr, 0, KVFI_NEVER);
     if (why == KVF_WHY_NONE) {
         kvfi_header header;
         const uint8_t *tokens, *payload;

@@ -24,87 +24,7 @@
 #include "store/file.h"
 #include "support/faults.h"
 #include "support/kit.h"
-#include "support/tiers.h"
-
-#define SIZE   60000u
-#define CHARGE 61440u /* of a record of that size: 15 pages */
-
-/* ---- a folder, a tier on it, and looking at it from outside */
-
-typedef struct place {
-    char *dir;
-    char url[PATH_MAX];
-    kvfi_tier *tier;
-} place;
-
-static place open_place(const char *params) {
-    place p = {.dir = kvft_temp_dir()};
-    snprintf(p.url, sizeof p.url, "file:%s/store%s", p.dir, params);
-    p.tier = kvft_tier(p.url);
-    return p;
-}
-
-static void close_place(place *p) {
-    p->tier->ops->close(p->tier);
-    kvft_remove_dir(p->dir);
-}
-
-/* Where the value of a seed lies. */
-static const char *path_of(const place *p, uint64_t seed) {
-    static char path[2 * PATH_MAX];
-    kvfi_addr addr;
-    char space[17], key[65];
-    kvft_addr(&addr, seed);
-    kvfi_hex(space, addr.space, 8);
-    kvfi_hex(key, addr.key.bytes, 32);
-    snprintf(path, sizeof path, "%s/store/kvf1/%s/%.2s/%s", p->dir, space, key, key);
-    return path;
-}
-
-static const char *below(const place *p, const char *name) {
-    static char path[2 * PATH_MAX];
-    snprintf(path, sizeof path, "%s/store/kvf1/%s", p->dir, name);
-    return path;
-}
-
-static bool exists(const char *path) {
-    struct stat st;
-    return lstat(path, &st) == 0;
-}
-
-static void set_age(const char *path, int64_t seconds) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    now.tv_sec -= seconds;
-    const struct timespec times[2] = {now, now};
-    assert_int_equal(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
-}
-
-static int64_t age_of(const char *path) {
-    struct stat st;
-    assert_int_equal(stat(path, &st), 0);
-    return time(NULL) - st.st_mtim.tv_sec;
-}
-
-static kvf_tier_info info_of(kvfi_tier *tier) {
-    kvf_tier_info info = {.struct_size = sizeof info};
-    tier->ops->info(tier, &info);
-    return info;
-}
-
-static void write_at(const char *path, off_t at, const void *bytes, size_t len) {
-    int fd = open(path, O_WRONLY);
-    assert_true(fd >= 0);
-    assert_int_equal(pwrite(fd, bytes, len, at), (ssize_t)len);
-    close(fd);
-}
-
-static void make_file(const char *path, size_t len) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, (off_t)len), 0);
-    close(fd);
-}
+#include "support/place.h"
 
 /* ---- hits */
 
@@ -214,11 +134,11 @@ static void test_another_value_replaces(void **state) {
     kvft_value_seal(&new, 0);
     assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
     kvfi_loan before, after;
-    assert_int_equal(p.tier->ops->borrow(p.tier, &before, &old.item.addr), KVF_WHY_NONE);
+    assert_int_equal(p.tier->ops->borrow(p.tier, &before, &old.item.addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     kvfi_feed feed = {.items = &new.item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
     p.tier->ops->put(p.tier, &feed);
     assert_int_equal(new.item.status, KVF_OK);
-    assert_int_equal(p.tier->ops->borrow(p.tier, &after, &old.item.addr), KVF_WHY_NONE);
+    assert_int_equal(p.tier->ops->borrow(p.tier, &after, &old.item.addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     assert_memory_equal(before.data, old.bytes, old.item.bytes);
     assert_memory_equal(after.data, new.bytes, new.item.bytes);
     p.tier->ops->give_back(p.tier, &before);
@@ -388,30 +308,161 @@ static ssize_t preadv_fails(int fd, const struct iovec *iov, int num, off_t at) 
     return -1;
 }
 
-/* Runs with one call of the system table replaced. */
-static kvfi_systable replaced;
-static kvfi_systable *replace(void) {
-    replaced = kvfi_sys_real;
-    kvfi_sys_table = &replaced;
-    return &replaced;
-}
-static void restore(void) {
-    kvfi_sys_table = &kvfi_sys_real;
-}
-
 static void test_an_unreadable_page_is_a_miss(void **state) {
     (void)state;
     place p = open_place("");
     assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
     replace()->populate = populate_fails;
     assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_UNREACHABLE);
-    assert_int_equal(kvft_count(p.tier).damaged, 1);
+    assert_int_equal(kvft_count(p.tier).damaged, 0); /* a walk reads it by a call instead */
     replace()->preadv = preadv_fails;
+    assert_int_equal(kvft_count(p.tier).damaged, 1);
     assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_UNREACHABLE);
     assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_UNREACHABLE);
     restore();
     assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE); /* not removed: it may be readable again */
     close_place(&p);
+}
+
+/* ---- what is lent: it must not change while it is */
+
+static int of_another_user(int fd, struct stat *out) {
+    int rc = kvfi_sys_real.fstat(fd, out);
+    out->st_uid++;
+    return rc;
+}
+
+static void expect_copied(const place *p) {
+    assert_int_equal(kvft_borrow(p->tier, 1, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_get(p->tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_count(p->tier).damaged, 0);
+}
+
+static void test_only_what_nobody_else_can_write_is_lent(void **state) {
+    (void)state;
+    static const mode_t open_modes[] = {0720, 0702, 0777};
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    char *path = strdup(path_of(&p, 1));
+    for (int level = 0; level < 4; level++) { /* the file, and the folders up to the root of the store */
+        for (size_t i = 0; i < sizeof open_modes / sizeof *open_modes; i++) {
+            assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_NONE);
+            assert_int_equal(chmod(path, open_modes[i]), 0);
+            expect_copied(&p);
+            assert_int_equal(chmod(path, 0700), 0);
+        }
+        *strrchr(path, '/') = '\0';
+    }
+    free(path);
+    replace()->fstat = of_another_user;
+    expect_copied(&p);
+    restore();
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_NONE);
+    close_place(&p);
+}
+
+static size_t mapped_bytes;
+static void *count_map(size_t bytes, int fd, off_t at) {
+    mapped_bytes += fd >= 0 ? bytes : 0;
+    return kvfi_sys_real.map(bytes, fd, at);
+}
+
+/* A whole record as far as its length goes, which takes no disk and would take all of that length in memory. */
+static void test_a_hollow_file_is_not_lent(void **state) {
+    (void)state;
+    enum { CLAIMED = 1 << 30 };
+    place p = open_place("");
+    kvfi_header header = {.payload_bytes = CLAIMED, .raw_bytes = CLAIMED};
+    uint8_t head[KVFI_HEADER_BYTES];
+    kvfi_loan loan;
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    kvft_addr(&header.addr, 1);
+    kvfi_header_encode(head, &header);
+    make_file(path_of(&p, 1), (size_t)kvfi_record_bytes(&header));
+    write_at(path_of(&p, 1), 0, head, sizeof head);
+    replace()->map = count_map;
+    assert_int_equal(p.tier->ops->borrow(p.tier, &loan, &header.addr, 0, KVFI_NEVER), KVF_WHY_ABSENT);
+    assert_int_equal(p.tier->ops->borrow(p.tier, &loan, &header.addr, SIZE, KVFI_NEVER), KVF_WHY_TRUNCATED);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_TRUNCATED);
+    restore();
+    assert_int_equal(mapped_bytes, 0);
+    close_place(&p);
+}
+
+/* ---- numbers that no clock shows and no disk holds: whatever they are, they are only compared */
+
+static int64_t odd_time, odd_size;
+static int odd_fstat(int fd, struct stat *out) {
+    int rc = kvfi_sys_real.fstat(fd, out);
+    out->st_mtim.tv_sec = odd_time;
+    return rc;
+}
+static int odd_fstatat(int dir, const char *path, struct stat *out, int flags) {
+    int rc = kvfi_sys_real.fstatat(dir, path, out, flags);
+    out->st_mtim.tv_sec = odd_time;
+    out->st_size = odd_size != 0 && S_ISREG(out->st_mode) ? odd_size : out->st_size;
+    return rc;
+}
+
+static void test_odd_times(void **state) {
+    (void)state;
+    static const int64_t times[] = {0, 1, 13569465600 /* 2400-01-01 */, INT64_MAX, INT64_MIN, INT64_MAX / 1000000000};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        place p = open_place("?max=1M&ttl=100");
+        make_file((mkdir(below(&p, "tmp"), 0700), below(&p, "tmp/dead")), 1000);
+        bool ahead = times[i] > time(NULL);
+        assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+        kvfi_systable *table = replace();
+        table->fstat = odd_fstat;
+        table->fstatat = odd_fstatat;
+        odd_time = times[i];
+        assert_int_equal(kvft_count(p.tier).records, ahead);
+        assert_int_equal(kvft_get(p.tier, 1, SIZE), ahead ? KVF_WHY_NONE : KVF_WHY_ABSENT);
+        assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+        (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
+        restore();
+        assert_false(exists(below(&p, "tmp/dead")));
+        close_place(&p);
+    }
+}
+
+static void test_odd_counts(void **state) {
+    (void)state;
+    static const int64_t odd[] = {INT64_MIN, INT64_MAX, -1, INT64_MAX / 2, INT64_MAX - 4095};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        for (int field = 0; field < 4; field++) {
+            place p = open_place("?max=1M");
+            kvfi_usage usage = {.bytes = field == 0 ? (uint64_t)odd[i] : 100,
+                                .records = field == 1 ? (uint64_t)odd[i] : 1,
+                                .writers = field == 2 ? (uint64_t)odd[i] : 1,
+                                .swept_s = field == 3 ? odd[i] : time(NULL)};
+            int fd = kvfi_file_usage_lock((kvfi_file *)p.tier);
+            kvfi_file_usage_set((kvfi_file *)p.tier, fd, &usage);
+            close(fd);
+            p.tier->ops->close(p.tier);
+            p.tier = kvft_tier(p.url);
+            for (uint64_t seed = 0; seed < 30; seed++) {
+                assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+            }
+            kvf_tier_info info = info_of(p.tier);
+            assert_true(info.used_bytes >= 0 && info.used_bytes <= 1 << 20);
+            assert_true(kvft_count(p.tier).records * CHARGE <= 1u << 20);
+            close_place(&p);
+        }
+        place p = open_place("?max=1M"); /* files of such sizes, which are none of ours */
+        odd_size = odd[i];
+        odd_time = time(NULL);
+        assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+        replace()->fstatat = odd_fstatat;
+        kvfi_addr addr;
+        kvft_addr(&addr, 1);
+        (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
+        (void)kvft_put(p.tier, 1, SIZE);
+        (void)p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER);
+        restore();
+        odd_size = 0;
+        close_place(&p);
+    }
 }
 
 /* ---- deadlines */
@@ -427,6 +478,11 @@ static ssize_t slow_preadv(int fd, const struct iovec *iov, int num, off_t at) {
 static ssize_t slow_pwritev(int fd, const struct iovec *iov, int num, off_t at) {
     slow_us += 1000000;
     return kvfi_sys_real.pwritev(fd, iov, num, at);
+}
+
+static int slow_populate(void *memory, size_t bytes) {
+    slow_us += 1000000;
+    return kvfi_sys_real.populate(memory, bytes);
 }
 
 static void test_a_slow_disk_costs_the_deadline(void **state) {
@@ -451,6 +507,11 @@ static void test_a_slow_disk_costs_the_deadline(void **state) {
     feed = (kvfi_feed){.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(3000000)};
     p.tier->ops->get(p.tier, &feed);
     assert_int_equal(v.item.why, KVF_WHY_BUDGET);
+    table->populate = slow_populate;
+    table->preadv = kvfi_sys_real.preadv;
+    kvfi_loan loan;
+    assert_int_equal(p.tier->ops->borrow(p.tier, &loan, &v.item.addr, v.item.bytes, kvfi_deadline(3000000)),
+                     KVF_WHY_BUDGET);
     restore();
     kvft_value_cleanup(&v);
     close_place(&p);
@@ -536,7 +597,7 @@ static void test_borrowed_bytes_outlive_eviction(void **state) {
     kvft_value_init(&v, 0, SIZE);
     assert_int_equal(kvft_put(p.tier, 0, SIZE), KVF_WHY_NONE);
     kvfi_loan loan;
-    assert_int_equal(p.tier->ops->borrow(p.tier, &loan, &v.item.addr), KVF_WHY_NONE);
+    assert_int_equal(p.tier->ops->borrow(p.tier, &loan, &v.item.addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     for (uint64_t seed = 1; seed < 40; seed++) {
         assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
     }
@@ -1370,6 +1431,10 @@ int main(void) {
         cmocka_unit_test(test_whole_records_stay),
         cmocka_unit_test(test_strange_things_in_the_way),
         cmocka_unit_test(test_an_unreadable_page_is_a_miss),
+        cmocka_unit_test(test_only_what_nobody_else_can_write_is_lent),
+        cmocka_unit_test(test_a_hollow_file_is_not_lent),
+        cmocka_unit_test(test_odd_times),
+        cmocka_unit_test(test_odd_counts),
         cmocka_unit_test(test_a_slow_disk_costs_the_deadline),
         cmocka_unit_test(test_the_oldest_go_first),
         cmocka_unit_test(test_the_bound_holds_between_tiers),

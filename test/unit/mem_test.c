@@ -101,7 +101,7 @@ static void test_borrowed_bytes_outlive_eviction(void **state) {
     kvft_value_init(&v, 1, SIZE);
     assert_int_equal(kvft_put(tier, 1, SIZE), KVF_WHY_NONE);
     kvfi_loan loan;
-    assert_int_equal(tier->ops->borrow(tier, &loan, &v.item.addr), KVF_WHY_NONE);
+    assert_int_equal(tier->ops->borrow(tier, &loan, &v.item.addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     for (uint64_t seed = 100; seed < 150; seed++) {
         assert_int_equal(kvft_put(tier, seed, SIZE), KVF_WHY_NONE);
     }
@@ -132,7 +132,7 @@ static void test_all_lent_out_is_full(void **state) {
         if (why != KVF_WHY_NONE) {
             break;
         }
-        assert_int_equal(tier->ops->borrow(tier, &loans[num], &addr), KVF_WHY_NONE);
+        assert_int_equal(tier->ops->borrow(tier, &loans[num], &addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     }
     assert_int_equal(why, KVF_WHY_FULL);
     tier->ops->give_back(tier, &loans[0]);
@@ -154,11 +154,11 @@ static void test_another_value_replaces(void **state) {
     kvft_value_seal(&new, 0);
     assert_int_equal(kvft_put(tier, 1, SIZE), KVF_WHY_NONE);
     kvfi_loan before, after;
-    assert_int_equal(tier->ops->borrow(tier, &before, &old.item.addr), KVF_WHY_NONE);
+    assert_int_equal(tier->ops->borrow(tier, &before, &old.item.addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     kvfi_feed feed = {.items = &new.item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
     tier->ops->put(tier, &feed);
     assert_int_equal(new.item.status, KVF_OK);
-    assert_int_equal(tier->ops->borrow(tier, &after, &old.item.addr), KVF_WHY_NONE);
+    assert_int_equal(tier->ops->borrow(tier, &after, &old.item.addr, 0, KVFI_NEVER), KVF_WHY_NONE);
     assert_memory_equal(before.data, old.bytes, old.item.bytes);
     assert_int_equal(after.len, new.item.bytes);
     assert_memory_equal(after.data, new.bytes, new.item.bytes);
@@ -287,7 +287,7 @@ static bool scenario(void) {
     kvfi_loan loan;
     kvfi_addr addr;
     kvft_addr(&addr, 309);
-    kvf_reason lent = tier->ops->borrow(tier, &loan, &addr);
+    kvf_reason lent = tier->ops->borrow(tier, &loan, &addr, 0, KVFI_NEVER);
     (void)tier->ops->walk(tier, NULL, NULL, true, stop_at_once, tier, 1000);
     uint64_t removed;
     (void)tier->ops->clear(tier, &removed, NULL, NULL, 1000);
