@@ -136,6 +136,7 @@ void kvf_llama_detach(kvf_llama *kv) {
     kvfl_close_decode(kv);
     free(kv->residents);
     free(kv->kind.empty);
+    kvfl_shape_free(&kv->kind.shape);
     free(kv->state);
     free(kv->keys);
     free(kv->found);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "llama/blob.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define MAGIC      0xaf143cd8u
 #define MAX_LAYERS 4096u
 #define MAX_CELLS  (1u << 20)
-#define EXT_BYTES  12u
 #define MAX_TYPE   255u
+#define PART_HEAD  8u  /* v_trans or s_trans, n_layer */
+#define ROW_HEAD   12u /* type, and what one cell takes: u64 bytes, or u32 element bytes and u32 elements */
 
 typedef struct reader {
     const uint8_t *start, *at;
@@ -48,14 +50,18 @@ static size_t offset(const reader *r) {
     return (size_t)(r->at - r->start);
 }
 
-/* The position of a cell. */
+/* The position of a cell. That of text is the same in all dimensions. */
 static uint32_t take_cell(reader *r, bool has_ext) {
     uint32_t pos = take32(r);
     if (take32(r) != 1) {
         r->bad = true; /* a cell of one sequence has one sequence id */
     }
-    take(r, has_ext ? EXT_BYTES : 0);
-    take32(r);
+    if (has_ext) {
+        r->bad = take32(r) != pos || r->bad;
+        r->bad = take32(r) != pos || r->bad;
+        take32(r); /* the token */
+    }
+    take32(r); /* the sequence it was exported from */
     return pos;
 }
 
@@ -120,6 +126,8 @@ static void read_cache(reader *r, kvfl_cache *cache, bool has_ext) {
             return;
         }
         read_rows(r, cache, false);
+        cache->layout =
+            (kvfl_rows){.num = 2 * cache->num_layers, .first_column = (cache->v_trans ? 1 : 2) * cache->num_layers};
         if (cache->v_trans) {
             read_columns(r, cache);
         } else {
@@ -151,6 +159,7 @@ static void read_state(reader *r, kvfl_shape *shape) {
         uint64_t row_bytes = take64(r);
         r->bad = r->bad || type > MAX_TYPE || rows >= 2 * num_layers || row_bytes > SIZE_MAX;
         take(r, shape->state_cells > 0 ? (size_t)row_bytes : 0);
+        shape->state_layout.num = shape->state_layout.first_column = rows + 1;
     }
     shape->state_end = offset(r);
 }
@@ -170,21 +179,138 @@ bool kvfl_blob_parse(kvfl_shape *shape, const uint8_t *blob, size_t len) {
     return !r.bad && r.left == 0;
 }
 
-bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first,
-                      int32_t end) {
-    reader r = {.start = blob, .at = blob, .left = len};
-    uint32_t num = (uint32_t)(end - first);
-    bool ok = take32(&r) == MAGIC;
-    take32(&r); /* the sequence it was exported from */
-    for (uint32_t i = 0; i < caches && ok && !r.bad; i++) {
-        const kvfl_cache *cache = &shape->caches[i];
-        size_t part = offset(&r);
-        ok = take32(&r) == 1;
-        ok = take32(&r) == num && ok;
-        for (int32_t at = first; at < end && ok && !r.bad; at++) {
-            ok = take_cell(&r, shape->has_ext) == (uint32_t)at;
-        }
-        take(&r, kvfl_cache_bytes(cache, num) - (offset(&r) - part));
+/* ---- the heads of rows, kept and compared ---- */
+
+static size_t heads_bytes(const kvfl_rows *rows) {
+    return PART_HEAD + (size_t)rows->num * ROW_HEAD;
+}
+
+/* What the rows of one layer take for each cell. */
+static size_t row_bytes(const kvfl_rows *rows, uint32_t row, const uint8_t *head) {
+    uint32_t words[3];
+    uint64_t bytes = 0;
+    memcpy(words, head, sizeof words);
+    memcpy(&bytes, head + sizeof *words, sizeof bytes);
+    return row < rows->first_column ? (size_t)bytes : (size_t)words[1] * words[2];
+}
+
+/* Goes on behind the rows of a part; `same` of a head is what becomes of it. */
+static bool each_head(reader *r, const kvfl_rows *rows, uint8_t *heads, size_t num_cells,
+                      bool (*same)(uint8_t *known, const uint8_t *at, size_t bytes)) {
+    const uint8_t *at = take(r, PART_HEAD);
+    uint8_t *known = heads + rows->heads;
+    bool ok = at != NULL && same(known, at, PART_HEAD);
+    known += PART_HEAD;
+    for (uint32_t row = 0; row < rows->num && ok; row++) {
+        at = take(r, ROW_HEAD);
+        ok = at != NULL && same(known, at, ROW_HEAD);
+        take(r, ok ? row_bytes(rows, row, known) * num_cells : 0);
+        known += ROW_HEAD;
     }
-    return ok && !r.bad;
+    return ok && !r->bad;
+}
+
+static bool copy_head(uint8_t *known, const uint8_t *at, size_t bytes) {
+    memcpy(known, at, bytes);
+    return true;
+}
+
+static bool is_same_head(uint8_t *known, const uint8_t *at, size_t bytes) {
+    return memcmp(known, at, bytes) == 0;
+}
+
+bool kvfl_shape_keep(kvfl_shape *shape, const uint8_t *blob, size_t len) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < shape->num_caches; i++) {
+        shape->caches[i].layout.heads = bytes;
+        bytes += heads_bytes(&shape->caches[i].layout);
+    }
+    shape->state_layout.heads = bytes;
+    shape->heads = malloc(bytes + heads_bytes(&shape->state_layout));
+    bool ok = shape->heads != NULL;
+    for (uint32_t i = 0; i < shape->num_caches && ok; i++) {
+        const kvfl_cache *cache = &shape->caches[i];
+        reader r = {.start = blob, .at = blob + cache->rows, .left = len - cache->rows};
+        ok = each_head(&r, &cache->layout, shape->heads, cache->num_cells, copy_head);
+    }
+    reader r = {.start = blob, .at = blob + shape->state_rows, .left = len - shape->state_rows};
+    return ok &&
+           (!shape->has_state || each_head(&r, &shape->state_layout, shape->heads, shape->state_cells, copy_head));
+}
+
+void kvfl_shape_free(kvfl_shape *shape) {
+    free(shape->heads);
+    shape->heads = NULL;
+}
+
+/* ---- what came from a store ---- */
+
+static bool take_head(reader *r) {
+    bool ok = take32(r) == MAGIC;
+    take32(r); /* the sequence it was exported from */
+    return ok;
+}
+
+static bool take_cells_in_order(reader *r, bool has_ext, uint32_t first, uint32_t num) {
+    bool ok = true;
+    for (uint32_t i = 0; i < num && ok && !r->bad; i++) {
+        ok = take_cell(r, has_ext) == first + i;
+    }
+    return ok;
+}
+
+/* Each of them once. */
+static bool take_cells(reader *r, bool has_ext, uint32_t first, uint32_t num) {
+    uint8_t *seen = calloc(num / 8 + 1, 1);
+    bool ok = seen != NULL;
+    for (uint32_t i = 0; i < num && ok && !r->bad; i++) {
+        uint32_t at = take_cell(r, has_ext) - first;
+        ok = at < num && (seen[at / 8] >> at % 8 & 1) == 0;
+        if (ok) {
+            seen[at / 8] |= (uint8_t)(1u << at % 8);
+        }
+    }
+    free(seen);
+    return ok;
+}
+
+static bool take_cache(reader *r, const kvfl_shape *shape, uint32_t index, uint32_t first, uint32_t num,
+                       bool (*cells)(reader *, bool has_ext, uint32_t first, uint32_t num)) {
+    bool ok = take32(r) == 1;
+    ok = take32(r) == num && ok;
+    return ok && cells(r, shape->has_ext, first, num) &&
+           each_head(r, &shape->caches[index].layout, shape->heads, num, is_same_head);
+}
+
+bool kvfl_blob_is_block(const kvfl_shape *shape, uint32_t caches, const uint8_t *rest, size_t rest_bytes,
+                        const uint8_t *blob, size_t len, int32_t first, int32_t end) {
+    reader r = {.start = blob, .at = blob, .left = len};
+    bool ok = take_head(&r);
+    for (uint32_t i = 0; i < caches && ok; i++) {
+        ok = take_cache(&r, shape, i, (uint32_t)first, (uint32_t)(end - first), take_cells_in_order);
+    }
+    return ok && !r.bad && r.left == rest_bytes && (rest_bytes == 0 || memcmp(r.at, rest, rest_bytes) == 0);
+}
+
+bool kvfl_blob_is_state(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, uint32_t num_cells,
+                        int32_t end) {
+    reader r = {.start = blob, .at = blob, .left = len};
+    bool ok = take_head(&r);
+    for (uint32_t i = caches; i < shape->num_caches && ok; i++) {
+        ok = take_cache(&r, shape, i, (uint32_t)end - num_cells, num_cells, take_cells);
+    }
+    if (shape->has_state && ok) {
+        ok = take32(&r) == 1;
+        ok = take32(&r) == (uint32_t)end - 1 && ok;
+        ok = take32(&r) == 0 && ok && each_head(&r, &shape->state_layout, shape->heads, 1, is_same_head);
+    }
+    return ok && !r.bad && r.left == 0;
+}
+
+size_t kvfl_state_bytes(const kvfl_shape *shape, uint32_t caches, size_t num_cells) {
+    size_t bytes = KVFL_BLOB_HEAD + (shape->state_end - shape->state_begin);
+    for (uint32_t i = caches; i < shape->num_caches; i++) {
+        bytes += kvfl_cache_bytes(&shape->caches[i], num_cells);
+    }
+    return bytes;
 }

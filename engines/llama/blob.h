@@ -26,9 +26,18 @@
 #define KVFL_BLOB_HEAD  8u /* magic, seq_id */
 #define KVFL_MAX_CACHES 2u
 
+/* The rows of a part. In front of all of them stand two words, in front of those of each layer its type and size: the
+ * heads. They are the same in every blob of a context, whatever the number of its cells. */
+typedef struct kvfl_rows {
+    uint32_t num;          /* of layers, K and V (R and S) counted apart */
+    uint32_t first_column; /* from this one on, elements lie by row and not by cell (V transposed) */
+    size_t heads;          /* where theirs begin in the heads of the shape */
+} kvfl_rows;
+
 /* One cache of a blob. With 0 cells only num_streams, begin and end are set. */
 typedef struct kvfl_cache {
     uint32_t num_streams, num_cells, num_layers;
+    kvfl_rows layout;
     bool v_trans;
     size_t cell_bytes;      /* what one token takes: its cell and its rows in all layers */
     size_t fixed_bytes;     /* what the part takes besides */
@@ -46,16 +55,32 @@ typedef struct kvfl_shape {
     uint32_t state_cells;
     int32_t state_pos; /* of the only cell */
     size_t state_begin, state_rows, state_end;
+    kvfl_rows state_layout;
+    uint8_t *heads; /* of all parts; NULL until kvfl_shape_keep */
 } kvfl_shape;
 
 /* false: not a blob of that many caches, with a state or without, or not to its last byte. num_caches, has_state and
  * has_ext are read. A blob of several streams is parsed only up to the first num_streams. */
 bool kvfl_blob_parse(kvfl_shape *, const uint8_t *blob, size_t len);
 
-/* Each of the first `caches` caches of the blob has one cell for each of the positions from `first` to `end` - 1, in
- * this order. `shape` is that of the model's blobs. Only cells are read: the rest is as long as `shape` says. */
-bool kvfl_blob_covers(const kvfl_shape *shape, uint32_t caches, const uint8_t *blob, size_t len, int32_t first,
-                      int32_t end);
+/* Keeps the heads of `blob`, from which the shape was parsed, for the two below. False: no memory. */
+bool kvfl_shape_keep(kvfl_shape *, const uint8_t *blob, size_t len);
+void kvfl_shape_free(kvfl_shape *);
+
+/* What came from a store is given to llama.cpp only where one of these two says yes, since llama.cpp ends the process on
+ * some blobs that it did not write. They compare every byte but those of rows, and trust none. */
+
+/* A block: in each of the first `caches` caches, one cell for each of the positions from `first` to `end` - 1, in this
+ * order; then the `rest`; then nothing. */
+bool kvfl_blob_is_block(const kvfl_shape *, uint32_t caches, const uint8_t *rest, size_t rest_bytes,
+                        const uint8_t *blob, size_t len, int32_t first, int32_t end);
+
+/* A state at position `end`: in each of the caches from number `caches` on, one cell for each of the last `num_cells`
+ * positions in front of `end`, in any order; then the state, if the shape has one, of the last position; then
+ * nothing. */
+bool kvfl_blob_is_state(const kvfl_shape *, uint32_t caches, const uint8_t *blob, size_t len, uint32_t num_cells,
+                        int32_t end);
+size_t kvfl_state_bytes(const kvfl_shape *, uint32_t caches, size_t num_cells); /* of it */
 
 static inline size_t kvfl_cache_bytes(const kvfl_cache *cache, size_t num_tokens) {
     return cache->fixed_bytes + num_tokens * cache->cell_bytes;

@@ -158,6 +158,12 @@ typedef struct kvfl_bytes {
     size_t len;
 } kvfl_bytes;
 kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *, kvfl_bytes *probe);
+/* What came from a store is what this context exports of positions [first, end): nothing else is given to llama.cpp. The
+ * numbers of its rows are not looked at. */
+bool kvfl_is_block(const kvf_llama *, const void *bytes, size_t len, llama_pos first, llama_pos end);
+/* The same of a state, where the sequence ends at `end`; and whether one can be so long. */
+bool kvfl_is_state(const kvf_llama *, const void *bytes, size_t len, size_t end);
+bool kvfl_is_state_length(const kvf_llama *, size_t len, size_t end);
 /* Decides block_tokens, and what follows from it. */
 kvf_status kvfl_set_block_tokens(kvf_llama *, kvf_error *, uint32_t wanted);
 

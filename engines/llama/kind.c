@@ -237,6 +237,9 @@ static kvf_status take_probe(kvf_llama *kv, kvf_error *err, const struct llama_c
     if (status == KVF_OK && (!parse(kv, &kv->kind.shape, probe) || !has_one_cell_each(&kv->kind.shape))) {
         status = refuse(err, "the context's memory is of a kind that is not known here");
     }
+    if (status == KVF_OK && !kvfl_shape_keep(&kv->kind.shape, probe->data, probe->len)) {
+        status = kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
+    }
     if (status == KVF_OK) {
         choose_mode(&kv->kind, params, llama_model_n_swa(kv->model));
     }
@@ -261,6 +264,43 @@ kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_cont
     return status == KVF_OK ? take_probe(kv, err, params, probe) : status;
 }
 
+/* ---- what came from a store ---- */
+
+bool kvfl_is_block(const kvf_llama *kv, const void *bytes, size_t len, llama_pos first, llama_pos end) {
+    const kvfl_kind *kind = &kv->kind;
+    return kvfl_blob_is_block(&kind->shape, kind->num_caches, kind->empty + KVFL_BLOB_HEAD, kind->rest_bytes, bytes,
+                              len, first, end);
+}
+
+/* How many positions a window holds that ends at `end`, where it slides and where it begins anew after as many tokens as
+ * it is long. No getter tells which of both the model has, so either is taken. */
+static bool window_cells(const kvf_llama *kv, uint32_t *out, size_t len, size_t end) {
+    const kvfl_kind *kind = &kv->kind;
+    size_t window = (size_t)llama_model_n_swa(kv->model);
+    if (window == 0) {
+        window = end; /* there is no cache with a window */
+    }
+    const size_t nums[] = {end < window ? end : window, (end - 1) % window + 1};
+    for (size_t i = 0; i < sizeof nums / sizeof *nums; i++) {
+        *out = (uint32_t)nums[i];
+        if (len == kvfl_state_bytes(&kind->shape, kind->num_caches, nums[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool kvfl_is_state_length(const kvf_llama *kv, size_t len, size_t end) {
+    uint32_t num = 0;
+    return window_cells(kv, &num, len, end);
+}
+
+bool kvfl_is_state(const kvf_llama *kv, const void *bytes, size_t len, size_t end) {
+    uint32_t num = 0;
+    return window_cells(kv, &num, len, end) &&
+           kvfl_blob_is_state(&kv->kind.shape, kv->kind.num_caches, bytes, len, num, (int32_t)end);
+}
+
 /* ---- blocks and boundaries ---- */
 
 static uint32_t most_block_tokens(const kvf_llama *kv) {
@@ -280,12 +320,7 @@ static uint32_t choose_block_tokens(const kvf_llama *kv) {
 
 /* What a state takes at most. */
 static size_t most_state_bytes(const kvf_llama *kv) {
-    const kvfl_shape *shape = &kv->kind.shape;
-    size_t bytes = shape->state_end - shape->state_begin;
-    if (shape->num_caches > kv->kind.num_caches) {
-        bytes += kvfl_cache_bytes(&shape->caches[shape->num_caches - 1], (size_t)llama_model_n_swa(kv->model));
-    }
-    return bytes;
+    return kvfl_state_bytes(&kv->kind.shape, kv->kind.num_caches, (size_t)llama_model_n_swa(kv->model));
 }
 
 /* The larger a state, the fewer of them: twice the bytes of the blocks between them at most, or STATE_AIM for each

@@ -75,8 +75,7 @@ static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
     llama_pos first = (llama_pos)kvfl_position(kv, l->next), end = (llama_pos)kvfl_position(kv, l->next + 1);
     int64_t begin = kvfl_now_us();
-    bool known = len == kvfl_bytes_of(kv, l->next) &&
-                 kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, bytes, len, first, end);
+    bool known = kvfl_is_block(kv, bytes, len, first, end);
     bool ok = known && take_in(kv, l->seq, first, end, bytes, len);
     if (ok) {
         l->next++;

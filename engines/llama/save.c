@@ -34,8 +34,7 @@ bool kvfl_export(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end
 static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *out) {
     llama_pos first = (llama_pos)kvfl_position(kv, index), end = (llama_pos)kvfl_position(kv, index + 1);
     size_t bytes = kvfl_bytes_of(kv, index);
-    return kvfl_export(kv, seq, first, end, out, bytes) &&
-           kvfl_blob_covers(&kv->kind.shape, kv->kind.num_caches, out, bytes, first, end);
+    return kvfl_export(kv, seq, first, end, out, bytes) && kvfl_is_block(kv, out, bytes, first, end);
 }
 
 size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t first, size_t end) {

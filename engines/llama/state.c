@@ -78,7 +78,7 @@ bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id se
     if (out && kv->kind.reseat) {
         intact = llama_state_seq_set_data_ext(kv->ctx, kv->state, len, seq, PARTIAL) == len;
     }
-    if (out && intact && save) {
+    if (out && intact && save && kvfl_is_state(kv, kv->state, len, kvfl_position(kv, index))) {
         save_state(kv, report, index, len);
     }
     report->export_us += kvfl_now_us() - begin;
@@ -88,7 +88,8 @@ bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id se
 /* ---- in ---- */
 
 bool kvfl_import_state(const kvf_llama *kv, llama_seq_id seq, size_t index, const void *data, size_t len) {
-    return llama_state_seq_set_data_ext(kv->ctx, data, len, seq, PARTIAL) == len &&
+    return kvfl_is_state(kv, data, len, kvfl_position(kv, index)) &&
+           llama_state_seq_set_data_ext(kv->ctx, data, len, seq, PARTIAL) == len &&
            ends_at(kv, seq, kvfl_position(kv, index));
 }
 
@@ -97,11 +98,15 @@ size_t kvfl_stored_state(kvf_llama *kv, kvf_reason *why, size_t index, int64_t d
     kvf_found found = {.why = KVF_WHY_BUDGET};
     size_t run = 0;
     int64_t left = deadline_us - kvfl_now_us();
-    if (kvf_match(kv->space, &run, &found, &block.key, 1, left > 1 ? (uint32_t)left : 1) == KVF_OK && run == 1) {
-        return (size_t)found.payload_bytes;
+    if (kvf_match(kv->space, &run, &found, &block.key, 1, left > 1 ? (uint32_t)left : 1) != KVF_OK || run == 0) {
+        *why = found.why;
+        return 0;
     }
-    *why = found.why;
-    return 0;
+    if (!kvfl_is_state_length(kv, (size_t)found.payload_bytes, kvfl_position(kv, index))) {
+        *why = KVF_WHY_TRUNCATED;
+        return 0;
+    }
+    return (size_t)found.payload_bytes;
 }
 
 size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t *out_bytes, size_t first, size_t end,

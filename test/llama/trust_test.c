@@ -7,6 +7,7 @@
 #include <stdarg.h>
 
 #include "lab.h"
+#include "support/forge.h"
 
 #include <cmocka.h>
 
@@ -205,6 +206,175 @@ static void test_no_room_to_load(void **state) {
     llama_model_free(model);
 }
 
+/* ---- forged records, with a valid header and checksum ---- */
+
+/* Changes a payload; false: this one is none of that kind. */
+typedef bool (*forgery)(kvft_buffer *payload);
+
+static uint32_t word_at(const kvft_buffer *b, size_t at) {
+    uint32_t word = 0;
+    assert_true(at + sizeof word <= b->len);
+    memcpy(&word, b->data + at, sizeof word);
+    return word;
+}
+
+static void set_word(kvft_buffer *b, size_t at, uint32_t word) {
+    assert_true(at + sizeof word <= b->len);
+    memcpy(b->data + at, &word, sizeof word);
+}
+
+/* Of a recurrent state alone: one cell, with no list of sequences. */
+static bool is_recurrent(const kvft_buffer *b) {
+    return word_at(b, 8) == 1 && word_at(b, 16) == 0;
+}
+
+static bool forge_two_states(kvft_buffer *b) {
+    uint8_t cell[8];
+    if (!is_recurrent(b)) {
+        return false;
+    }
+    memcpy(cell, b->data + 12, sizeof cell);
+    set_word(b, 8, 2);
+    kvft_buffer_splice(b, 20, 0, cell, sizeof cell);
+    return true;
+}
+
+static bool forge_two_states_in_its_length(kvft_buffer *b) {
+    uint8_t cell[8];
+    if (!is_recurrent(b)) {
+        return false;
+    }
+    memcpy(cell, b->data + 12, sizeof cell);
+    set_word(b, 8, 2);
+    kvft_buffer_splice(b, 20, sizeof cell, cell, sizeof cell);
+    return true;
+}
+
+static bool forge_state_elsewhere(kvft_buffer *b) {
+    bool recurrent = is_recurrent(b);
+    if (recurrent) {
+        set_word(b, 12, word_at(b, 12) - 1);
+    }
+    return recurrent;
+}
+
+/* Of a cache, the second cell is at the position of the first one; only where cells have no further dimensions. */
+static bool forge_twice_the_same_position(kvft_buffer *b) {
+    bool cache = !is_recurrent(b);
+    if (cache) {
+        set_word(b, 28, word_at(b, 16));
+    }
+    return cache;
+}
+
+static bool forge_negative_position(kvft_buffer *b) {
+    bool cache = !is_recurrent(b);
+    if (cache) {
+        set_word(b, 16, UINT32_MAX);
+    }
+    return cache;
+}
+
+static bool forge_fewer_cells(kvft_buffer *b) {
+    bool cache = !is_recurrent(b);
+    if (cache) {
+        set_word(b, 12, word_at(b, 12) - 1);
+    }
+    return cache;
+}
+
+static bool forge_many_cells(kvft_buffer *b) {
+    set_word(b, is_recurrent(b) ? 8 : 12, 0x7fffffff);
+    return true;
+}
+
+static bool forge_no_cells(kvft_buffer *b) {
+    set_word(b, is_recurrent(b) ? 8 : 12, 0);
+    return true;
+}
+
+/* What a block of a hybrid ends with in place of a state: two of them. */
+static bool forge_states_behind_a_block(kvft_buffer *b) {
+    static const uint32_t words[] = {2, 63, 0, 63, 0};
+    size_t rest = 4 + 8 + (is_recurrent(b) ? 0 : 2 * 12); /* of one recurrent layer */
+    bool cache = !is_recurrent(b) && word_at(b, b->len - rest) == 0;
+    if (cache) {
+        memcpy(b->data + b->len - rest, words, sizeof words);
+    }
+    return cache;
+}
+
+static bool forge_a_tail(kvft_buffer *b) {
+    kvft_buffer_splice(b, b->len, 0, "tail", 4);
+    return true;
+}
+
+/* Every record of the folder in turn, forged: llama.cpp gets none of it, and the process lives. Returns how many of them
+ * were missed; the state in front of the last one is not asked for. */
+static size_t forge_each(lab *l, const char *dir, const llama_token *tokens, forgery forge) {
+    static char files[LAB_MAX_FILES][400];
+    size_t num = lab_list_files(dir, files, 0), forged = 0, missed = 0;
+    assert_true(num >= 2);
+    for (size_t i = 0; i < num; i++) {
+        size_t at = 0, len = 0;
+        kvft_buffer whole = kvft_file_read(files[i]), record = kvft_buffer_of(whole.data, whole.len);
+        assert_true(kvft_payload_of(&record, &at, &len));
+        kvft_buffer payload = kvft_buffer_of(record.data + at, len);
+        if (forge(&payload)) {
+            forged++;
+            kvft_forge_payload(&record, &payload);
+            kvft_file_write(files[i], &record);
+            missed += kvf_llama_load(l->kv, NULL, 0, tokens, NUM) < NUM - 1;
+            kvft_file_write(files[i], &whole);
+        }
+        kvft_buffer_free(&payload);
+        kvft_buffer_free(&record);
+        kvft_buffer_free(&whole);
+    }
+    assert_true(missed + 1 >= forged && (missed > 0 || forged == 0));
+    return missed;
+}
+
+static void test_forged_records_are_misses(void **state) {
+    static const forgery forgeries[] = {forge_two_states,
+                                        forge_two_states_in_its_length,
+                                        forge_state_elsewhere,
+                                        forge_twice_the_same_position,
+                                        forge_negative_position,
+                                        forge_fewer_cells,
+                                        forge_many_cells,
+                                        forge_no_cells,
+                                        forge_states_behind_a_block,
+                                        forge_a_tail};
+    static const struct {
+        const char *arch;
+        bool hybrid;
+    } kinds[] = {{"mamba", false}, {"jamba", true}, {"gemma3", false}, {"llama", false}};
+    size_t missed[sizeof forgeries / sizeof *forgeries] = {0};
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct llama_model *model = lab_toy(kinds[k].arch, kinds[k].hybrid, 1);
+        llama_token *tokens = toy_prompt(1);
+        kvf_llama_report report;
+        char *dir = kvft_temp_dir(), url[200];
+        snprintf(url, sizeof url, "file:%s", dir);
+        lab l = lab_open(model, &config, url, MODEL_PATH);
+        free(lab_prefill(&l, &report, 0, tokens, NUM));
+        kvft_flush_all(l.store);
+        for (size_t f = 0; f < sizeof forgeries / sizeof *forgeries; f++) {
+            missed[f] += forge_each(&l, dir, tokens, forgeries[f]);
+            assert_int_equal(kvf_llama_load(l.kv, NULL, 0, tokens, NUM), NUM - 1); /* as it was */
+        }
+        lab_close(&l);
+        kvft_remove_dir(dir);
+        free(tokens);
+        llama_model_free(model);
+    }
+    for (size_t f = 0; f < sizeof forgeries / sizeof *forgeries; f++) {
+        assert_true(missed[f] > 0);
+    }
+}
+
 /* ---- contexts ---- */
 
 static kvf_status attach(struct llama_model *model, struct llama_context_params params, bool portable,
@@ -270,6 +440,7 @@ int main(void) {
         cmocka_unit_test(test_nothing_wrong_is_stored_over_a_changed_sequence),
         cmocka_unit_test(test_sequences_that_are_not_there),
         cmocka_unit_test(test_no_room_to_load),
+        cmocka_unit_test(test_forged_records_are_misses),
         cmocka_unit_test(test_attention_to_later_tokens_is_refused),
         cmocka_unit_test(test_the_side_of_longrope_is_part_of_the_space),
     };
