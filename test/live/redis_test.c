@@ -406,6 +406,33 @@ static void no_permission(void **state) {
     all->ops->close(all);
 }
 
+/* The user may write all parts of a record but the one before the last. The first part, which makes the record visible,
+ * is not sent before the server has taken the others: it would take that one, too. */
+static void header_comes_last(void **state) {
+    (void)state;
+    enum { PART = 4096, PARTS = 4, LEN = (PARTS - 1) * PART + 1000 };
+    char url[256], rules[2048];
+    size_t len = (size_t)snprintf(rules, sizeof rules, "ACL SETUSER partly resetkeys");
+    for (uint64_t part = 0; part < PARTS; part++) {
+        if (part != PARTS - 1) {
+            len += (size_t)snprintf(rules + len, sizeof rules - len, " ~%s", kvft_redis_key(1, part));
+        }
+    }
+    say("ACL SETUSER partly on >secret ~* +@all");
+    snprintf(url, sizeof url, "redis://partly:secret@127.0.0.1:%d", server->port);
+    kvfi_tier *tier = open_tier(url, "part=4096"), *reader = open_tier(server->unix_url, "part=4096");
+    say("%s", rules);
+    assert_int_equal(kvft_put(tier, 1, LEN - KVFT_VALUE_EXTRA), KVF_WHY_SERVER);
+    expect("DBSIZE", ":2");
+    assert_int_equal(kvft_peek(reader, 1), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_put(reader, 1, LEN - KVFT_VALUE_EXTRA), KVF_WHY_NONE);
+    expect("DBSIZE", ":4");
+    assert_int_equal(kvft_get(reader, 1, LEN - KVFT_VALUE_EXTRA), KVF_WHY_NONE);
+    say("ACL DELUSER partly");
+    reader->ops->close(reader);
+    tier->ops->close(tier);
+}
+
 /* ---- a failover behind a name: the old primary is a replica now, the name leads to the new one ---- */
 
 static _Atomic int moving_host; /* the last number of 127.0.0.x that the name stands for */
@@ -574,6 +601,24 @@ static void server_hangs(void **state) {
         usleep(10000);
     }
     assert_int_equal(kvft_put(tier, 2, 1000000), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
+/* A connection that stalls says as much of its server as one that can't be made: the next who asks is told at once. */
+static void a_stall_is_told(void **state) {
+    (void)state;
+    kvfi_tier *tier = open_tier(server->unix_url, "stall_ms=100&conns=1&ttl=0"); /* no refresh is owed */
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+    uint64_t connects = tier->connects;
+    kvft_server_signal(server, SIGSTOP);
+    kvf_reason first = get_within(tier, 1, 1000, 20000000);
+    uint64_t anew = tier->connects - connects;
+    kvf_reason next = get_within(tier, 1, 1000, 20000000);
+    kvft_server_signal(server, SIGCONT);
+    assert_int_equal(anew, 0); /* it was the connection that there was */
+    assert_int_equal(first, KVF_WHY_UNREACHABLE);
+    assert_int_equal(next, KVF_WHY_BREAKER);
     tier->ops->close(tier);
 }
 
@@ -766,11 +811,13 @@ int main(void) {
         LIVE(out_of_memory),
         LIVE(read_only_replica),
         LIVE(no_permission),
+        LIVE(header_comes_last),
         LIVE(name_moves),
         LIVE(ttl_is_set),
         LIVE(ttl_is_refreshed),
         LIVE(ttl_of_fresh_records_stays),
         LIVE(server_hangs),
+        LIVE(a_stall_is_told),
         LIVE(stopped_mid_load),
         LIVE(killed_and_back),
         LIVE(stale_connections),

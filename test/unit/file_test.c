@@ -465,6 +465,37 @@ static void test_odd_counts(void **state) {
     }
 }
 
+/* A reader has a damaged file open while a writer puts a whole one in its place: that one stays. */
+static const char *moved_from, *moved_to;
+static ssize_t preadv_then_replaced(int fd, const struct iovec *iov, int num, off_t at) {
+    ssize_t n = kvfi_sys_real.preadv(fd, iov, num, at);
+    if (moved_from != NULL) {
+        assert_int_equal(rename(moved_from, moved_to), 0);
+        moved_from = NULL;
+    }
+    return n;
+}
+
+static void test_only_the_damaged_file_goes(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    char *path = strdup(path_of(&p, 1)), *whole = strdup(below(&p, "whole"));
+    assert_int_equal(rename(path, whole), 0);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    write_at(path, SIZE / 2, "wrong", 5);
+    moved_from = whole;
+    moved_to = path;
+    replace()->preadv = preadv_then_replaced;
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_CHECKSUM);
+    restore();
+    assert_null(moved_from);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_NONE);
+    free(whole);
+    free(path);
+    close_place(&p);
+}
+
 /* ---- deadlines */
 
 static _Atomic int64_t slow_us;
@@ -1435,6 +1466,7 @@ int main(void) {
         cmocka_unit_test(test_a_hollow_file_is_not_lent),
         cmocka_unit_test(test_odd_times),
         cmocka_unit_test(test_odd_counts),
+        cmocka_unit_test(test_only_the_damaged_file_goes),
         cmocka_unit_test(test_a_slow_disk_costs_the_deadline),
         cmocka_unit_test(test_the_oldest_go_first),
         cmocka_unit_test(test_the_bound_holds_between_tiers),

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The way of a block between a space and its tiers, with tiers that are made to answer late, wrongly or not at all.
+ */
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "record/record.h"
+#include "store/store.h"
+#include "support/kit.h"
+#include "support/tiers.h"
+
+#define PAYLOAD 3000u
+#define BLOCKS  6u
+
+/* A store whose tier `at` answers by `ops`, a copy that a test changes. The tier's own functions are in `real`. */
+typedef struct bench {
+    kvf_store *store;
+    kvf_space *space;
+    kvft_prompt *prompt;
+    kvfi_tier_ops ops;
+    const kvfi_tier_ops *real;
+} bench;
+
+static bench *current; /* of the test that runs: the functions of a tier know no test */
+
+static void open_bench(bench *b, kvf_store *store, size_t at) {
+    *b = (bench){.store = store};
+    b->space = kvft_space(b->store, "m", 16);
+    b->prompt = kvft_prompt_new(b->space, 7, BLOCKS, PAYLOAD);
+    b->real = store->tiers[at]->ops;
+    b->ops = *b->real;
+    store->tiers[at]->ops = &b->ops;
+    current = b;
+}
+
+static void close_bench(bench *b) {
+    kvft_prompt_free(b->prompt);
+    kvf_space_close(b->space);
+    kvf_store_close(b->store);
+}
+
+static kvf_stats stats_of(kvf_store *store) {
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_store_stats(store, &stats);
+    return stats;
+}
+
+static size_t load(bench *b) {
+    kvft_prompt_poison(b->prompt);
+    size_t run = kvf_load(b->space, b->prompt->blocks, BLOCKS, NULL, 0);
+    assert_int_equal(kvft_prompt_wrong(b->prompt, 7, run), 0);
+    return run;
+}
+
+static void remove_from(bench *b, size_t tier, size_t block) {
+    kvfi_addr addr = {.key = b->prompt->keys[block]};
+    kvf_error err = {0};
+    kvf_space_digest(b->space, addr.space);
+    assert_int_equal(b->store->tiers[tier]->ops->remove(b->store->tiers[tier], &err, &addr, kvfi_deadline(1000000)),
+                     KVF_OK);
+}
+
+/* ---- a gate: a tier's loads wait at it until the test opens it */
+
+static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t gate_moved = PTHREAD_COND_INITIALIZER;
+static bool gate_open;
+static size_t at_gate;
+
+static void get_at_gate(kvfi_tier *tier, kvfi_feed *feed) {
+    pthread_mutex_lock(&gate_lock);
+    at_gate++;
+    pthread_cond_broadcast(&gate_moved);
+    while (!gate_open) {
+        pthread_cond_wait(&gate_moved, &gate_lock);
+    }
+    pthread_mutex_unlock(&gate_lock);
+    current->real->get(tier, feed);
+}
+
+static void close_gate(bench *b) {
+    gate_open = false;
+    at_gate = 0;
+    b->ops.get = get_at_gate;
+}
+
+static void await_one_at_gate(void) {
+    pthread_mutex_lock(&gate_lock);
+    while (at_gate == 0) {
+        pthread_cond_wait(&gate_moved, &gate_lock);
+    }
+    pthread_mutex_unlock(&gate_lock);
+}
+
+static void open_gate(void) {
+    pthread_mutex_lock(&gate_lock);
+    gate_open = true;
+    pthread_cond_broadcast(&gate_moved);
+    pthread_mutex_unlock(&gate_lock);
+}
+
+static void join_in_time(pthread_t thread) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    assert_int_equal(pthread_timedjoin_np(thread, NULL, &until), 0);
+}
+
+/* ---- views ---- */
+
+typedef struct fenced {
+    kvf_view *view;
+    int64_t slot;
+    atomic_bool over;
+} fenced;
+
+static void *fence(void *arg) {
+    fenced *f = arg;
+    kvf_fence(f->view, &f->slot, 1);
+    f->over = true;
+    return NULL;
+}
+
+static void *close_view(void *arg) {
+    fenced *f = arg;
+    kvf_view_close(f->view);
+    f->over = true;
+    return NULL;
+}
+
+static kvf_completion reap(kvf_queue *queue) {
+    kvf_completion done = {0};
+    while (kvf_reap(queue, &done, 1) == 0) {
+        struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, 20000), 1);
+    }
+    return done;
+}
+
+static void wait_for_a_load(bool closes) {
+    enum { SLOTS = BLOCKS + 1 };
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    uint8_t *pool = calloc(SLOTS, PAYLOAD);
+    kvf_region region = {.base = pool, .slot_stride = PAYLOAD, .run_bytes = PAYLOAD, .num_runs = 1};
+    fenced f = {.slot = 2};
+    kvf_queue *queue = NULL;
+    assert_int_equal(kvf_view_open(&f.view, NULL, &region, 1, SLOTS), KVF_OK);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        b.prompt->blocks[i].iov = NULL;
+        b.prompt->blocks[i].slot = (int64_t)i;
+    }
+    close_gate(&b);
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS,
+                       .view = f.view};
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    await_one_at_gate();
+    int64_t unused = SLOTS - 1;
+    kvf_fence(f.view, &unused, 1);
+    pthread_t waits;
+    assert_int_equal(pthread_create(&waits, NULL, closes ? close_view : fence, &f), 0);
+    kvft_nap_ms(20); /* it waits by now; where it does not, the test is only weaker */
+    assert_false(f.over);
+    open_gate();
+    join_in_time(waits);
+    assert_int_equal(reap(queue).num_ok, BLOCKS);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_memory_equal(pool + i * PAYLOAD, b.prompt->memory + i * PAYLOAD, PAYLOAD);
+    }
+    if (!closes) {
+        kvf_view_close(f.view);
+    }
+    kvf_queue_close(queue);
+    free(pool);
+    close_bench(&b);
+}
+
+/* A fence waits for the slots that a load touches, no longer, and not for others. */
+static void test_a_fence_waits_for_its_slots(void **state) {
+    (void)state;
+    wait_for_a_load(false);
+}
+
+static void test_a_view_is_closed_when_its_slots_are_free(void **state) {
+    (void)state;
+    wait_for_a_load(true);
+}
+
+/* ---- queues ---- */
+
+/* What was cancelled is one batch, not the place in the queue that it had. */
+static void test_a_place_in_the_queue_is_used_again(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_queue *queue = NULL;
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    close_gate(&b);
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
+    uint64_t first = 0, second = 0;
+    assert_int_equal(kvf_submit(queue, &first, &batch), KVF_OK);
+    await_one_at_gate();
+    kvf_cancel(queue, first);
+    open_gate();
+    kvf_completion done = reap(queue);
+    assert_int_equal(done.ticket, first);
+    assert_int_equal(done.num_ok, 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_CLOSED);
+    assert_int_equal(kvf_submit(queue, &second, &batch), KVF_OK);
+    assert_int_not_equal(second, first);
+    done = reap(queue);
+    assert_int_equal(done.ticket, second);
+    assert_int_equal(done.num_ok, BLOCKS);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* ---- reservations ---- */
+
+/* More bytes than were reserved are not those of a block: nothing is stored, and the reservation is given back. */
+static void test_a_commit_of_too_much_is_dropped(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    for (size_t more = 0; more < 2; more++) {
+        kvf_reserved reserved = {0};
+        assert_int_equal(kvf_reserve(b.space, &reserved, PAYLOAD - 1), KVF_OK);
+        kvf_commit(b.space, &reserved, b.prompt->blocks, PAYLOAD - 1 + more);
+        assert_null(reserved.opaque);
+        kvft_flush_all(b.store);
+        assert_int_equal(stats_of(b.store).saves, 1); /* the one that was not too long */
+        assert_int_equal(stats_of(b.store).backlog_bytes, 0);
+    }
+    kvf_block wide = b.prompt->blocks[1];
+    wide.num_tokens = KVFI_MAX_TOKENS + 1;
+    kvf_reserved reserved = {0};
+    assert_int_equal(kvf_reserve(b.space, &reserved, PAYLOAD), KVF_OK);
+    kvf_commit(b.space, &reserved, &wide, PAYLOAD);
+    assert_null(reserved.opaque);
+    assert_int_equal(stats_of(b.store).saves, 1);
+    close_bench(&b);
+}
+
+/* ---- lookups and loads ---- */
+
+/* Each lookup finds the header of another key. */
+static void peek_shifted(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                         int64_t deadline_us) {
+    current->real->peek(tier, addrs, num, out, round_trips, deadline_us);
+    kvfi_peek first = out[0];
+    memmove(out, out + 1, (num - 1) * sizeof *out);
+    out[num - 1] = first;
+}
+
+static void test_the_header_of_another_key_is_no_match(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_found found[BLOCKS];
+    size_t run = 1;
+    b.ops.peek = peek_shifted;
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(run, 0);
+    assert_int_equal(found[0].why, KVF_WHY_OTHER_SPACE);
+    b.ops.peek = b.real->peek;
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(run, BLOCKS);
+    close_bench(&b);
+}
+
+static void get_truncated(kvfi_tier *tier, kvfi_feed *feed) {
+    (void)tier;
+    for (kvfi_item *item; (item = kvfi_feed_next(feed)) != NULL;) {
+        kvfi_feed_done(feed, item, KVF_MISS, KVF_WHY_TRUNCATED);
+    }
+}
+
+/* The header of a block is there, and its body is not (Redis evicts a key of a record in several). What a load has
+ * found so is written again, though a lookup would still find it. */
+static void test_what_was_truncated_is_written_again(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench b;
+    open_bench(&b, kvft_store(url), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    b.ops.get = get_truncated;
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_TRUNCATED);
+    uint64_t before = stats_of(b.store).saved;
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_int_equal(stats_of(b.store).saved, before + 1);
+    assert_int_equal(stats_of(b.store).known, BLOCKS - 1); /* of the others nothing was learned */
+    b.ops.get = b.real->get;
+    assert_int_equal(load(&b), BLOCKS);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* A block that one tier lacks is in another: each has what the other has not. */
+static void test_a_gap_in_a_fast_tier_does_not_end_the_run(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store2("mem:", "mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        remove_from(&b, i % 2, i);
+    }
+    assert_int_equal(load(&b), BLOCKS);
+    close_bench(&b);
+}
+
+/* ---- a batch over several servers ---- */
+
+static void part_of(kvfi_feed *part, kvfi_feed *whole, const uint32_t *order, size_t num) {
+    *part = (kvfi_feed){.items = whole->items,
+                        .num = num,
+                        .limit = num,
+                        .deadline_us = whole->deadline_us,
+                        .prefix = true,
+                        .order = order,
+                        .whole = whole};
+}
+
+/* One server misses a block: behind it nothing is asked for, on the others neither. */
+static void test_a_gap_on_one_server_ends_the_others(void **state) {
+    (void)state;
+    static const uint32_t few[] = {0, 1}, many[] = {2, 3, 4, 5};
+    kvfi_item items[BLOCKS] = {{.number = 0}};
+    kvfi_feed whole = {.items = items, .num = BLOCKS, .limit = BLOCKS, .deadline_us = KVFI_NEVER, .prefix = true};
+    kvfi_feed a, b;
+    part_of(&a, &whole, few, 2);
+    part_of(&b, &whole, many, 4);
+    assert_ptr_equal(kvfi_feed_next(&b), &items[2]);
+    assert_ptr_equal(kvfi_feed_next(&a), &items[0]);
+    assert_ptr_equal(kvfi_feed_next(&a), &items[1]);
+    kvfi_feed_done(&b, &items[2], KVF_OK, KVF_WHY_NONE);
+    assert_false(kvfi_feed_is_dry(&b));
+    kvfi_feed_done(&a, &items[0], KVF_OK, KVF_WHY_NONE);
+    kvfi_feed_done(&a, &items[1], KVF_MISS, KVF_WHY_ABSENT);
+    assert_int_equal(whole.limit, 1);
+    assert_int_equal(items[1].why, KVF_WHY_ABSENT);
+    assert_true(kvfi_feed_is_dry(&b));
+    assert_null(kvfi_feed_next(&b));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_fence_waits_for_its_slots),
+        cmocka_unit_test(test_a_view_is_closed_when_its_slots_are_free),
+        cmocka_unit_test(test_a_place_in_the_queue_is_used_again),
+        cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
+        cmocka_unit_test(test_the_header_of_another_key_is_no_match),
+        cmocka_unit_test(test_what_was_truncated_is_written_again),
+        cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
+        cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
