@@ -78,7 +78,8 @@ KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
  * Where `iov` is given, its length is what the payload must have, and its memory is not touched (it may be NULL); a
  * payload of any length is lent without. `slot` is not used. The bytes must not be written to, stay valid until
  * kvf_release, and survive eviction. A file is lent only where this user alone can write to it and to its folders; a
- * process of the same user that writes into it changes what is lent, or ends the reader with SIGBUS. Takes 10 s at most.
+ * process of the same user that writes into it changes what is lent, or ends the reader with SIGBUS. A record of a space
+ * with a secret can't be opened where it lies, and is never lent. Takes 10 s at most.
  * Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier can lend it: use kvf_load then). */
 typedef struct kvf_borrowed {
     const void *data;

@@ -59,9 +59,10 @@ typedef enum kvf_reason {
     KVF_WHY_ABSENT,       /* no such key: never stored, expired or evicted */
     KVF_WHY_OTHER_TOKENS, /* the record's tokens are not the tokens asked for */
     KVF_WHY_OTHER_SPACE,  /* the record belongs to another space or carries another key */
-    KVF_WHY_CHECKSUM,     /* header or payload do not match their checksum */
+    KVF_WHY_CHECKSUM,     /* header or payload do not match their checksum, or a sealed record its tag */
     KVF_WHY_TRUNCATED,    /* shorter or longer than its header, or than the memory it should fill */
-    KVF_WHY_VERSION,      /* not a record, or one of a version, flag or codec that this library does not know */
+    KVF_WHY_VERSION,      /* not a record, one of a version, flag or codec that this library does not know, or a plain
+                             one in a space with a secret (or the other way round) */
     KVF_WHY_BUDGET,       /* the time budget was used up */
     KVF_WHY_UNREACHABLE,  /* no connection, or it broke; for a folder: an I/O error */
     KVF_WHY_SERVER,       /* the server answered with an error (OOM, READONLY, NOPERM, LOADING, ...) */

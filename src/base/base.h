@@ -93,6 +93,17 @@ void kvfi_xxh3_add(kvfi_xxh3 *, const void *, size_t len);
 void kvfi_xxh3_end(const kvfi_xxh3 *, uint8_t out[16]);
 uint32_t kvfi_xxh32(const void *, size_t len);
 
+/* ---- AES-256-GCM with a nonce of zeros: a key is good for one message. begin, add its pieces in order (`out` may be
+ * `in`), and end in any case, also after a begin that failed. begin is false without memory. end writes the tag, or
+ * compares it: false is a message that is not to be used. */
+typedef struct kvfi_gcm {
+    void *ctx;
+    bool opens, failed;
+} kvfi_gcm;
+bool kvfi_gcm_begin(kvfi_gcm *, bool opens, const uint8_t key[32], const void *aad, size_t aad_len);
+void kvfi_gcm_add(kvfi_gcm *, void *out, const void *in, size_t len);
+bool kvfi_gcm_end(kvfi_gcm *, uint8_t tag[16]);
+
 /* ---- iovecs */
 size_t kvfi_iov_bytes(const struct iovec *, size_t num);
 /* kvfi_iov_skip moves *iov and *num past `bytes`, changing the first iovec that is left. */

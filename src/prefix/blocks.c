@@ -57,14 +57,14 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
     } else {
         kvfi_view_runs(view, block->slot, iov + 1);
     }
-    *item = (kvfi_item){.addr = {.key = block->key},
-                        .iov = iov,
+    *item = (kvfi_item){.iov = iov,
                         .num_iov = (uint32_t)runs + 2,
                         .bytes = kvfi_iov_bytes(iov, runs + 2),
                         .status = KVF_AGAIN,
                         .number = (size_t)(block - first),
-                        .user = block};
-    memcpy(item->addr.space, space->identity.digest, sizeof item->addr.space);
+                        .user = block,
+                        .seal = kvfi_seal_of(&space->identity)};
+    kvfi_address(&item->addr, &space->identity, &block->key);
     at->iov += runs + 2;
     at->ends += head + KVFI_SUM_BYTES;
 }

@@ -5,6 +5,10 @@
 
 static kvf_reason check(kvfi_item *item) {
     uint32_t last = item->num_iov - 1;
+    if (item->seal != NULL) {
+        return kvfi_record_open(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
+                                last - 1, item->seal);
+    }
     return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
                              last - 1);
 }
@@ -202,13 +206,16 @@ static kvf_status borrow_miss(kvf_space *space, const kvfi_addr *addr, kvf_block
 
 kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
     kvf_store *store = space->store;
-    kvfi_addr addr = {.key = block->key};
-    memcpy(addr.space, space->identity.digest, sizeof addr.space);
+    kvfi_addr addr;
+    kvfi_address(&addr, &space->identity, &block->key);
     if (!kvfi_store_is_ours(store)) {
         return borrow_miss(space, &addr, block, KVF_WHY_CLOSED);
     }
     if (block->num_tokens > KVFI_MAX_TOKENS) {
         return borrow_miss(space, &addr, block, KVF_WHY_OTHER_TOKENS);
+    }
+    if (kvfi_seal_of(&space->identity) != NULL) {
+        return borrow_miss(space, &addr, block, KVF_WHY_ABSENT); /* a sealed record can't be opened where it lies */
     }
     loan *lent = kvfi_alloc(sizeof *lent);
     if (lent == NULL) {

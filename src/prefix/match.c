@@ -27,11 +27,15 @@ static bool make_room(lookup *out, size_t num) {
 }
 
 /* Whether the header is that of the block asked for. A damaged one is no hit here; the load would say so too. */
-static kvf_reason read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_addr *addr, size_t tier) {
+static kvf_reason read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_addr *addr, const kvfi_secret *seal,
+                            size_t tier) {
     kvfi_header header;
     kvf_reason why = peek->why != KVF_WHY_NONE ? peek->why : kvfi_header_decode(&header, peek->header);
     if (why == KVF_WHY_NONE && memcmp(&header.addr, addr, sizeof *addr) != 0) {
         why = KVF_WHY_OTHER_SPACE;
+    }
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_header_admit(&header, seal);
     }
     if (why != KVF_WHY_NONE) {
         return why;
@@ -47,8 +51,9 @@ static size_t select_missing(lookup *at, const kvf_space *space, const kvf_key *
     size_t missing = 0;
     for (size_t i = 0; i < num; i++) {
         if (!at->hit[i]) {
-            memcpy(at->addrs[missing].space, space->identity.digest, sizeof at->addrs->space);
-            memcpy(&at->addrs[missing].key, (const uint8_t *)keys + i * stride, sizeof(kvf_key));
+            kvf_key key;
+            memcpy(&key, (const uint8_t *)keys + i * stride, sizeof key);
+            kvfi_address(&at->addrs[missing], &space->identity, &key);
             at->from[missing++] = i;
         }
     }
@@ -63,10 +68,15 @@ static void ask_tier(lookup *at, kvf_space *space, size_t index, size_t num, int
     atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
     for (size_t i = 0; i < num; i++) {
         size_t key = at->from[i];
-        kvf_reason why = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], index);
+        kvf_reason why =
+            read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], kvfi_seal_of(&space->identity), index);
         at->hit[key] = why == KVF_WHY_NONE;
         if (!at->hit[key] && (index == 0 || why != KVF_WHY_ABSENT)) {
             at->found[key].why = why; /* a tier that failed says more than one that has not got it */
+        }
+        if (!at->hit[key] && at->peeks[i].why == KVF_WHY_NONE) {
+            /* Something lies there that is not it: a save does not look again, but writes. */
+            kvfi_known_add_missed(&store->known, &at->addrs[i].key);
         }
         if (at->hit[key]) {
             kvfi_known_add(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "prefix/prefix.h"
 
-static void prepare(kvfi_item *item) {
-    size_t payload_bytes = item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
-    kvfi_record_begin(item->iov[0].iov_base, &item->addr, item->user, payload_bytes, 0, kvfi_sys->wall_us() / 1000000);
+static bool is_known(kvf_space *space, const kvf_key *key) {
+    kvfi_addr addr;
+    kvfi_address(&addr, &space->identity, key);
+    return kvfi_store_knows(space->store, &addr.key);
 }
 
 int kvf_knows(kvf_space *space, const kvf_key *key) {
-    return kvfi_store_knows(space->store, key);
+    return is_known(space, key);
 }
 
 /* ---- staged ---- */
@@ -39,8 +40,7 @@ void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block
         return;
     }
     reserved->opaque = NULL;
-    staged->addr.key = block->key;
-    memcpy(staged->addr.space, space->identity.digest, sizeof staged->addr.space);
+    kvfi_address(&staged->addr, &space->identity, &block->key);
     staged->payload_bytes = used_bytes;
     staged->first_token = block->first_token;
     staged->num_tokens = block->num_tokens;
@@ -49,6 +49,11 @@ void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block
         memcpy(kvfi_staged_head(staged) + KVFI_HEADER_BYTES, block->tokens, 4 * (size_t)block->num_tokens);
     }
     atomic_fetch_add(&space->store->stats.saves, 1);
+    if (!kvfi_staged_seal(staged, kvfi_seal_of(&space->identity))) {
+        atomic_fetch_add(&space->store->stats.save_failures[KVF_WHY_NOMEM], 1);
+        kvfi_backlog_abandon(&space->store->backlog, staged);
+        return;
+    }
     kvfi_space_card(space);
     kvfi_backlog_commit(&space->store->backlog, staged);
 }
@@ -81,7 +86,7 @@ static kvf_status save_one(kvf_space *space, const kvf_block *block, const kvf_v
     if (block->num_tokens > KVFI_MAX_TOKENS || (block->iov == NULL && !in_view)) {
         return KVF_LIMIT;
     }
-    if (kvfi_store_knows(space->store, &block->key)) {
+    if (is_known(space, &block->key)) {
         atomic_fetch_add(&space->store->stats.saves, 1);
         atomic_fetch_add(&space->store->stats.known, 1);
         return KVF_OK;
@@ -114,13 +119,78 @@ size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view)
 
 /* ---- straight from the caller's memory ---- */
 
+static kvf_reason prepare(kvfi_item *item) {
+    size_t payload_bytes = item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
+    kvfi_record_begin(item->iov[0].iov_base, &item->addr, item->user, payload_bytes, 0, kvfi_sys->wall_us() / 1000000);
+    return KVF_WHY_NONE;
+}
+
+/* A sealed record is made in a buffer of the backlog, since the caller's memory stays as it is. It lasts from one try to
+ * send it to the end of that: each has a salt of its own. */
+typedef struct cover {
+    kvf_store *store;
+    kvfi_staged *staged; /* NULL: none now */
+    struct iovec whole;  /* the record in it */
+    struct iovec *iov;   /* of the item without it */
+    uint32_t num_iov;
+    bool may_lend;
+} cover;
+
+static kvf_reason prepare_sealed(kvfi_item *item) {
+    cover *c = item->cover;
+    const kvf_block *block = item->user;
+    size_t payload_bytes = item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
+    kvfi_staged *staged = NULL;
+    kvf_status status = kvfi_backlog_reserve(&c->store->backlog, &staged, payload_bytes, KVFI_MAX_TOKENS);
+    if (status != KVF_OK) {
+        return status == KVF_NOMEM ? KVF_WHY_NOMEM : KVF_WHY_FULL;
+    }
+    c->staged = staged;
+    staged->addr = item->addr;
+    staged->num_tokens = block->num_tokens;
+    staged->payload_bytes = payload_bytes;
+    uint8_t *head = kvfi_staged_head(staged);
+    if (!kvfi_staged_seal(staged, item->seal) ||
+        !kvfi_sealed_write(head, head + KVFI_HEADER_BYTES, head + item->bytes - KVFI_SUM_BYTES, &staged->key,
+                           &item->addr, block, item->iov + 1, item->num_iov - 2, 0, kvfi_sys->wall_us() / 1000000)) {
+        return KVF_WHY_NOMEM;
+    }
+    c->whole = (struct iovec){head, item->bytes};
+    c->iov = item->iov;
+    c->num_iov = item->num_iov;
+    c->may_lend = item->may_lend;
+    item->iov = &c->whole;
+    item->num_iov = 1;
+    item->unsealed = false;
+    item->may_lend = true; /* sealed bytes in memory of ours */
+    return KVF_WHY_NONE;
+}
+
+static void release_sealed(kvfi_item *item) {
+    cover *c = item->cover;
+    if (c->staged == NULL) {
+        return;
+    }
+    explicit_bzero(&c->staged->key, sizeof c->staged->key);
+    c->staged->lent = item->lent;
+    kvfi_backlog_abandon(&c->store->backlog, c->staged);
+    c->staged = NULL;
+    if (!item->unsealed) {
+        item->iov = c->iov;
+        item->num_iov = c->num_iov;
+        item->may_lend = c->may_lend;
+        item->unsealed = true;
+    }
+    item->lent = false;
+}
+
 /* Blocks that the store is known to have are not sent: the rest, in order. */
 static size_t select_unknown(kvf_space *space, kvf_block *blocks, size_t num, kvf_block *out, size_t *from) {
     size_t unknown = 0;
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = KVF_OK;
         blocks[i].why = KVF_WHY_NONE;
-        if (kvfi_store_knows(space->store, &blocks[i].key)) {
+        if (is_known(space, &blocks[i].key)) {
             atomic_fetch_add(&space->store->stats.known, 1);
         } else {
             from[unknown] = i;
@@ -135,6 +205,11 @@ static bool may_lend(const kvfi_item *item, uint32_t flags) {
     return (flags & KVF_MAY_LEND) != 0 && item->iov[0].iov_len < KVFI_PAGE;
 }
 
+static kvf_reason without_memory(kvfi_item *item) {
+    (void)item;
+    return KVF_WHY_NOMEM;
+}
+
 static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, const atomic_bool *cancelled) {
     kvfi_blocks batch;
@@ -147,17 +222,31 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
         }
         return 0;
     }
+    cover *covers = NULL;
     batch.feed.prepare = prepare;
+    if (kvfi_seal_of(&space->identity) != NULL) {
+        covers = kvfi_alloc_zero(num, sizeof *covers);
+        batch.feed.prepare = covers != NULL ? prepare_sealed : without_memory;
+        batch.feed.release = covers != NULL ? release_sealed : NULL;
+    }
     for (size_t i = 0; i < num; i++) {
+        if (covers != NULL) {
+            covers[i].store = space->store;
+            batch.feed.items[i].cover = &covers[i];
+        }
         batch.feed.items[i].unsealed = true;
         batch.feed.items[i].may_lend = may_lend(&batch.feed.items[i], flags);
     }
     kvfi_store_put(space->store, &batch.feed, batch.outcomes);
+    for (size_t i = 0; i < num && covers != NULL; i++) {
+        release_sealed(&batch.feed.items[i]); /* of what was to be sent once more, and was not */
+    }
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = batch.feed.items[i].status;
         blocks[i].why = batch.feed.items[i].why;
         written += blocks[i].status == KVF_OK;
     }
+    kvfi_free(covers);
     kvfi_blocks_cleanup(&batch);
     return written;
 }

@@ -78,6 +78,12 @@ void kvf_key_of(const kvf_space *space, kvf_key *out, const void *engine_hash, s
     kvfi_key_of(&space->identity, out, engine_hash, len);
 }
 
+void kvf_stored_key(const kvf_space *space, kvf_key *out, const kvf_key *key) {
+    kvfi_addr addr;
+    kvfi_address(&addr, &space->identity, key);
+    *out = addr.key;
+}
+
 /* ---- the card: who the blocks belong to, for people ---- */
 
 static bool stage_card(kvf_space *space) {
@@ -91,6 +97,10 @@ static bool stage_card(kvf_space *space) {
     staged->flags = KVFI_FLAG_CARD;
     staged->tiers = kvfi_store_all_tiers(space->store);
     memcpy(kvfi_staged_payload(staged), identity->text, identity->text_len);
+    if (!kvfi_staged_seal(staged, kvfi_seal_of(identity))) {
+        kvfi_backlog_abandon(&space->store->backlog, staged);
+        return false;
+    }
     kvfi_backlog_commit(&space->store->backlog, staged);
     return true;
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Token ids to block keys: a chain of hashes, so that a key names the whole prefix up to the end of its block.
+ * Token ids to block keys: a chain of hashes, so that a key names the whole prefix up to the end of its block. Keys don't
+ * depend on the secret, so that the same key names a block under the secret of today and under that of yesterday; where a
+ * block lies does.
  */
 #include "record/space.h"
 
 static const char chain_label[] = "kvf1 chain"; /* without its NUL */
 static const char key_label[] = "kvf1 key";
+static const char place_label[] = "kvf1 place";
 
 static void add_tokens(kvfi_sha *sha, const uint32_t *tokens, size_t num) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -25,12 +28,12 @@ size_t kvfi_chain(const kvfi_identity *identity, kvf_key *out, size_t cap, const
     num = num < cap ? num : cap;
     uint8_t link[32];
     kvfi_sha sha;
-    kvfi_sha_init(&sha, &identity->secret);
+    kvfi_sha_init(&sha, NULL);
     kvfi_sha_add(&sha, chain_label, sizeof chain_label - 1);
-    kvfi_sha_add(&sha, identity->digest, 32);
+    kvfi_sha_add(&sha, identity->root, 32);
     kvfi_sha_end(&sha, link);
     for (size_t i = 0; i < num; i++) {
-        kvfi_sha_init(&sha, &identity->secret);
+        kvfi_sha_init(&sha, NULL);
         kvfi_sha_add(&sha, link, 32);
         add_tokens(&sha, tokens + i * step, step);
         kvfi_sha_end(&sha, link);
@@ -41,9 +44,21 @@ size_t kvfi_chain(const kvfi_identity *identity, kvf_key *out, size_t cap, const
 
 void kvfi_key_of(const kvfi_identity *identity, kvf_key *out, const void *engine_hash, size_t len) {
     kvfi_sha sha;
-    kvfi_sha_init(&sha, &identity->secret);
+    kvfi_sha_init(&sha, NULL);
     kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
-    kvfi_sha_add(&sha, identity->digest, 32);
+    kvfi_sha_add(&sha, identity->root, 32);
     kvfi_sha_add(&sha, engine_hash, len);
     kvfi_sha_end(&sha, out->bytes);
+}
+
+void kvfi_address(kvfi_addr *out, const kvfi_identity *identity, const kvf_key *key) {
+    memcpy(out->space, identity->digest, sizeof out->space);
+    out->key = *key;
+    if (identity->secret.set) {
+        kvfi_sha sha;
+        kvfi_sha_init(&sha, &identity->secret);
+        kvfi_sha_add(&sha, place_label, sizeof place_label - 1);
+        kvfi_sha_add(&sha, key->bytes, sizeof key->bytes);
+        kvfi_sha_end(&sha, out->key.bytes);
+    }
 }

@@ -18,13 +18,15 @@ enum {
     AT_PAYLOAD_BYTES = 84,
     AT_RAW_BYTES = 92,
     AT_STORED = 100,
-    AT_ZEROS = 108, /* for versions to come */
+    AT_SALT = 108, /* of a sealed record; else zeros */
     AT_CHECK = 124
 };
 _Static_assert(AT_CHECK + 4 == KVFI_HEADER_BYTES, "the header's own check ends it");
+_Static_assert(AT_SALT + KVFI_SALT_BYTES == AT_CHECK, "the salt fits");
+_Static_assert(AT_FIRST_TOKEN + 8 == AT_PAYLOAD_BYTES, "the veiled fields lie together");
 
 static const uint8_t magic[4] = {'K', 'V', 'F', '2'}; /* version 1, never released, had its checksum in the header */
-static const uint8_t zeros[AT_CHECK - AT_ZEROS];
+static const uint8_t zeros[AT_CHECK - AT_SALT];
 
 static void put16(uint8_t *p, uint16_t v) {
     p[0] = (uint8_t)v;
@@ -47,15 +49,33 @@ void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *heade
     kvfi_put64(out + AT_PAYLOAD_BYTES, header->payload_bytes);
     kvfi_put64(out + AT_RAW_BYTES, header->raw_bytes);
     kvfi_put64(out + AT_STORED, (uint64_t)header->stored_s);
-    memcpy(out + AT_ZEROS, zeros, sizeof zeros);
+    memcpy(out + AT_SALT, zeros, sizeof zeros);
+    if (header->codec == KVFI_CODEC_SEALED) {
+        memcpy(out + AT_FIRST_TOKEN, header->veiled, sizeof header->veiled);
+        memcpy(out + AT_SALT, header->salt, sizeof header->salt);
+    }
     kvfi_put32(out + AT_CHECK, kvfi_xxh32(out, AT_CHECK));
 }
 
 /* The limits of version 2. A header with a valid check that breaks one was written by something that is not version 2.
  */
 static bool within_limits(const kvfi_header *header) {
+    uint64_t max =
+        header->codec == KVFI_CODEC_SEALED ? KVF_MAX_PAYLOAD_BYTES + 4 * KVFI_MAX_TOKENS : KVF_MAX_PAYLOAD_BYTES;
     return header->num_tokens <= KVFI_MAX_TOKENS && header->first_token <= UINT32_MAX - header->num_tokens &&
-           header->payload_bytes <= KVF_MAX_PAYLOAD_BYTES && header->raw_bytes == header->payload_bytes;
+           header->payload_bytes <= max && header->raw_bytes == header->payload_bytes;
+}
+
+/* The parts of the header that mean something else in a sealed record. false: of a codec that is not known. */
+static bool read_codec(kvfi_header *header, const uint8_t in[KVFI_HEADER_BYTES]) {
+    if (header->codec == KVFI_CODEC_PLAIN) {
+        header->first_token = kvfi_get32(in + AT_FIRST_TOKEN);
+        header->num_tokens = kvfi_get32(in + AT_NUM_TOKENS);
+        return memcmp(in + AT_SALT, zeros, sizeof zeros) == 0;
+    }
+    memcpy(header->veiled, in + AT_FIRST_TOKEN, sizeof header->veiled);
+    memcpy(header->salt, in + AT_SALT, sizeof header->salt);
+    return header->codec == KVFI_CODEC_SEALED;
 }
 
 kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYTES]) {
@@ -68,16 +88,13 @@ kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYT
     kvfi_header header = {
         .flags = get16(in + AT_FLAGS),
         .codec = kvfi_get32(in + AT_CODEC),
-        .first_token = kvfi_get32(in + AT_FIRST_TOKEN),
-        .num_tokens = kvfi_get32(in + AT_NUM_TOKENS),
         .payload_bytes = kvfi_get64(in + AT_PAYLOAD_BYTES),
         .raw_bytes = kvfi_get64(in + AT_RAW_BYTES),
         .stored_s = (int64_t)kvfi_get64(in + AT_STORED),
     };
     memcpy(header.addr.space, in + AT_SPACE, 32);
     memcpy(header.addr.key.bytes, in + AT_KEY, 32);
-    if ((header.flags & ~KVFI_FLAG_CARD) != 0 || header.codec != 0 || memcmp(in + AT_ZEROS, zeros, sizeof zeros) != 0 ||
-        !within_limits(&header)) {
+    if ((header.flags & ~KVFI_FLAG_CARD) != 0 || !read_codec(&header, in) || !within_limits(&header)) {
         return KVF_WHY_VERSION;
     }
     *out = header;
@@ -128,6 +145,13 @@ static void checksum_of(uint8_t out[KVFI_SUM_BYTES], const uint8_t *head, uint32
     kvfi_xxh3_end(&sum, out);
 }
 
+static bool sum_fits(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_header *header,
+                     const struct iovec *payload, size_t num_iov) {
+    uint8_t computed[KVFI_SUM_BYTES];
+    checksum_of(computed, head, header->num_tokens, payload, num_iov);
+    return memcmp(computed, sum, sizeof computed) == 0;
+}
+
 void kvfi_record_begin(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, size_t payload_bytes,
                        uint16_t flags, int64_t stored_s) {
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
@@ -168,6 +192,9 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
     kvfi_header header;
     kvf_reason why = kvfi_header_decode(&header, head);
     if (why == KVF_WHY_NONE) {
+        why = kvfi_header_admit(&header, NULL);
+    }
+    if (why == KVF_WHY_NONE) {
         why = header_matches(&header, addr, num_tokens, block->first_token);
     }
     if (why != KVF_WHY_NONE) {
@@ -176,9 +203,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
     if (kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
         return KVF_WHY_TRUNCATED;
     }
-    uint8_t computed[KVFI_SUM_BYTES];
-    checksum_of(computed, head, num_tokens, payload, num_iov);
-    if (memcmp(computed, sum, sizeof computed) != 0) {
+    if (!sum_fits(head, sum, &header, payload, num_iov)) {
         return KVF_WHY_CHECKSUM;
     }
     /* After the checksum, so that damage to a token is called damage, and mended. */
@@ -203,13 +228,182 @@ kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const
     }
     struct iovec payload = {(void *)(uintptr_t)(bytes + KVFI_HEAD_BYTES(header.num_tokens)),
                             (size_t)header.payload_bytes};
-    uint8_t computed[KVFI_SUM_BYTES];
-    checksum_of(computed, bytes, header.num_tokens, &payload, 1);
-    if (memcmp(computed, bytes + len - KVFI_SUM_BYTES, sizeof computed) != 0) {
+    if (header.codec == KVFI_CODEC_PLAIN && !sum_fits(bytes, bytes + len - KVFI_SUM_BYTES, &header, &payload, 1)) {
         return KVF_WHY_CHECKSUM;
     }
     *out = header;
     *out_tokens = bytes + KVFI_HEADER_BYTES;
     *out_payload = bytes + KVFI_HEAD_BYTES(header.num_tokens);
     return KVF_WHY_NONE;
+}
+
+/* ---- sealed records ---- */
+
+void kvfi_seal_init(kvfi_secret *seal, const kvfi_secret *secret) {
+    static const char label[] = "kvf1 seal"; /* without its NUL */
+    uint8_t key[32];
+    kvfi_sha sha;
+    kvfi_sha_init(&sha, secret);
+    kvfi_sha_add(&sha, label, sizeof label - 1);
+    kvfi_sha_end(&sha, key);
+    kvfi_secret_init(seal, key, sizeof key);
+    explicit_bzero(key, sizeof key);
+}
+
+/* HKDF-Expand (RFC 5869) of 40 bytes. */
+void kvfi_record_key_of(kvfi_record_key *out, const kvfi_secret *seal, const kvfi_addr *addr,
+                        const uint8_t salt[KVFI_SALT_BYTES]) {
+    uint8_t second[32];
+    kvfi_sha sha;
+    for (uint8_t count = 1; count <= 2; count++) {
+        kvfi_sha_init(&sha, seal);
+        kvfi_sha_add(&sha, out->key, count == 1 ? 0 : sizeof out->key);
+        kvfi_sha_add(&sha, addr->space, sizeof addr->space);
+        kvfi_sha_add(&sha, addr->key.bytes, sizeof addr->key.bytes);
+        kvfi_sha_add(&sha, salt, KVFI_SALT_BYTES);
+        kvfi_sha_add(&sha, &count, 1);
+        kvfi_sha_end(&sha, count == 1 ? out->key : second);
+    }
+    memcpy(out->veil, second, sizeof out->veil);
+    memcpy(out->salt, salt, KVFI_SALT_BYTES);
+}
+
+static void veil(uint8_t bytes[8], const kvfi_record_key *key) {
+    for (size_t i = 0; i < sizeof key->veil; i++) {
+        bytes[i] ^= key->veil[i];
+    }
+}
+
+static void sealed_header(uint8_t head[KVFI_HEADER_BYTES], const kvfi_record_key *key, const kvfi_addr *addr,
+                          uint32_t first_token, uint32_t num_tokens, uint64_t body_bytes, uint16_t flags,
+                          int64_t stored_s) {
+    kvfi_header header = {.flags = flags,
+                          .codec = KVFI_CODEC_SEALED,
+                          .addr = *addr,
+                          .payload_bytes = body_bytes,
+                          .raw_bytes = body_bytes,
+                          .stored_s = stored_s};
+    memcpy(header.salt, key->salt, sizeof header.salt);
+    kvfi_put32(header.veiled, first_token);
+    kvfi_put32(header.veiled + 4, num_tokens);
+    veil(header.veiled, key);
+    kvfi_header_encode(head, &header);
+}
+
+bool kvfi_sealed_write(uint8_t head[KVFI_HEADER_BYTES], uint8_t *body, uint8_t tag[KVFI_SUM_BYTES],
+                       const kvfi_record_key *key, const kvfi_addr *addr, const kvf_block *block,
+                       const struct iovec *payload, size_t num_iov, uint16_t flags, int64_t stored_s) {
+    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
+    size_t token_bytes = 4 * (size_t)num_tokens;
+    uint8_t *to = body != NULL ? body : head + KVFI_HEADER_BYTES;
+    kvfi_gcm gcm;
+    put_tokens(to, block->tokens, num_tokens);
+    sealed_header(head, key, addr, block->first_token, num_tokens, token_bytes + kvfi_iov_bytes(payload, num_iov),
+                  flags, stored_s);
+    (void)kvfi_gcm_begin(&gcm, false, key->key, head, AT_CHECK);
+    kvfi_gcm_add(&gcm, to, to, token_bytes);
+    to += token_bytes;
+    for (size_t i = 0; i < num_iov; i++) {
+        kvfi_gcm_add(&gcm, body != NULL ? to : payload[i].iov_base, payload[i].iov_base, payload[i].iov_len);
+        to += payload[i].iov_len;
+    }
+    return kvfi_gcm_end(&gcm, tag);
+}
+
+static kvf_reason unveil(kvfi_header *header, kvfi_record_key *key, const kvfi_secret *seal) {
+    uint8_t bytes[8];
+    memcpy(bytes, header->veiled, sizeof bytes);
+    kvfi_record_key_of(key, seal, &header->addr, header->salt);
+    veil(bytes, key);
+    header->first_token = kvfi_get32(bytes);
+    header->num_tokens = kvfi_get32(bytes + 4);
+    if (header->num_tokens > KVFI_MAX_TOKENS || header->first_token > UINT32_MAX - header->num_tokens ||
+        4 * (uint64_t)header->num_tokens > header->payload_bytes) {
+        return KVF_WHY_CHECKSUM;
+    }
+    header->payload_bytes -= 4 * (uint64_t)header->num_tokens;
+    header->raw_bytes = header->payload_bytes;
+    return header->payload_bytes <= KVF_MAX_PAYLOAD_BYTES ? KVF_WHY_NONE : KVF_WHY_CHECKSUM;
+}
+
+kvf_reason kvfi_header_admit(kvfi_header *header, const kvfi_secret *seal) {
+    kvfi_record_key key;
+    if (header->codec != (seal != NULL ? KVFI_CODEC_SEALED : KVFI_CODEC_PLAIN)) {
+        return KVF_WHY_VERSION; /* a plain record can be anybody's, and a sealed one can't be read */
+    }
+    kvf_reason why = seal != NULL ? unveil(header, &key, seal) : KVF_WHY_NONE;
+    explicit_bzero(&key, sizeof key);
+    return why;
+}
+
+static void wipe(const struct iovec *iov, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        if (iov[i].iov_len > 0) {
+            memset(iov[i].iov_base, 0, iov[i].iov_len);
+        }
+    }
+}
+
+static kvf_reason open_pieces(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kvfi_record_key *key,
+                              uint32_t num_tokens, const struct iovec *payload, size_t num_iov) {
+    kvfi_gcm gcm;
+    struct iovec tokens = {head + KVFI_HEADER_BYTES, 4 * (size_t)num_tokens};
+    bool began = kvfi_gcm_begin(&gcm, true, key->key, head, AT_CHECK);
+    kvfi_gcm_add(&gcm, tokens.iov_base, tokens.iov_base, tokens.iov_len);
+    for (size_t i = 0; i < num_iov; i++) {
+        kvfi_gcm_add(&gcm, payload[i].iov_base, payload[i].iov_base, payload[i].iov_len);
+    }
+    if (kvfi_gcm_end(&gcm, tag)) {
+        return KVF_WHY_NONE;
+    }
+    wipe(&tokens, 1);
+    wipe(payload, num_iov);
+    return began ? KVF_WHY_CHECKSUM : KVF_WHY_NOMEM;
+}
+
+kvf_reason kvfi_record_open(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block,
+                            const struct iovec *payload, size_t num_iov, const kvfi_secret *seal) {
+    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
+    kvfi_record_key key;
+    kvfi_header header;
+    kvf_reason why = kvfi_header_decode(&header, head);
+    if (why == KVF_WHY_NONE && header.codec != KVFI_CODEC_SEALED) {
+        why = KVF_WHY_VERSION;
+    }
+    if (why == KVF_WHY_NONE && memcmp(&header.addr, addr, sizeof *addr) != 0) {
+        why = KVF_WHY_OTHER_SPACE;
+    }
+    if (why != KVF_WHY_NONE) {
+        return why;
+    }
+    why = unveil(&header, &key, seal);
+    if (why == KVF_WHY_NONE) {
+        why = header_matches(&header, addr, num_tokens, block->first_token);
+    }
+    if (why == KVF_WHY_NONE && kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
+        why = KVF_WHY_TRUNCATED;
+    }
+    if (why == KVF_WHY_NONE) {
+        why = open_pieces(head, tag, &key, num_tokens, payload, num_iov);
+    }
+    if (why == KVF_WHY_NONE && !same_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens)) {
+        why = KVF_WHY_OTHER_TOKENS;
+    }
+    explicit_bzero(&key, sizeof key);
+    return why;
+}
+
+kvf_reason kvfi_record_open_value(kvfi_header *header, const uint8_t **out_tokens, const uint8_t **out_payload,
+                                  void *value, size_t len, const kvfi_secret *seal) {
+    uint8_t *bytes = value;
+    kvfi_record_key key;
+    kvf_reason why = unveil(header, &key, seal);
+    if (why == KVF_WHY_NONE) {
+        struct iovec payload = {bytes + KVFI_HEAD_BYTES(header->num_tokens), (size_t)header->payload_bytes};
+        why = open_pieces(bytes, bytes + len - KVFI_SUM_BYTES, &key, header->num_tokens, &payload, 1);
+        *out_tokens = bytes + KVFI_HEADER_BYTES;
+        *out_payload = payload.iov_base;
+    }
+    explicit_bzero(&key, sizeof key);
+    return why;
 }

@@ -3,6 +3,7 @@
  * The record: one block as it lies in a store. Pure: no I/O, no allocation. docs/record-format.md is the specification.
  *
  *   header (128 bytes) | token ids (4 bytes each) | payload | checksum (16 bytes)
+ *   header (128 bytes) | token ids and payload, sealed       | tag (16 bytes)
  *
  * The checksum ends the record, so that a writer can hash each piece just before it sends it. It covers the header too:
  * the end of one record never fits the beginning of another.
@@ -25,15 +26,21 @@ typedef struct kvfi_addr {
     kvf_key key;
 } kvfi_addr;
 
+enum { KVFI_CODEC_PLAIN = 0, KVFI_CODEC_SEALED = 1 };
+#define KVFI_SALT_BYTES 16u
+
 enum { KVFI_FLAG_CARD = 1 }; /* the payload is a space card: the fields of the space as text, not a block */
 
 typedef struct kvfi_header {
     uint16_t flags;
-    uint32_t codec; /* 0 = stored as it is; nothing else is known to version 1 */
+    uint32_t codec; /* KVFI_CODEC_... */
     kvfi_addr addr;
     uint32_t first_token, num_tokens;
-    uint64_t payload_bytes, raw_bytes; /* equal with codec 0 */
+    uint64_t payload_bytes, raw_bytes; /* equal */
     int64_t stored_s;
+    /* Of a sealed record. Until kvfi_header_admit has unveiled it, first_token and num_tokens are 0 and payload_bytes
+     * counts the tokens, too. */
+    uint8_t salt[KVFI_SALT_BYTES], veiled[8];
 } kvfi_header;
 
 void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *);
@@ -62,9 +69,42 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
                              const kvf_block *block, const struct iovec *payload, size_t num_iov);
 
 /* kvfi_record_parse checks a whole value of unknown content (verify, borrow): header, lengths, checksum. Outputs point
- * into `value`. */
+ * into `value`. Of a sealed record, which out->codec says, only header and length are checked, and the payload is the
+ * sealed bytes. */
 kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload,
                              const void *value, size_t len);
+
+/* ---- sealed records: codec 1, tokens and payload under AES-256-GCM, its tag in place of the checksum */
+
+/* kvfi_seal_init makes what records are sealed under from a tenant's secret. */
+void kvfi_seal_init(kvfi_secret *seal, const kvfi_secret *secret);
+
+/* What one record is sealed with: a key of its own, by place and salt. The salt is random for each writing. */
+typedef struct kvfi_record_key {
+    uint8_t key[32], veil[8], salt[KVFI_SALT_BYTES];
+} kvfi_record_key;
+void kvfi_record_key_of(kvfi_record_key *, const kvfi_secret *seal, const kvfi_addr *,
+                        const uint8_t salt[KVFI_SALT_BYTES]);
+
+/* kvfi_sealed_write writes a whole record: header to `head`; tokens and payload, sealed, to `body` or, where that is
+ * NULL, in place: the tokens then lie behind the header already; the tag to `tag`. Of the block, tokens, num_tokens and
+ * first_token are used. false without memory: then the record must not be used, nor what was sealed in place. */
+bool kvfi_sealed_write(uint8_t head[KVFI_HEADER_BYTES], uint8_t *body, uint8_t tag[KVFI_SUM_BYTES],
+                       const kvfi_record_key *, const kvfi_addr *, const kvf_block *block, const struct iovec *payload,
+                       size_t num_iov, uint16_t flags, int64_t stored_s);
+
+/* kvfi_header_admit decides whether a record with this header may be used where records are sealed under `seal` (NULL:
+ * not sealed): KVF_WHY_VERSION for the other codec. It unveils a sealed header: first_token, num_tokens and
+ * payload_bytes become true; KVF_WHY_CHECKSUM where they can't be. Only kvfi_record_open proves them. */
+kvf_reason kvfi_header_admit(kvfi_header *, const kvfi_secret *seal);
+
+/* kvfi_record_open is kvfi_record_check for records that are sealed under `seal`; tokens and payload are opened where
+ * they lie. What fails its tag is wiped. KVF_WHY_NOMEM: not even tried. */
+kvf_reason kvfi_record_open(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kvfi_addr *, const kvf_block *block,
+                            const struct iovec *payload, size_t num_iov, const kvfi_secret *seal);
+/* kvfi_record_open_value opens a whole value that kvfi_record_parse found to be sealed, in place, whatever block it is. */
+kvf_reason kvfi_record_open_value(kvfi_header *header, const uint8_t **out_tokens, const uint8_t **out_payload,
+                                  void *value, size_t len, const kvfi_secret *seal);
 
 /* kvfi_card_key is where the card of a space lies: SHA-256("kvf1 card" || digest). Never keyed, so that an operator
  * finds it. */

@@ -103,15 +103,15 @@ static void hash_text(kvfi_sha *sha, const char *text, size_t len) {
     kvfi_sha_add(sha, text, len);
 }
 
-static void digest_of(kvfi_identity *identity, const item *items, size_t num) {
+static void digest_of(uint8_t out[32], const kvfi_secret *secret, const item *items, size_t num) {
     kvfi_sha sha;
-    kvfi_sha_init(&sha, &identity->secret);
+    kvfi_sha_init(&sha, secret);
     kvfi_sha_add(&sha, space_label, sizeof space_label);
     for (size_t i = 0; i < num; i++) {
         hash_text(&sha, items[i].name, items[i].name_len);
         hash_text(&sha, items[i].value, items[i].value_len);
     }
-    kvfi_sha_end(&sha, identity->digest);
+    kvfi_sha_end(&sha, out);
 }
 
 static kvf_status write_text(kvfi_identity *identity, kvf_error *err, const item *items, size_t num) {
@@ -155,7 +155,10 @@ static kvf_status take_options(kvfi_identity *identity, kvf_error *err, const kv
         return kvfi_fail(err, KVF_LIMIT, "the secret of a space is empty: give NULL for none");
     }
     identity->block_tokens = block_tokens;
-    kvfi_secret_init(&identity->secret, secret_len == 0 ? NULL : options->secret, secret_len);
+    if (secret_len > 0) {
+        kvfi_secret_init(&identity->secret, options->secret, secret_len);
+        kvfi_seal_init(&identity->seal, &identity->secret);
+    }
     return KVF_OK;
 }
 
@@ -177,7 +180,8 @@ static kvf_status init(kvfi_identity *identity, kvf_error *err, const kvf_field 
         num++;
     }
     KVFI_TRY(check_mandatory(err, items, num));
-    digest_of(identity, items, num);
+    digest_of(identity->digest, &identity->secret, items, num);
+    digest_of(identity->root, NULL, items, num);
     return write_text(identity, err, items, num);
 }
 

@@ -7,8 +7,8 @@
 #ifndef KVFI_SPACE_H
 #define KVFI_SPACE_H
 
-#include "base/base.h"
 #include "kvferry/space.h"
+#include "record/record.h"
 
 #define KVFI_MAX_FIELDS           64u
 #define KVFI_MAX_NAME_BYTES       64u
@@ -18,8 +18,10 @@
 #define KVFI_DEFAULT_BLOCK_TOKENS 256u
 
 typedef struct kvfi_identity {
-    uint8_t digest[32];
+    uint8_t digest[32]; /* names the space in a store; keyed where there is a secret */
+    uint8_t root[32];   /* the same without the secret: where chains begin */
     kvfi_secret secret; /* of the tenant; cleansed by cleanup */
+    kvfi_secret seal;   /* what records are sealed under; not set without a secret */
     uint32_t block_tokens;
     char *text; /* the fields as "name=value\n", sorted by name, "block_tokens" too: what a space card holds */
     size_t text_len;
@@ -32,6 +34,13 @@ typedef struct kvfi_identity {
 kvf_status kvfi_identity_init(kvfi_identity *out, kvf_error *, const kvf_field *fields, size_t num_fields,
                               const kvf_space_options *options);
 void kvfi_identity_cleanup(kvfi_identity *);
+
+/* kvfi_address is where the block with this key lies in a store: its key there, too, is keyed where there is a secret. */
+void kvfi_address(kvfi_addr *out, const kvfi_identity *, const kvf_key *key);
+/* What records of this space are sealed under, or NULL. */
+static inline const kvfi_secret *kvfi_seal_of(const kvfi_identity *identity) {
+    return identity->seal.set ? &identity->seal : NULL;
+}
 
 /* kvf_chain and kvf_key_of over an identity; they don't block, allocate or fail. */
 size_t kvfi_chain(const kvfi_identity *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens);

@@ -112,6 +112,12 @@ static void draw(saver *s) {
         s->dry = true;
         return;
     }
+    kvf_reason why = kvfi_feed_prepare(s->feed, s->item);
+    if (why != KVF_WHY_NONE) {
+        kvfi_feed_done(s->feed, s->item, KVF_MISS, why);
+        s->item = NULL;
+        return;
+    }
     if (s->conn->room != NULL) {
         atomic_fetch_sub_explicit(s->conn->room, (int64_t)s->item->bytes, memory_order_relaxed);
     }
@@ -137,7 +143,7 @@ static bool offer(saver *s) {
     if (out == NULL || s->num + 1 >= RING || !kvfi_conn_body_sent(s->conn)) {
         return false;
     }
-    if (s->item == NULL && !s->dry) {
+    while (s->item == NULL && !s->dry) {
         draw(s);
     }
     if (s->item == NULL) {

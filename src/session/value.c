@@ -141,6 +141,9 @@ static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uin
     if (why == KVF_WHY_NONE && (memcmp(&header.addr, addr, sizeof *addr) != 0 || header.num_tokens != 0)) {
         why = KVF_WHY_OTHER_SPACE;
     }
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_header_admit(&header, NULL);
+    }
     if (why != KVF_WHY_NONE) {
         return outcome(call->err, KVF_MISS, why);
     }

@@ -73,7 +73,8 @@ static char *read_card(kvfi_tier *tier, const kvfi_addr *addr) {
     uint64_t round_trips = 0;
     tier->ops->peek(tier, addr, 1, &peek, &round_trips, kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000));
     if (peek.why != KVF_WHY_NONE || kvfi_header_decode(&header, peek.header) != KVF_WHY_NONE ||
-        header.payload_bytes > (1u << 20) || header.num_tokens != 0) {
+        kvfi_header_admit(&header, NULL) != KVF_WHY_NONE || header.payload_bytes > (1u << 20) ||
+        header.num_tokens != 0) {
         return NULL;
     }
     size_t len = (size_t)header.payload_bytes;

@@ -128,15 +128,47 @@ static void take_group(kvfi_backlog *backlog, group *g) {
     }
 }
 
-static void prepare(kvfi_item *item) {
-    const kvfi_staged *staged = item->user;
+bool kvfi_staged_seal(kvfi_staged *staged, const kvfi_secret *seal) {
+    uint8_t salt[KVFI_SALT_BYTES];
+    if (seal == NULL) {
+        return true;
+    }
+    if (kvfi_sys->random(salt, sizeof salt) != 0) {
+        return false;
+    }
+    kvfi_record_key_of(&staged->key, seal, &staged->addr, salt);
+    staged->seals = true;
+    return true;
+}
+
+/* In place, and once: a key is good for one record, and bytes that are sealed already would be opened by it. */
+static kvf_reason seal_record(kvfi_item *item, kvfi_staged *staged, const kvf_block *block, int64_t now_s) {
+    struct iovec payload = {kvfi_staged_payload(staged), staged->payload_bytes};
+    uint8_t *tag = kvfi_staged_payload(staged) + staged->payload_bytes;
+    if (staged->spoiled) {
+        return KVF_WHY_NOMEM;
+    }
+    staged->spoiled = !kvfi_sealed_write(kvfi_staged_head(staged), NULL, tag, &staged->key, &staged->addr, block,
+                                         &payload, 1, staged->flags, now_s);
+    explicit_bzero(&staged->key, sizeof staged->key);
+    item->unsealed = staged->spoiled;
+    return staged->spoiled ? KVF_WHY_NOMEM : KVF_WHY_NONE;
+}
+
+static kvf_reason prepare(kvfi_item *item) {
+    kvfi_staged *staged = item->user;
     uint8_t *head = kvfi_staged_head(staged);
     /* kvfi_backlog_commit's caller left the tokens at their place in the head. */
     kvf_block block = {.tokens =
                            staged->num_tokens > 0 ? (const uint32_t *)(const void *)(head + KVFI_HEADER_BYTES) : NULL,
                        .num_tokens = staged->num_tokens,
                        .first_token = staged->first_token};
-    kvfi_record_begin(head, &staged->addr, &block, staged->payload_bytes, staged->flags, kvfi_sys->wall_us() / 1000000);
+    int64_t now_s = kvfi_sys->wall_us() / 1000000;
+    if (staged->seals) {
+        return seal_record(item, staged, &block, now_s);
+    }
+    kvfi_record_begin(head, &staged->addr, &block, staged->payload_bytes, staged->flags, now_s);
+    return KVF_WHY_NONE;
 }
 
 static void fill_item(group *g, size_t at, size_t number) {
@@ -163,8 +195,14 @@ static bool may_be_there(kvf_store *store, const kvfi_staged *staged) {
 
 static bool is_the_record(const kvfi_peek *peek, const kvfi_staged *staged) {
     kvfi_header header;
-    return peek->why == KVF_WHY_NONE && kvfi_header_decode(&header, peek->header) == KVF_WHY_NONE &&
-           memcmp(&header.addr, &staged->addr, sizeof staged->addr) == 0 && header.num_tokens == staged->num_tokens &&
+    if (peek->why != KVF_WHY_NONE || kvfi_header_decode(&header, peek->header) != KVF_WHY_NONE ||
+        memcmp(&header.addr, &staged->addr, sizeof staged->addr) != 0) {
+        return false;
+    }
+    if (staged->seals) { /* how many of its bytes are tokens it does not say */
+        return header.codec == KVFI_CODEC_SEALED && kvfi_record_bytes(&header) == kvfi_staged_bytes(staged);
+    }
+    return header.codec == KVFI_CODEC_PLAIN && header.num_tokens == staged->num_tokens &&
            header.payload_bytes == staged->payload_bytes;
 }
 

@@ -30,7 +30,10 @@ typedef struct kvfi_staged {
     uint16_t flags; /* KVFI_FLAG_... */
     uint8_t tiers;  /* bit t: to be written to tier t */
     bool sealed;    /* it is a whole record already: a promotion, or written to another tier before */
-    bool lent;      /* a server may still read it (kvfi_item.lent): not used again, but given back to the system */
+    bool seals;     /* to be sealed with `key`; then `key` is used up */
+    bool spoiled;   /* it could not be sealed: what lies here is of no use any more */
+    kvfi_record_key key;
+    bool lent; /* a server may still read it (kvfi_item.lent): not used again, but given back to the system */
 } kvfi_staged;
 
 typedef struct kvfi_writer {
@@ -61,6 +64,8 @@ void kvfi_backlog_cleanup(kvfi_backlog *);
 /* A buffer for a payload of that size, or KVF_AGAIN (no room within the bound), KVF_NOMEM, KVF_CLOSED. */
 kvf_status kvfi_backlog_reserve(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens);
 void kvfi_backlog_abandon(kvfi_backlog *, kvfi_staged *);
+/* It is to be sealed under `seal` (NULL: not), at the address that it has. false: no random bytes. */
+bool kvfi_staged_seal(kvfi_staged *, const kvfi_secret *seal);
 /* Queues it. Takes the buffer over in any case. */
 void kvfi_backlog_commit(kvfi_backlog *, kvfi_staged *);
 /* Waits until nothing is pending; false when the deadline came first. */

@@ -37,15 +37,22 @@ kvfi_item *kvfi_feed_draw(kvfi_feed *feed) {
     if (is_unwanted(feed, index)) {
         return NULL;
     }
-    kvfi_item *item = &feed->items[index];
-    if (item->unsealed) {
-        feed->prepare(item);
-    }
-    return item;
+    return &feed->items[index];
+}
+
+kvf_reason kvfi_feed_prepare(kvfi_feed *feed, kvfi_item *item) {
+    return item->unsealed ? feed->prepare(item) : KVF_WHY_NONE;
 }
 
 kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
-    kvfi_item *item = kvfi_feed_draw(feed);
+    kvfi_item *item = NULL;
+    while ((item = kvfi_feed_draw(feed)) != NULL) {
+        kvf_reason why = kvfi_feed_prepare(feed, item);
+        if (why == KVF_WHY_NONE) {
+            break;
+        }
+        kvfi_feed_done(feed, item, KVF_MISS, why);
+    }
     if (item != NULL && item->unsealed) {
         kvfi_item_seal(item);
     }
@@ -83,6 +90,9 @@ void kvfi_feed_done(kvfi_feed *feed, kvfi_item *item, kvf_status status, kvf_rea
     }
     if (status != KVF_OK && feed->again != NULL && feed->again(feed, item)) {
         return;
+    }
+    if (feed->release != NULL) {
+        feed->release(item);
     }
     item->status = status;
     item->why = why;

@@ -198,17 +198,37 @@ static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put
 
 /* ---- get ---- */
 
+/* What was sealed has been opened where it lies, and is sealed anew. */
+static bool seal_again(kvfi_staged *staged, const kvfi_item *item, const kvfi_secret *seal) {
+    kvfi_header header;
+    if (kvfi_header_decode(&header, item->iov[0].iov_base) != KVF_WHY_NONE ||
+        kvfi_header_admit(&header, item->seal) != KVF_WHY_NONE) {
+        return false;
+    }
+    staged->first_token = header.first_token;
+    staged->flags = header.flags;
+    return kvfi_staged_seal(staged, seal);
+}
+
 void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
-    uint8_t faster = (uint8_t)((1u << from) - 1);
+    kvfi_store_copy(store, item, &item->addr, item->seal, (uint8_t)((1u << from) - 1));
+}
+
+void kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *to_addr, const kvfi_secret *seal,
+                     uint8_t tiers) {
     size_t head = item->iov[0].iov_len;
     kvfi_staged *staged = NULL;
     if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, KVFI_MAX_TOKENS) !=
         KVF_OK) {
         return;
     }
-    staged->addr = item->addr;
-    staged->tiers = faster;
-    staged->sealed = true;
+    staged->addr = *to_addr;
+    staged->tiers = tiers;
+    staged->sealed = seal == NULL;
+    if (seal != NULL && !seal_again(staged, item, seal)) {
+        kvfi_backlog_abandon(&store->backlog, staged);
+        return;
+    }
     staged->num_tokens = (uint32_t)((head - KVFI_HEADER_BYTES) / 4);
     memcpy(kvfi_staged_head(staged), item->iov[0].iov_base, head);
     uint8_t *to = kvfi_staged_payload(staged);
@@ -219,10 +239,10 @@ void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
     kvfi_backlog_commit(&store->backlog, staged);
 }
 
-static void note_got(kvf_store *store, const kvfi_item *item, size_t tier) {
+static void note_got(kvf_store *store, const kvfi_item *item, size_t tier, bool stays) {
     if (item->status == KVF_OK) {
         kvfi_known_add(&store->known, &item->addr.key, (uint8_t)(1u << tier));
-        if (tier > 0) {
+        if (tier > 0 && !stays) {
             kvfi_store_promote(store, item, tier);
         }
     }
@@ -230,10 +250,10 @@ static void note_got(kvf_store *store, const kvfi_item *item, size_t tier) {
 
 /* The only tier, or the first when every item may be there: no copies of items. */
 static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
-    feed->last = true;
+    feed->last = !feed->once_more;
     run_feed(store->load_pool, store->tiers[tier], feed, false);
     for (size_t i = 0; i < feed->num; i++) {
-        note_got(store, &feed->items[i], tier);
+        note_got(store, &feed->items[i], tier, feed->stays);
     }
 }
 
@@ -259,14 +279,14 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     feed.items = subset;
     feed.num = num;
     feed.prefix = all->prefix && last;
-    feed.last = last;
+    feed.last = last && !all->once_more;
     if (num > 0) {
         run_feed(store->load_pool, store->tiers[tier], &feed, false);
     }
     for (size_t i = 0; i < num; i++) {
         all->items[from[i]].status = subset[i].status;
         all->items[from[i]].why = subset[i].why;
-        note_got(store, &subset[i], tier);
+        note_got(store, &subset[i], tier, all->stays);
     }
     kvfi_free(subset);
 }

@@ -61,6 +61,9 @@ void kvfi_store_get(kvf_store *, kvfi_feed *);
 /* kvfi_store_promote sends a copy of a value that tier `from` had to the faster ones, in the background, if there is
  * room in the backlog. */
 void kvfi_store_promote(kvf_store *, const kvfi_item *, size_t from);
+/* kvfi_store_copy sends a copy of an item that was loaded to these tiers, in the background, under another address and,
+ * unless it is NULL, sealed under `seal`. An item that is sealed is copied under a seal only. */
+void kvfi_store_copy(kvf_store *, const kvfi_item *, const kvfi_addr *to, const kvfi_secret *seal, uint8_t tiers);
 
 /* What became of one value that goes to several tiers. */
 typedef struct kvfi_put_outcome {

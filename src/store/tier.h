@@ -31,8 +31,10 @@ struct kvfi_item {
                   be written to again. (It may be given back to the system.) */
     kvf_status status; /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
     kvf_reason why;
-    size_t number; /* its place in the batch of the layer above */
-    void *user;    /* of the layer above */
+    size_t number;           /* its place in the batch of the layer above */
+    void *user;              /* of the layer above */
+    void *cover;             /* the same */
+    const kvfi_secret *seal; /* what its record is sealed under; NULL = not sealed */
 };
 
 /* Somebody looks while the items come, and may want fewer of them than he asked for. */
@@ -60,13 +62,16 @@ typedef struct kvfi_feed {
     /* Called by kvfi_feed_done for an item whose bytes have all landed; the answer is the item's reason. On the thread
      * that read it, while it is warm in its cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
-    /* Called for an unsealed item that is handed out, on the thread that will send it: writes its header. NULL where no
-     * item is unsealed. */
-    void (*prepare)(kvfi_item *);
+    /* Called for an unsealed item before it is sent, on the thread that will send it: writes its header, or the whole
+     * record, which then is not unsealed any more. NULL where no item is unsealed. */
+    kvf_reason (*prepare)(kvfi_item *);
+    void (*release)(kvfi_item *); /* called when the item is over, before its status is written; NULL = never */
     /* Nothing more is handed out once it is true, and what is far from over is given up; NULL = never */
     const atomic_bool *cancelled;
     kvfi_watch *watch; /* NULL = nobody looks */
     bool last;         /* what is missing here is in no other tier */
+    bool once_more;    /* what is missing is asked for in another way afterwards, so it is not missed yet */
+    bool stays;        /* what a slower tier has is not copied up */
     /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three: it is
      * a whole one. */
     const uint32_t *order;   /* numbers of its items, ascending */
@@ -81,6 +86,9 @@ kvfi_item *kvfi_feed_next(kvfi_feed *);
 /* The same, but an unsealed item stays so: for who hashes it piece by piece as it is sent (seal.h), or does not send it
  * at all. */
 kvfi_item *kvfi_feed_draw(kvfi_feed *);
+/* An item that was drawn is going to be sent: its header is written, or all of it. After anything but KVF_WHY_NONE it
+ * can't be sent, and is given back with that reason. */
+kvf_reason kvfi_feed_prepare(kvfi_feed *, kvfi_item *);
 /* Nothing more will be handed out, as far as that can be told without taking an item. */
 bool kvfi_feed_is_dry(const kvfi_feed *);
 void kvfi_feed_done(kvfi_feed *, kvfi_item *, kvf_status, kvf_reason);

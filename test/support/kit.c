@@ -33,8 +33,13 @@ kvf_store *kvft_store2(const char *fast, const char *slow) {
 }
 
 kvf_space *kvft_space(kvf_store *store, const char *model, uint32_t block_tokens) {
+    return kvft_sealed_space(store, model, block_tokens, getenv("KVFT_SECRET"));
+}
+
+kvf_space *kvft_sealed_space(kvf_store *store, const char *model, uint32_t block_tokens, const char *secret) {
     kvf_field fields[] = {{"engine", "test"}, {"model", model}, {"kv", "f16"}};
-    kvf_space_options options = {.struct_size = sizeof options, .block_tokens = block_tokens};
+    kvf_space_options options = {.struct_size = sizeof options, .block_tokens = block_tokens, .secret = secret};
+    options.secret_len = secret != NULL ? strlen(secret) : 0;
     kvf_space *space = NULL;
     kvf_error err = {0};
     if (kvf_space_open(&space, &err, store, fields, 3, &options) != KVF_OK) {

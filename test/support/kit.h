@@ -11,6 +11,8 @@
 kvf_store *kvft_store(const char *url);
 kvf_store *kvft_store2(const char *fast, const char *slow);
 kvf_space *kvft_space(kvf_store *, const char *model, uint32_t block_tokens);
+/* The same with a secret; NULL = none. */
+kvf_space *kvft_sealed_space(kvf_store *store, const char *model, uint32_t block_tokens, const char *secret);
 
 /* A prompt of `num_blocks` blocks and the memory of their payloads; everything follows from the seed. */
 typedef struct kvft_prompt {

@@ -30,13 +30,18 @@ static void check_golden(const char *secret, const char *const names[3]) {
     memset(keys, 0xee, sizeof keys);
     assert_int_equal(kvfi_chain(&identity, keys, 3, tokens, 40), 2); /* the rest of 8 tokens is no block */
     for (int i = 0; i < 2; i++) {
+        kvfi_addr addr;
         kvft_golden_vector(names[i], golden);
-        assert_memory_equal(keys[i].bytes, golden, 32);
+        kvfi_address(&addr, &identity, &keys[i]);
+        assert_memory_equal(addr.key.bytes, golden, 32);
+        assert_memory_equal(addr.space, identity.digest, 32);
     }
     assert_int_equal(keys[2].bytes[0], 0xee);
     kvft_golden_vector(names[2], golden);
     kvfi_key_of(&identity, &other, "an engine's own hash", 20);
-    assert_memory_equal(other.bytes, golden, 32);
+    kvfi_addr at;
+    kvfi_address(&at, &identity, &other);
+    assert_memory_equal(at.key.bytes, golden, 32);
     kvfi_identity_cleanup(&identity);
 }
 

@@ -177,7 +177,7 @@ static void change_flags(kvfi_header *h) {
     h->flags = 0x8000;
 }
 static void change_codec(kvfi_header *h) {
-    h->codec = 1;
+    h->codec = 2;
 }
 static void change_raw(kvfi_header *h) {
     h->raw_bytes = 2000;

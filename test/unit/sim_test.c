@@ -111,7 +111,7 @@ static void live(void) {
         fail_msg("seed %llu: %s", (unsigned long long)seed, err.what);
     }
     if (status == KVF_OK) {
-        kvf_space *space = kvft_space(store, "m", 16);
+        kvf_space *space = kvft_sealed_space(store, "m", 16, seed % 2 == 0 ? NULL : "a tenant's secret");
         kvft_prompt *p = kvft_prompt_new(space, 1, BLOCKS, payload);
         for (int i = 0; i < 10; i++) {
             uint32_t budget_ms = 1u << kvft_random(&random) % 11;
@@ -125,8 +125,10 @@ static void live(void) {
                 look_up(space, p, budget_ms * 1000);
             } else {
                 uint8_t digest[32];
+                kvf_key key;
                 kvf_space_digest(space, digest);
-                status = kvf_remove(store, &err, digest, &p->keys[kvft_random(&random) % BLOCKS]);
+                kvf_stored_key(space, &key, &p->keys[kvft_random(&random) % BLOCKS]);
+                status = kvf_remove(store, &err, digest, &key);
                 kvft_sim_sleep_ms((int64_t)(kvft_random(&random) % 300));
             }
         }
