@@ -69,6 +69,7 @@ typedef struct kvfcli_engine {
     struct llama_model *model;
     const struct llama_vocab *vocab;
     struct llama_context *ctx;
+    struct llama_model_params model_params;
     struct llama_context_params params;
     kvf_llama *kv; /* NULL: this context is refused, for the reason in `refused` */
     kvfcli_bar bar;

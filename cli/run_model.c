@@ -97,13 +97,14 @@ static const char *unfit(const struct llama_model *model) {
 }
 
 int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options) {
-    struct llama_model_params params = llama_model_default_params();
+    struct llama_model_params *params = &engine->model_params;
     int64_t began = kvfcli_now_us();
-    params.progress_callback = on_model_progress;
-    params.progress_callback_user_data = engine;
+    *params = llama_model_default_params();
+    params->progress_callback = on_model_progress;
+    params->progress_callback_user_data = engine;
     kvfcli_watch_llama(options->verbose);
     kvfcli_bar_start(&engine->bar, "loading the model", " %", options->quiet);
-    engine->model = llama_model_load_from_file(options->model, params);
+    engine->model = llama_model_load_from_file(options->model, *params);
     kvfcli_bar_end(&engine->bar);
     if (engine->model == NULL && kvfcli_interrupted()) {
         return KVFCLI_INTERRUPTED;
@@ -219,6 +220,7 @@ void kvfcli_attach(kvfcli_engine *engine, kvf_store *store, const kvfcli_run_opt
         .scratch_seq = KVFCLI_SCRATCH_SEQ,
         .model_path = options->model,
         .context_params = &engine->params,
+        .model_params = &engine->model_params,
         .budget_ms = options->budget_ms,
         .portable = options->portable,
         .progress = on_prefill_progress,

@@ -285,10 +285,12 @@ static void quiet(enum ggml_log_level level, const char *text, void *ctx) {
 static kvf_llama *attach(bench *b, const struct llama_context_params *params, kvf_store *store, int side) {
     kvf_error err = {0};
     kvf_llama *kv = NULL;
+    const struct llama_model_params model_params = llama_model_default_params();
     const kvf_llama_options options = {.struct_size = sizeof options,
                                        .scratch_seq = 1 + side,
                                        .model_path = getenv("KVF_MODEL"),
                                        .context_params = params,
+                                       .model_params = &model_params,
                                        .block_tokens = BLOCK_TOKENS};
     if (kvf_llama_attach(&kv, &err, store, b->ctx, &options) != KVF_OK) {
         die(err.what);

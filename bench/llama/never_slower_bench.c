@@ -110,10 +110,12 @@ static double gain_of(const point *p) {
 static way attach(bench *b, const char *url, uint32_t budget_ms) {
     way w = {.store = kvft_store(url)};
     kvf_error err = {0};
+    const struct llama_model_params model_params = llama_model_default_params();
     kvf_llama_options options = {.struct_size = sizeof options,
                                  .scratch_seq = (llama_seq_id)b->plain.params.n_seq_max - 1,
                                  .model_path = getenv("KVF_MODEL"),
                                  .context_params = &b->plain.params,
+                                 .model_params = &model_params,
                                  .block_tokens = BLOCK,
                                  .budget_ms = budget_ms};
     if (kvf_llama_attach(&w.kv, &err, w.store, b->plain.ctx, &options) != KVF_OK) {

@@ -79,11 +79,22 @@ static kvf_status check_options(kvf_error *err, const kvf_store *store, const kv
         return kvfl_fail(err, KVF_LIMIT,
                          "kvf_llama_options: model_path is needed to know which model the blocks belong to");
     }
+    if (store != NULL && o->model_params == NULL) {
+        return kvfl_fail(err, KVF_LIMIT,
+                         "kvf_llama_options: model_params, what the model was loaded with, is needed: metadata can be "
+                         "set over the file's own there");
+    }
     return KVF_OK;
 }
 
-static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, kvfl_bytes *probe) {
-    kvf_status status = kvfl_know_kind(kv, err, o->context_params, probe);
+static kvf_status open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *known) {
+    kvfl_model_name name = {.overrides = ""};
+    kvf_status status = known != NULL ? KVF_OK : kvfl_name_model(&name, err, kv->ctx, o);
+    return status == KVF_OK ? kvfl_open_space(kv, err, o, known != NULL ? known : &name) : status;
+}
+
+static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *known) {
+    kvf_status status = kvfl_know_kind(kv, err, o->context_params);
     if (status == KVF_OK) {
         status = kvfl_set_block_tokens(kv, err, o->block_tokens);
     }
@@ -94,7 +105,7 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
         status = kvfl_open_decode(kv, err);
     }
     if (status == KVF_OK && kv->store != NULL) {
-        status = kvfl_open_space(kv, err, o, probe->data);
+        status = open_space(kv, err, o, known);
     }
     if (status == KVF_OK && kv->store != NULL) {
         status = kvf_queue_open(&kv->queue, err, kv->store, 2 * KVFL_NUM_FLIGHTS);
@@ -102,25 +113,25 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
     return status;
 }
 
-kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *store, struct llama_context *ctx,
-                            const kvf_llama_options *o) {
-    kvf_status status = check_options(err, store, o);
-    if (status != KVF_OK) {
-        return status;
-    }
+kvf_status kvfl_attach(kvf_llama **out, kvf_error *err, kvf_store *store, struct llama_context *ctx,
+                       const kvf_llama_options *o, const kvfl_model_name *known) {
     kvf_llama *kv = new_handle(ctx, store, o);
     if (kv == NULL) {
         return kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
     }
-    kvfl_bytes probe = {0};
-    status = set_up(kv, err, o, &probe);
-    free(probe.data);
+    kvf_status status = set_up(kv, err, o, known);
     if (status != KVF_OK) {
         kvf_llama_detach(kv);
         return status;
     }
     *out = kv;
     return KVF_OK;
+}
+
+kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *store, struct llama_context *ctx,
+                            const kvf_llama_options *o) {
+    kvf_status status = check_options(err, store, o);
+    return status == KVF_OK ? kvfl_attach(out, err, store, ctx, o, NULL) : status;
 }
 
 void kvf_llama_detach(kvf_llama *kv) {

@@ -114,8 +114,11 @@ static void read_cache(reader *r, kvfl_cache *cache, bool has_ext) {
     r->bad = r->bad || cache->num_cells > MAX_CELLS;
     if (!r->bad && cache->num_cells > 0) {
         size_t cells = offset(r);
+        cache->in_order = true;
         for (uint32_t i = 0; i < cache->num_cells && !r->bad; i++) {
-            take_cell(r, has_ext);
+            uint32_t pos = take_cell(r, has_ext);
+            cache->first_pos = i == 0 ? (int32_t)pos : cache->first_pos;
+            cache->in_order = cache->in_order && pos == (uint32_t)cache->first_pos + i;
         }
         cache->cell_bytes = (offset(r) - cells) / cache->num_cells;
         cache->rows = offset(r);

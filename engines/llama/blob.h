@@ -38,6 +38,8 @@ typedef struct kvfl_rows {
 typedef struct kvfl_cache {
     uint32_t num_streams, num_cells, num_layers;
     kvfl_rows layout;
+    int32_t first_pos; /* of the first cell */
+    bool in_order;     /* the others follow it position by position */
     bool v_trans;
     size_t cell_bytes;      /* what one token takes: its cell and its rows in all layers */
     size_t fixed_bytes;     /* what the part takes besides */

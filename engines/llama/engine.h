@@ -7,7 +7,8 @@
  *   blob.c     what llama_state_seq_get_data writes, read and measured
  *   state.c    what can't be cut into blocks: windows and recurrent states, stored at boundaries
  *   identity.c the fields of the space: everything that changes the bytes of a block
- *   weights.c  the hash of the model's file, remembered
+ *   model.c    what names a model: its files as they were loaded, the parameters it was loaded with
+ *   weights.c  files that are held open, and their hash, remembered
  *   load.c     blocks from the store into a sequence
  *   flight.c   blocks on their way
  *   plan.c     load or compute: the arithmetic
@@ -21,6 +22,7 @@
 #define KVFL_ENGINE_H
 
 #include <stdbool.h>
+#include <sys/stat.h>
 
 #include "kvferry/llama.h"
 #include "llama/blob.h"
@@ -44,7 +46,7 @@ typedef enum kvfl_mode {
 
 typedef struct kvfl_kind {
     kvfl_mode mode;
-    kvfl_shape shape;               /* of the blob of the probe token */
+    kvfl_shape shape;               /* of the blob of the probe's tokens */
     uint32_t num_caches;            /* of its caches, those that lie in blocks: the first ones */
     size_t cell_bytes, fixed_bytes; /* of a block */
     uint8_t *empty; /* PARTIAL_ONLY of an empty sequence: behind its head, what a block's blob ends with in place of a
@@ -52,6 +54,7 @@ typedef struct kvfl_kind {
     size_t rest_bytes; /* of that */
     uint32_t apart;    /* tokens from one state to the next */
     bool reseat;       /* see state.c */
+    uint8_t probe[32]; /* what this context computes, hashed: see kind.c */
 } kvfl_kind;
 
 #define KVFL_WITNESS_BYTES 16u
@@ -150,27 +153,63 @@ static inline double kvfl_tokens_per_s(const kvf_llama *kv) {
 int64_t kvfl_now_us(void);
 kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* kind.c: refuses what is not known, before any call that could end the process; computes one token in the scratch
- * sequence, takes its blob apart, puts it together, and fills kv->kind. `probe` is that blob, for the caller to free.
- * `wanted` is the caller's block_tokens. */
+/* kind.c: refuses what is not known, before any call that could end the process; computes a few tokens in the scratch
+ * sequence, takes their blob apart, puts it together, and fills kv->kind. */
 typedef struct kvfl_bytes {
     uint8_t *data;
     size_t len;
 } kvfl_bytes;
-kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *, kvfl_bytes *probe);
+kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *);
+/* Computes the probe again, after a change of adapters, into kv->kind.probe. The scratch sequence is empty before and
+ * afterwards. */
+kvf_status kvfl_probe(kvf_llama *, kvf_error *);
 /* What came from a store is what this context exports of positions [first, end): nothing else is given to llama.cpp. The
  * numbers of its rows are not looked at. */
 bool kvfl_is_block(const kvf_llama *, const void *bytes, size_t len, llama_pos first, llama_pos end);
 /* The same of a state, where the sequence ends at `end`; and whether one can be so long. */
 bool kvfl_is_state(const kvf_llama *, const void *bytes, size_t len, size_t end);
 bool kvfl_is_state_length(const kvf_llama *, size_t len, size_t end);
-/* Decides block_tokens, and what follows from it. */
+/* Decides block_tokens, and what follows from it; `wanted` is the caller's. */
 kvf_status kvfl_set_block_tokens(kvf_llama *, kvf_error *, uint32_t wanted);
 
-/* identity.c: opens the space. `probe` is the blob of the probe token. */
-kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, const uint8_t *probe);
-/* weights.c: 64 hex digits. */
-kvf_status kvfl_hash_weights(char out[65], kvf_error *, const char *path);
+/* weights.c: files that are held open, with their times as they were then. */
+typedef struct kvfl_file {
+    char *path;
+    int fd;
+    struct stat stat;
+} kvfl_file;
+typedef struct kvfl_files {
+    size_t num;
+    kvfl_file file[];
+} kvfl_files;
+/* *out is NULL after a failure. The second one opens all files of a split model, given the first. */
+kvf_status kvfl_files_open(kvfl_files **out, kvf_error *, const char *const *paths, size_t num);
+kvf_status kvfl_files_open_model(kvfl_files **out, kvf_error *, const char *path);
+/* The paths still name these files, and nothing of them has changed. */
+bool kvfl_files_are_in_place(const kvfl_files *);
+/* 64 hex digits, of what the files held when they were opened: KVF_REFUSED where they have changed since. */
+kvf_status kvfl_files_hash(char out[65], kvf_error *, const kvfl_files *);
+void kvfl_files_close(kvfl_files *);
+bool kvfl_same_file(const struct stat *, const struct stat *);
+
+/* model.c: what names a model, fixed when it is loaded. 64 hex digits each. */
+typedef struct kvfl_model_name {
+    char weights[65];   /* of its files */
+    char overrides[65]; /* of the metadata that the program set over the file's own; "": none */
+    char placement[65]; /* of what decides which kernels compute */
+} kvfl_model_name;
+/* All of it but the weights. The arrays that the parameters point to are read. False: no memory. */
+bool kvfl_describe_params(kvfl_model_name *, const struct llama_model_params *);
+/* All of it, after the load: the file at the path must be proven to be the one that was loaded. */
+kvf_status kvfl_name_model(kvfl_model_name *, kvf_error *, const struct llama_context *, const kvf_llama_options *);
+/* Besides CPUs. */
+bool kvfl_has_other_devices(void);
+
+/* attach.c: kvf_llama_attach for a model whose name is known; NULL: by its path. */
+kvf_status kvfl_attach(kvf_llama **out, kvf_error *, kvf_store *, struct llama_context *, const kvf_llama_options *,
+                       const kvfl_model_name *);
+/* identity.c: opens the space. */
+kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, const kvfl_model_name *);
 
 /* Where block `index` begins, for any index up to one behind the last; how many tokens it has, and how long it is when
  * exported. */

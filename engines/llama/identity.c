@@ -8,16 +8,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llama/engine.h"
 
-#define MAX_FIELDS  16u
+#define MAX_FIELDS  20u
 #define VALUE_BYTES 256u
 
 typedef struct fields {
     kvf_field field[MAX_FIELDS];
     char values[MAX_FIELDS][VALUE_BYTES];
     size_t num;
+    bool failed; /* no memory for a hash */
 } fields;
 
 static void add(fields *f, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -34,7 +36,7 @@ static void add(fields *f, const char *name, const char *format, ...) {
 static void add_digest(fields *f, const char *name, const void *bytes, size_t len) {
     uint8_t digest[32] = {0};
     char hex[65];
-    EVP_Digest(bytes, len, digest, NULL, EVP_sha256(), NULL);
+    f->failed = EVP_Digest(bytes, len, digest, NULL, EVP_sha256(), NULL) != 1 || f->failed;
     for (size_t i = 0; i < sizeof digest; i++) {
         snprintf(hex + 2 * i, 3, "%02x", digest[i]);
     }
@@ -90,37 +92,44 @@ static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_
         (double)p->yarn_beta_slow, p->yarn_orig_ctx, takes_long_factors(kv));
 }
 
-/* The probe is one token. Kernels for many rows differ between builds that compute one row alike (with llamafile's
- * matrix product or not, with a BLAS, of another version), so the build is part of what computes the same numbers. */
-static void add_build(fields *f) {
-    char build[2048];
-    int len = snprintf(build, sizeof build, "%s\n%s", llama_version(), llama_print_system_info());
-    for (size_t i = 0; i < ggml_backend_dev_count() && len > 0 && (size_t)len < sizeof build; i++) {
-        len +=
-            snprintf(build + len, sizeof build - (size_t)len, "\n%s", ggml_backend_dev_name(ggml_backend_dev_get(i)));
+/* The environment's settings of ggml, some of which choose kernels. */
+static void put_environment(EVP_MD_CTX *sha) {
+    for (char **e = environ; *e != NULL; e++) {
+        if (strncmp(*e, "GGML_", 5) == 0) {
+            EVP_DigestUpdate(sha, *e, strlen(*e) + 1);
+        }
     }
-    add_digest(f, "build", build, strlen(build));
 }
 
-/* All of the probe but the cells, which tell sequence ids. */
-static void add_probe(fields *f, const kvfl_shape *s, const uint8_t *probe) {
+/* The probe is of few tokens. Kernels for many rows differ between builds that compute few of them alike (with
+ * llamafile's matrix product or not, with a BLAS, of another version), and between places where a tensor may lie, so
+ * these are part of what computes the same numbers. */
+static void add_build(fields *f, const struct llama_context_params *p, const kvfl_model_name *name) {
     uint8_t digest[32] = {0};
     EVP_MD_CTX *sha = EVP_MD_CTX_new();
-    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1;
-    for (uint32_t i = 0; i < s->num_caches && ok; i++) {
-        ok = EVP_DigestUpdate(sha, probe + s->caches[i].rows, s->caches[i].end - s->caches[i].rows) == 1;
-    }
-    if (s->has_state && ok) {
-        ok = EVP_DigestUpdate(sha, probe + s->state_rows, s->state_end - s->state_rows) == 1;
-    }
-    if (ok) {
-        EVP_DigestFinal_ex(sha, digest, NULL);
+    if (sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1) {
+        const char *version = llama_version(), *features = llama_print_system_info();
+        EVP_DigestUpdate(sha, version, strlen(version) + 1);
+        EVP_DigestUpdate(sha, features, strlen(features) + 1);
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            const char *device = ggml_backend_dev_name(ggml_backend_dev_get(i));
+            EVP_DigestUpdate(sha, device, strlen(device) + 1);
+        }
+        if (kvfl_has_other_devices()) {
+            const uint8_t offload[] = {p->offload_kqv, p->op_offload};
+            EVP_DigestUpdate(sha, offload, sizeof offload);
+        }
+        EVP_DigestUpdate(sha, name->placement, strlen(name->placement));
+        put_environment(sha);
+        f->failed = EVP_DigestFinal_ex(sha, digest, NULL) != 1 || f->failed;
+    } else {
+        f->failed = true;
     }
     EVP_MD_CTX_free(sha);
-    add_digest(f, "probe", digest, sizeof digest);
+    add_digest(f, "build", digest, sizeof digest);
 }
 
-static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const uint8_t *probe) {
+static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const kvfl_model_name *name) {
     const char *rotation = getenv("LLAMA_ATTN_ROT_DISABLE"); /* read by llama.cpp when it makes a quantised cache */
     if (rotation != NULL) {
         add(f, "rotation", "disable=%.64s", rotation);
@@ -136,23 +145,30 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
         add_digest(f, "tenant", o->tenant, strlen(o->tenant));
     }
     if (!o->portable) {
-        add_probe(f, &kv->kind.shape, probe);
-        add_build(f);
+        add_digest(f, "probe", kv->kind.probe, sizeof kv->kind.probe);
+        add_build(f, o->context_params, name);
     }
 }
 
-kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const uint8_t *probe) {
-    fields f = {.num = 0};
-    char weights[65];
-    kvf_status status = kvfl_hash_weights(weights, err, o->model_path);
-    if (status != KVF_OK) {
-        return status;
+/* Metadata that stands over the file's own. The size at which a model takes its other rope factors can be among it, and
+ * no getter tells that then. */
+static void add_overrides(fields *f, const kvf_llama *kv, const kvfl_model_name *name) {
+    if (name->overrides[0] != '\0') {
+        add(f, "overrides", "sha256:%s n_ctx=%u", name->overrides, llama_n_ctx_seq(kv->ctx));
     }
+}
+
+kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *name) {
+    fields f = {.num = 0};
     add(&f, "engine", "llama.cpp state-seq-%d", LLAMA_STATE_SEQ_VERSION);
-    add(&f, "model", "sha256:%s", weights);
+    add(&f, "model", "sha256:%s", name->weights);
+    add_overrides(&f, kv, name);
     add_shape(&f, kv, o->context_params);
     add_rope(&f, kv, o->context_params);
-    add_rest(&f, kv, o, probe);
+    add_rest(&f, kv, o, name);
+    if (f.failed) {
+        return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
+    }
     kvf_space_options options = {.struct_size = sizeof options,
                                  .block_tokens = kv->block_tokens,
                                  .secret = o->secret,

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What kind of memory a context has. llama.cpp has no getter that tells, so there are three gates: models whose memory
- * is known to be of another kind are refused by name, before any call that could end the process; the blob of one token
- * must parse, to its last byte, as the caches and states that the model's getters promise; and it must come out the
- * same after it was taken apart and put together.
+ * is known to be of another kind are refused by name, before any call that could end the process; the blob of two
+ * tokens must parse, to its last byte, as the caches and states that the model's getters promise; and it must come out
+ * the same after it was taken apart and put together.
  */
 #include <ggml-backend.h>
+#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llama/engine.h"
 
-#define PAGE           4096u
-#define PROBE_POSITION 977   /* not 0, where every rotation is the identity */
-#define MIN_APART      1024u /* tokens between two states */
-#define MAX_APART      8192u
-#define STATE_AIM      ((size_t)8 << 20) /* of states, for each MIN_APART tokens, where blocks are smaller than that */
+#define PAGE      4096u
+#define MIN_APART 1024u /* tokens between two states */
+#define MAX_APART 8192u
+#define STATE_AIM ((size_t)8 << 20) /* of states, for each MIN_APART tokens, where blocks are smaller than that */
 
 static kvf_status refuse(kvf_error *err, const char *why) {
     return kvfl_fail(err, KVF_REFUSED, "not proven safe to reuse: %s", why);
@@ -48,7 +48,18 @@ static kvf_status check_model(const struct llama_model *model, kvf_error *err) {
     return check_name(model, err);
 }
 
-static kvf_status check_context(const kvf_llama *kv, kvf_error *err) {
+/* What a program can do with a context that no getter tells afterwards. */
+static kvf_status check_params(const struct llama_context_params *p, kvf_error *err) {
+    if (p->cb_eval != NULL) {
+        return refuse(err, "the context has an evaluation callback (cb_eval), which can change what is computed");
+    }
+    if (p->ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT || p->ctx_other != NULL) {
+        return refuse(err, "the context drafts for another one (ctx_type, ctx_other)");
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_context(const kvf_llama *kv, kvf_error *err, const struct llama_context_params *params) {
     uint32_t num = llama_n_seq_max(kv->ctx);
     if (kv->mem == NULL) {
         return refuse(err, "the context has no memory");
@@ -65,7 +76,7 @@ static kvf_status check_context(const kvf_llama *kv, kvf_error *err) {
     if (llama_memory_seq_pos_max(kv->mem, kv->scratch) >= 0) {
         return refuse(err, "the scratch sequence is in use");
     }
-    return KVF_OK;
+    return check_params(params, err);
 }
 
 /* ---- the scratch sequence ---- */
@@ -116,43 +127,71 @@ static kvf_status take_empty(kvf_llama *kv, kvf_error *err) {
     return status;
 }
 
-/* ---- the probe: one token, computed, exported, taken apart, put together, exported again ---- */
+/* ---- the probe ----
+ *
+ * Two tokens, the second of which attends to the first: so what acts between tokens (scale, soft cap, ALiBi, the
+ * rotation's frequencies) shows in the KV of all layers but the first. Two, for a sum of two numbers is the same
+ * wherever their cells lie; of more, it rounds by the cells, which differ when the context is in use. */
+
+#define PAIR          2
+#define NEAR_POSITION 977 /* not 0, where every rotation is the identity */
+
+/* Some models compute otherwise far out: the last positions that this one was trained for. */
+static int32_t far_position(const kvf_llama *kv) {
+    int32_t trained = llama_model_n_ctx_train(kv->model);
+    return trained > PAIR ? trained - PAIR : 0;
+}
+
+static int32_t near_position(const kvf_llama *kv) {
+    int32_t far = far_position(kv);
+    return far > 0 && far < NEAR_POSITION ? far : NEAR_POSITION;
+}
+
+/* Two tokens that differ, so that the first one's weight in the second one's sum shows. */
+static llama_token pair_token(const kvf_llama *kv, int32_t i) {
+    return llama_vocab_n_tokens(llama_model_get_vocab(kv->model)) / (PAIR + 1) * (i + 1);
+}
+
+/* `num` tokens of the pair, from the `first` on. */
+static int decode_pair(kvf_llama *kv, int32_t position, int32_t first, int32_t num) {
+    struct llama_batch *batch = &kv->batch;
+    batch->n_tokens = num;
+    for (int32_t i = 0; i < num; i++) {
+        batch->token[i] = pair_token(kv, first + i);
+        batch->pos[i] = position + first + i;
+        batch->n_seq_id[i] = 1;
+        batch->seq_id[i][0] = kv->scratch;
+        batch->logits[i] = first + i + 1 == PAIR;
+    }
+    return llama_decode(kv->ctx, *batch);
+}
+
+static kvf_status compute_pair(kvf_llama *kv, kvf_error *err, int32_t position) {
+    int rc = kv->step >= PAIR ? decode_pair(kv, position, 0, PAIR) : decode_pair(kv, position, 0, 1);
+    if (rc == 0 && kv->step < PAIR) {
+        rc = decode_pair(kv, position, 1, 1);
+    }
+    if (rc != 0) {
+        return kvfl_fail(err, KVF_REFUSED,
+                         "no tokens can be computed in the scratch sequence (llama_decode: %d): is the context full?",
+                         rc);
+    }
+    return KVF_OK;
+}
 
 /* How many times sooner a token is computed in a batch than alone: a first guess, until batches have been seen. */
 static double sooner_in_batches(void) {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) != NULL ? 64 : 4;
 }
 
-/* The probe's token once more, for its time: the first one of a context also paid for what is made only once. */
+/* One token more, for its time: the first one of a context also paid for what is made only once. */
 static void guess_pace(kvf_llama *kv) {
     int64_t begin = kvfl_now_us();
-    if (llama_decode(kv->ctx, kv->batch) == 0) {
+    if (decode_pair(kv, near_position(kv), 0, 1) == 0) {
         llama_synchronize(kv->ctx);
         kv->pace.guess_us = (double)(kvfl_now_us() - begin) / sooner_in_batches();
     }
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-}
-
-static kvf_status compute_probe(kvf_llama *kv, kvf_error *err) {
-    const struct llama_vocab *vocab = llama_model_get_vocab(kv->model);
-    llama_token token = llama_vocab_bos(vocab);
-    int32_t trained = llama_model_n_ctx_train(kv->model);
-    int32_t position = PROBE_POSITION;
-    position = trained > 1 && position >= trained ? trained - 1 : position;
-    struct llama_batch *batch = &kv->batch;
-    batch->n_tokens = 1;
-    batch->token[0] = token >= 0 ? token : 0;
-    batch->pos[0] = position;
-    batch->n_seq_id[0] = 1;
-    batch->seq_id[0][0] = kv->scratch;
-    batch->logits[0] = 1;
-    int rc = llama_decode(kv->ctx, *batch);
-    if (rc != 0) {
-        return kvfl_fail(err, KVF_REFUSED,
-                         "no token can be computed in the scratch sequence (llama_decode: %d): is the context full?",
-                         rc);
-    }
-    return KVF_OK;
 }
 
 /* The caches and the state that the model's getters promise. A model that tells a window may have one cache (it ignores
@@ -172,12 +211,32 @@ static bool parse(const kvf_llama *kv, kvfl_shape *out, const kvfl_bytes *probe)
     return false;
 }
 
-static bool has_one_cell_each(const kvfl_shape *shape) {
-    bool ok = !shape->has_state || shape->state_cells == 1;
+/* Every cache has a cell for each of the pair, in their order; a state is that behind the last one. */
+static bool holds_pair(const kvfl_shape *shape, int32_t position) {
+    bool ok = !shape->has_state || (shape->state_cells == 1 && shape->state_pos == position + PAIR - 1);
     for (uint32_t i = 0; i < shape->num_caches; i++) {
-        ok = ok && shape->caches[i].num_cells == 1;
+        const kvfl_cache *cache = &shape->caches[i];
+        ok = ok && cache->num_cells == PAIR && cache->first_pos == position && cache->in_order;
     }
     return ok;
+}
+
+/* A ring of cells may end between the two; the search for cells then begins anew at the front. */
+static kvf_status take_pair(kvf_llama *kv, kvf_error *err, int32_t position, kvfl_bytes *out, kvfl_shape *shape) {
+    kvf_status status = KVF_OK;
+    bool found = false;
+    for (int tries = 0; status == KVF_OK && !found && tries < 2; tries++) {
+        free(out->data);
+        *out = (kvfl_bytes){0};
+        llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+        status = compute_pair(kv, err, position);
+        if (status == KVF_OK && !export_scratch(kv, 0, out)) {
+            status = refuse(err, "llama.cpp can't export a sequence of this context");
+        }
+        found = status == KVF_OK && parse(kv, shape, out) && holds_pair(shape, position);
+    }
+    return status == KVF_OK && !found ? refuse(err, "the context's memory is of a kind that is not known here")
+                                      : status;
 }
 
 /* The blob's parts behind the blocks are what PARTIAL_ONLY exports; and blocks with the rest of an empty sequence, then
@@ -228,40 +287,77 @@ static void choose_mode(kvfl_kind *kind, const struct llama_context_params *para
     kind->fixed_bytes += kind->rest_bytes;
 }
 
-static kvf_status take_probe(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params,
-                             kvfl_bytes *probe) {
-    kvf_status status = compute_probe(kv, err);
-    if (status == KVF_OK && !export_scratch(kv, 0, probe)) {
-        status = refuse(err, "llama.cpp can't export a sequence of this context");
-    }
-    if (status == KVF_OK && (!parse(kv, &kv->kind.shape, probe) || !has_one_cell_each(&kv->kind.shape))) {
-        status = refuse(err, "the context's memory is of a kind that is not known here");
-    }
-    if (status == KVF_OK && !kvfl_shape_keep(&kv->kind.shape, probe->data, probe->len)) {
+static kvf_status know_shape(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params) {
+    kvfl_bytes probe = {0};
+    kvf_status status = take_pair(kv, err, near_position(kv), &probe, &kv->kind.shape);
+    if (status == KVF_OK && !kvfl_shape_keep(&kv->kind.shape, probe.data, probe.len)) {
         status = kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
     }
     if (status == KVF_OK) {
         choose_mode(&kv->kind, params, llama_model_n_swa(kv->model));
     }
-    if (status == KVF_OK && !survives(kv, probe)) {
+    if (status == KVF_OK && !survives(kv, &probe)) {
         status = refuse(err, "the context's memory can't be taken apart and put together byte for byte");
     }
+    free(probe.data);
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return status;
+}
+
+/* All of the blob but the cells, which tell sequence ids. */
+static bool put_pair(EVP_MD_CTX *sha, const kvfl_shape *s, const uint8_t *blob) {
+    bool ok = true;
+    for (uint32_t i = 0; i < s->num_caches && ok; i++) {
+        ok = EVP_DigestUpdate(sha, blob + s->caches[i].rows, s->caches[i].end - s->caches[i].rows) == 1;
+    }
+    return ok && (!s->has_state || EVP_DigestUpdate(sha, blob + s->state_rows, s->state_end - s->state_rows) == 1);
+}
+
+kvf_status kvfl_probe(kvf_llama *kv, kvf_error *err) {
+    const int32_t positions[] = {near_position(kv), far_position(kv)};
+    EVP_MD_CTX *sha = EVP_MD_CTX_new();
+    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1;
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < sizeof positions / sizeof *positions && ok && status == KVF_OK; i++) {
+        kvfl_bytes pair = {0};
+        kvfl_shape shape;
+        status = take_pair(kv, err, positions[i], &pair, &shape);
+        ok = status != KVF_OK || put_pair(sha, &shape, pair.data);
+        free(pair.data);
+    }
+    ok = ok && EVP_DigestFinal_ex(sha, kv->kind.probe, NULL) == 1;
+    EVP_MD_CTX_free(sha);
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return ok || status != KVF_OK ? status : kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
+}
+
+/* Under a warm-up a mixture of experts computes with all of them: another model, whose KV must not be stored. */
+static void end_warm_up(struct llama_context *ctx) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    llama_set_warmup(ctx, false);
+#pragma GCC diagnostic pop
+}
+
+kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params) {
+    kvf_status status = check_model(kv->model, err);
+    if (status == KVF_OK) {
+        status = check_context(kv, err, params);
+    }
+    end_warm_up(kv->ctx);
+    if (status == KVF_OK) {
+        status = take_empty(kv, err);
+    }
+    if (status == KVF_OK) {
+        status = know_shape(kv, err, params);
+    }
+    if (status == KVF_OK) {
+        status = kvfl_probe(kv, err);
+    }
     if (status == KVF_OK) {
         guess_pace(kv);
     }
     return status;
-}
-
-kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params, kvfl_bytes *probe) {
-    kvf_status status = check_model(kv->model, err);
-    if (status == KVF_OK) {
-        status = check_context(kv, err);
-    }
-    if (status == KVF_OK) {
-        status = take_empty(kv, err);
-    }
-    return status == KVF_OK ? take_probe(kv, err, params, probe) : status;
 }
 
 /* ---- what came from a store ---- */

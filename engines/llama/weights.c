@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The hash of a model's files. Hashing gigabytes takes seconds, so the result is remembered under the user's cache
- * folder, keyed by everything that changes when a file's bytes do: device, inode, size, and the times of the last write
- * and of the last change of the inode, which no user can set back.
+ * The files of a model or an adapter, held open, so that a hash is of the files that were opened and of no others that
+ * come to have their names. Hashing gigabytes takes seconds, so the result is remembered under the user's cache folder,
+ * keyed by everything that changes when a file's bytes do: device, inode, size, and the times of the last write and of
+ * the last change of the inode, which no user can set back.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,12 +29,13 @@ static void to_hex(char *out, const uint8_t *bytes, size_t num) {
 static bool hash_fd(EVP_MD_CTX *sha, int fd) {
     uint8_t *buffer = malloc(CHUNK);
     ssize_t num = buffer != NULL ? 1 : -1;
-    while (num > 0) {
-        num = read(fd, buffer, CHUNK);
+    for (off_t at = 0; num > 0;) {
+        num = pread(fd, buffer, CHUNK, at);
         if (num < 0 && errno == EINTR) {
             num = 1;
         } else if (num > 0) {
             EVP_DigestUpdate(sha, buffer, (size_t)num);
+            at += num;
         }
     }
     free(buffer);
@@ -105,54 +106,89 @@ static void remember(char *path, const char *hex) {
     }
 }
 
-/* A file that was written a moment ago may be written once more within the grain of its times, which then would not
- * show it. */
-static bool is_settled(int fd, const struct stat *before) {
-    struct stat after;
-    struct timespec now;
-    return fstat(fd, &after) == 0 && clock_gettime(CLOCK_REALTIME, &now) == 0 && after.st_size == before->st_size &&
-           after.st_ctim.tv_sec == before->st_ctim.tv_sec && after.st_ctim.tv_nsec == before->st_ctim.tv_nsec &&
-           after.st_mtim.tv_sec == before->st_mtim.tv_sec && after.st_mtim.tv_nsec == before->st_mtim.tv_nsec &&
-           now.tv_sec - after.st_ctim.tv_sec > SETTLED_S;
+/* ---- one file ---- */
+
+bool kvfl_same_file(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec &&
+           a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
-/* ---- one file, and all of a split model ---- */
+static bool is_unchanged(const kvfl_file *file) {
+    struct stat now;
+    return fstat(file->fd, &now) == 0 && kvfl_same_file(&now, &file->stat);
+}
+
+/* A file that was written a moment ago may be written once more within the grain of its times, which then would not
+ * show it. */
+static bool is_settled(const kvfl_file *file) {
+    struct timespec now;
+    return clock_gettime(CLOCK_REALTIME, &now) == 0 && now.tv_sec - file->stat.st_ctim.tv_sec > SETTLED_S;
+}
 
 static kvf_status unreadable(kvf_error *err, const char *path) {
     return kvfl_fail(err, KVF_CONFIG, "the model file can't be read to identify it: %s: %s", path, strerror(errno));
 }
 
-static kvf_status hash_file(char out[65], kvf_error *err, const char *path) {
+static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file) {
     char memo[4096];
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0) {
-        kvf_status status = unreadable(err, path);
-        if (fd >= 0) {
-            close(fd);
-        }
-        return status;
-    }
-    bool has_memo = memo_path(memo, sizeof memo, &st);
+    bool has_memo = memo_path(memo, sizeof memo, &file->stat);
     if (has_memo && recall(out, memo)) {
-        close(fd);
         return KVF_OK;
     }
     uint8_t digest[32];
     EVP_MD_CTX *sha = EVP_MD_CTX_new();
-    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1 && hash_fd(sha, fd) &&
+    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1 && hash_fd(sha, file->fd) &&
               EVP_DigestFinal_ex(sha, digest, NULL) == 1;
     EVP_MD_CTX_free(sha);
-    has_memo = has_memo && is_settled(fd, &st);
-    close(fd);
     if (!ok) {
-        return unreadable(err, path);
+        return unreadable(err, file->path);
+    }
+    if (!is_unchanged(file)) {
+        return kvfl_fail(err, KVF_REFUSED, "the model's file changed while it was read to identify it: %s", file->path);
     }
     to_hex(out, digest, sizeof digest);
-    if (has_memo) {
+    if (has_memo && is_settled(file)) {
         remember(memo, out);
     }
     return KVF_OK;
+}
+
+static kvf_status open_file(kvfl_file *out, kvf_error *err, const char *path) {
+    out->path = strdup(path);
+    out->fd = out->path != NULL ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    return out->fd >= 0 && fstat(out->fd, &out->stat) == 0 ? KVF_OK : unreadable(err, path);
+}
+
+/* ---- all of them ---- */
+
+static kvfl_files *new_files(size_t num) {
+    kvfl_files *files = calloc(1, sizeof *files + num * sizeof files->file[0]);
+    for (size_t i = 0; files != NULL && i < num; i++) {
+        files->file[i].fd = -1;
+    }
+    if (files != NULL) {
+        files->num = num;
+    }
+    return files;
+}
+
+static kvf_status hand_over(kvfl_files **out, kvfl_files *files, kvf_status status) {
+    if (status != KVF_OK) {
+        kvfl_files_close(files);
+        files = NULL;
+    }
+    *out = files;
+    return status;
+}
+
+kvf_status kvfl_files_open(kvfl_files **out, kvf_error *err, const char *const *paths, size_t num) {
+    kvfl_files *files = new_files(num);
+    kvf_status status = files != NULL ? KVF_OK : kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
+    for (size_t i = 0; i < num && status == KVF_OK; i++) {
+        status = open_file(&files->file[i], err, paths[i]);
+    }
+    return hand_over(out, files, status);
 }
 
 /* "model-00001-of-00003.gguf": how many files, and what their names have in common. 1 for a model in one file. */
@@ -166,24 +202,59 @@ static int split_of(char *prefix, size_t size, const char *path) {
     return count;
 }
 
-kvf_status kvfl_hash_weights(char out[65], kvf_error *err, const char *path) {
+kvf_status kvfl_files_open_model(kvfl_files **out, kvf_error *err, const char *path) {
     char prefix[3072], part[4096];
     int count = split_of(prefix, sizeof prefix, path);
     if (count == 1) {
-        return hash_file(out, err, path);
+        return kvfl_files_open(out, err, &path, 1);
     }
-    char *all = calloc((size_t)count, 64);
+    kvfl_files *files = new_files((size_t)count);
+    kvf_status status = files != NULL ? KVF_OK : kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
+    for (int i = 0; i < count && status == KVF_OK; i++) {
+        llama_split_path(part, sizeof part, prefix, i, count);
+        status = open_file(&files->file[i], err, part);
+    }
+    return hand_over(out, files, status);
+}
+
+bool kvfl_files_are_in_place(const kvfl_files *files) {
+    for (size_t i = 0; i < files->num; i++) {
+        struct stat now;
+        if (stat(files->file[i].path, &now) != 0 || !kvfl_same_file(&now, &files->file[i].stat)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+kvf_status kvfl_files_hash(char out[65], kvf_error *err, const kvfl_files *files) {
+    if (files->num == 1) {
+        return hash_file(out, err, &files->file[0]);
+    }
+    char *all = calloc(files->num, 64);
     uint8_t digest[32];
     kvf_status status = all != NULL ? KVF_OK : kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
-    for (int i = 0; i < count && status == KVF_OK; i++) {
+    for (size_t i = 0; i < files->num && status == KVF_OK; i++) {
         char hex[65];
-        llama_split_path(part, sizeof part, prefix, i, count);
-        status = hash_file(hex, err, part);
-        memcpy(all + 64 * (size_t)i, hex, status == KVF_OK ? 64 : 0);
+        status = hash_file(hex, err, &files->file[i]);
+        memcpy(all + 64 * i, hex, status == KVF_OK ? 64 : 0);
     }
-    if (status == KVF_OK && EVP_Digest(all, 64 * (size_t)count, digest, NULL, EVP_sha256(), NULL) == 1) {
+    if (status == KVF_OK && EVP_Digest(all, 64 * files->num, digest, NULL, EVP_sha256(), NULL) != 1) {
+        status = kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
+    }
+    if (status == KVF_OK) {
         to_hex(out, digest, sizeof digest);
     }
     free(all);
     return status;
+}
+
+void kvfl_files_close(kvfl_files *files) {
+    for (size_t i = 0; files != NULL && i < files->num; i++) {
+        if (files->file[i].fd >= 0) {
+            close(files->file[i].fd);
+        }
+        free(files->file[i].path);
+    }
+    free(files);
 }

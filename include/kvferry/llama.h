@@ -31,7 +31,8 @@ typedef struct kvf_llama_options {
     uint32_t struct_size;
     llama_seq_id scratch_seq; /* a sequence id below n_seq_max that the program does not use */
     const char *model_path;   /* the GGUF the model came from (of a split model, the first file): its bytes are hashed,
-                                 and the hash is remembered per file */
+                                 and the hash is remembered per file. It must still be the file that was loaded: one
+                                 that has changed since, or that another path leads to now, is refused */
     const struct llama_context_params *context_params; /* what the context was created with */
     const char *adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again
                              after a change. */
@@ -46,6 +47,9 @@ typedef struct kvf_llama_options {
                      counts */
     kvf_llama_progress_fn progress;
     void *progress_ctx;
+    /* What the model was loaded with. Needed with a store: metadata that was set over the file's own (kv_overrides) and
+       the placement of tensors change KV, and llama.cpp tells neither. What it points to is read during the call. */
+    const struct llama_model_params *model_params;
 } kvf_llama_options;
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for

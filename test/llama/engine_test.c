@@ -78,8 +78,12 @@ static void test_bad_options_are_errors(void **state) {
     kvf_store *store = kvft_store("mem:");
     kvf_llama *kv = NULL;
     kvf_error err;
-    kvf_llama_options good = {
-        .struct_size = sizeof good, .scratch_seq = 3, .model_path = MODEL_PATH, .context_params = &params};
+    const struct llama_model_params model_params = llama_model_default_params();
+    kvf_llama_options good = {.struct_size = sizeof good,
+                              .scratch_seq = 3,
+                              .model_path = MODEL_PATH,
+                              .context_params = &params,
+                              .model_params = &model_params};
     kvf_llama_options o = good;
     o.model_path = "/nonexistent/model.gguf";
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_CONFIG);
@@ -93,6 +97,10 @@ static void test_bad_options_are_errors(void **state) {
     o = good;
     o.context_params = NULL;
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    o = good;
+    o.model_params = NULL;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    assert_non_null(strstr(err.what, "model_params"));
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &good), KVF_OK);
     kvf_llama *second = NULL;
     llama_token token = 5;
@@ -153,10 +161,12 @@ static void test_progress_can_stop(void **state) {
     struct llama_context *ctx = llama_init_from_model(model, params);
     kvf_store *store = kvft_store("mem:");
     uint32_t seen = 0;
+    const struct llama_model_params model_params = llama_model_default_params();
     kvf_llama_options o = {.struct_size = sizeof o,
                            .scratch_seq = 3,
                            .model_path = MODEL_PATH,
                            .context_params = &params,
+                           .model_params = &model_params,
                            .block_tokens = 64,
                            .progress = stop_at_128,
                            .progress_ctx = &seen};

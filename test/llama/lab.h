@@ -31,6 +31,7 @@ typedef struct lab_config {
 } lab_config;
 
 typedef struct lab {
+    struct llama_model_params model_params;
     struct llama_context_params params;
     struct llama_context *ctx;
     kvf_store *store;
@@ -69,7 +70,7 @@ static inline struct llama_context_params lab_params(const lab_config *c) {
 /* url NULL: without a store. The last sequence is scratch. */
 static inline lab lab_open_with(struct llama_model *model, const lab_config *config, const char *url,
                                 const char *model_path, kvf_llama_progress_fn progress, void *progress_ctx) {
-    lab l = {.params = lab_params(config)};
+    lab l = {.model_params = llama_model_default_params(), .params = lab_params(config)};
     l.ctx = llama_init_from_model(model, l.params);
     if (l.ctx == NULL) {
         fprintf(stderr, "no context\n");
@@ -80,6 +81,7 @@ static inline lab lab_open_with(struct llama_model *model, const lab_config *con
                                  .scratch_seq = (llama_seq_id)l.params.n_seq_max - 1,
                                  .model_path = model_path,
                                  .context_params = &l.params,
+                                 .model_params = &l.model_params,
                                  .block_tokens = 64,
                                  .progress = progress,
                                  .progress_ctx = progress_ctx};

@@ -382,10 +382,12 @@ static kvf_status attach(struct llama_model *model, struct llama_context_params 
     struct llama_context *ctx = llama_init_from_model(model, params);
     kvf_store *store = kvft_store("mem:");
     kvf_llama *kv = NULL;
+    const struct llama_model_params model_params = llama_model_default_params();
     kvf_llama_options o = {.struct_size = sizeof o,
                            .scratch_seq = (llama_seq_id)params.n_seq_max - 1,
                            .model_path = MODEL_PATH,
                            .context_params = &params,
+                           .model_params = &model_params,
                            .portable = portable};
     assert_non_null(ctx);
     kvf_status status = kvf_llama_attach(&kv, err, store, ctx, &o);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <xxhash.h>
 
 #include "llama/shim/shim.h"
 
@@ -19,9 +18,11 @@
 
 typedef struct model {
     struct llama_model *model; /* NULL: a free place */
+    kvfl_files *files; /* as they were opened before the load; closed when they are hashed; NULL: there are none */
     char *path;
-    char overrides[40];
-    atomic_bool identified; /* its file's hash is remembered: attaching won't take time for it */
+    kvfl_model_name name;
+    kvf_error err;          /* of the hashing */
+    atomic_bool identified; /* `name` and `err` are set */
     bool hashing;
     pthread_t hasher;
 } model;
@@ -49,57 +50,44 @@ static model *find_model(const struct llama_model *wanted) {
 
 static void *identify(void *arg) {
     model *m = arg;
-    char hex[65];
-    (void)kvfl_hash_weights(hex, NULL, m->path);
+    (void)kvfl_files_hash(m->name.weights, &m->err, m->files);
+    kvfl_files_close(m->files);
+    m->files = NULL;
     atomic_store(&m->identified, true);
     return NULL;
 }
 
-/* Metadata that the program sets over the file's own is part of what computes. */
-static void describe_overrides(model *m, const struct llama_model_kv_override *o) {
-    XXH3_state_t *state = o != NULL && o[0].key[0] != '\0' ? XXH3_createState() : NULL;
-    m->overrides[0] = '\0';
-    if (state == NULL) {
+static void start_hashing(model *m) {
+    if (!kvfl_files_are_in_place(m->files)) {
+        kvfl_fail(&m->err, KVF_REFUSED, "the model's file changed while it was loaded: %s", m->path);
+    } else if (pthread_create(&m->hasher, NULL, identify, m) == 0) {
+        m->hashing = true;
         return;
+    } else {
+        kvfl_fail(&m->err, KVF_NOMEM, "no thread to identify the model");
     }
-    XXH3_128bits_reset(state);
-    for (; o->key[0] != '\0'; o++) {
-        int32_t tag = (int32_t)o->tag;
-        XXH3_128bits_update(state, &tag, sizeof tag);
-        XXH3_128bits_update(state, o->key, strnlen(o->key, sizeof o->key));
-        switch (o->tag) {
-        case LLAMA_KV_OVERRIDE_TYPE_INT:
-            XXH3_128bits_update(state, &o->val_i64, sizeof o->val_i64);
-            break;
-        case LLAMA_KV_OVERRIDE_TYPE_FLOAT:
-            XXH3_128bits_update(state, &o->val_f64, sizeof o->val_f64);
-            break;
-        case LLAMA_KV_OVERRIDE_TYPE_BOOL:
-            XXH3_128bits_update(state, &o->val_bool, sizeof o->val_bool);
-            break;
-        case LLAMA_KV_OVERRIDE_TYPE_STR:
-            XXH3_128bits_update(state, o->val_str, strnlen(o->val_str, sizeof o->val_str));
-            break;
-        }
-    }
-    XXH128_hash_t h = XXH3_128bits_digest(state);
-    snprintf(m->overrides, sizeof m->overrides, "%016llx%016llx", (unsigned long long)h.high64,
-             (unsigned long long)h.low64);
-    XXH3_freeState(state);
+    atomic_store(&m->identified, true);
 }
 
-void kvfl_shim_model_loaded(struct llama_model *loaded, const char *path, const struct llama_model_params *params) {
-    if (loaded == NULL || path == NULL || params->no_alloc || params->vocab_only) {
-        return;
+/* What the parameters point to lives only as long as the call that loads the model. */
+static void note_params(model *m, const struct llama_model_params *params) {
+    if (!kvfl_describe_params(&m->name, params)) {
+        kvfl_fail(&m->err, KVF_NOMEM, "no memory to identify the model");
     }
+}
+
+void kvfl_shim_model_loaded(struct llama_model *loaded, kvfl_files *files, const struct llama_model_params *params) {
+    bool wanted = loaded != NULL && files != NULL && !params->no_alloc && !params->vocab_only;
     pthread_mutex_lock(&lock);
-    model *m = find_model(NULL);
+    model *m = wanted ? find_model(NULL) : NULL;
     if (m != NULL) {
-        *m = (model){.model = loaded, .path = strdup(path)};
-        describe_overrides(m, params->kv_overrides);
-        m->hashing = m->path != NULL && pthread_create(&m->hasher, NULL, identify, m) == 0;
+        *m = (model){.model = loaded, .files = files, .path = strdup(files->file[0].path)};
+        note_params(m, params);
+        start_hashing(m);
+        files = NULL;
     }
     pthread_mutex_unlock(&lock);
+    kvfl_files_close(files);
 }
 
 void kvfl_shim_model_freed(struct llama_model *gone) {
@@ -109,6 +97,7 @@ void kvfl_shim_model_freed(struct llama_model *gone) {
         if (m->hashing) {
             pthread_join(m->hasher, NULL);
         }
+        kvfl_files_close(m->files);
         free(m->path);
         *m = (model){.model = NULL};
     }
@@ -116,7 +105,7 @@ void kvfl_shim_model_freed(struct llama_model *gone) {
 }
 
 static bool is_identified(model *m, int64_t wait_ms) {
-    for (int64_t waited = 0; m->hashing && !atomic_load(&m->identified); waited += 10) {
+    for (int64_t waited = 0; !atomic_load(&m->identified); waited += 10) {
         if (waited >= wait_ms) {
             return false;
         }
@@ -274,14 +263,11 @@ static void refuse(kvfl_shim_context *c, const char *why) {
 static void attach(kvfl_shim_context *c, const model *m) {
     const kvfl_shim_options *o = kvfl_shim_get_options();
     kvf_error err = {.status = KVF_OK};
-    char adapters[600];
-    snprintf(adapters, sizeof adapters, "%s%s%s", c->adapters, m->overrides[0] != '\0' ? " overrides=" : "",
-             m->overrides);
     const kvf_llama_options options = {.struct_size = sizeof options,
                                        .scratch_seq = (llama_seq_id)c->num_seqs,
                                        .model_path = m->path,
                                        .context_params = &c->params,
-                                       .adapters = adapters,
+                                       .adapters = c->adapters,
                                        .tenant = o->tenant,
                                        .block_tokens = o->block_tokens,
                                        .budget_ms = o->budget_ms,
@@ -289,7 +275,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
     kvf_llama *kv = NULL;
     int64_t begin = kvfl_now_us();
     kvfl_shim_inside++;
-    kvf_status status = kvf_llama_attach(&kv, &err, kvfl_shim_store(), c->ctx, &options);
+    kvf_status status = kvfl_attach(&kv, &err, kvfl_shim_store(), c->ctx, &options, &m->name);
     kvfl_shim_inside--;
     if (status != KVF_OK) {
         refuse(c, err.what[0] != '\0' ? err.what : kvf_status_name(status));
@@ -308,14 +294,18 @@ static void attach(kvfl_shim_context *c, const model *m) {
 
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
-    if (c == NULL || c->state == KVFL_REFUSED) {
-        return NULL;
+    if (c == NULL || c->state == KVFL_REFUSED || (c->state == KVFL_UNTRIED && (c->warm_up || c->not_causal))) {
+        return NULL; /* in such a mode it computes as another model does */
     }
     if (c->state == KVFL_UNTRIED) {
         model *m = find_model(c->model);
         if (m == NULL || m->path == NULL) {
             refuse(c, "the model did not come from a file");
-        } else if (is_identified(m, c->last_try_us == 0 ? IDENTIFY_WAIT_MS : 0)) {
+        } else if (!is_identified(m, c->last_try_us == 0 ? IDENTIFY_WAIT_MS : 0)) {
+            /* at a later decode */
+        } else if (m->err.status != KVF_OK) {
+            refuse(c, m->err.what);
+        } else {
             attach(c, m);
         }
         c->last_try_us = kvfl_now_us();

@@ -30,13 +30,19 @@ static void leave(void) {
 
 /* ---- models and contexts ---- */
 
+static bool is_ours(void) {
+    return kvfl_shim_inside > 0;
+}
+
 static struct llama_model *load_model(const char *path, struct llama_model_params params) {
+    kvfl_files *files = NULL;
+    if (!is_ours() && path != NULL) {
+        (void)kvfl_files_open_model(&files, NULL, path);
+    }
     enter();
     struct llama_model *model = REAL(llama_model_load_from_file)(path, params);
     leave();
-    if (kvfl_shim_inside == 0) {
-        kvfl_shim_model_loaded(model, path, &params);
-    }
+    kvfl_shim_model_loaded(model, files, &params);
     return model;
 }
 
@@ -50,13 +56,14 @@ HOOK struct llama_model *llama_load_model_from_file(const char *path, struct lla
 
 HOOK struct llama_model *llama_model_load_from_splits(const char **paths, size_t num,
                                                       struct llama_model_params params) {
+    kvfl_files *files = NULL;
+    if (!is_ours() && num > 0) {
+        (void)kvfl_files_open(&files, NULL, paths, num);
+    }
     enter();
     struct llama_model *model = REAL(llama_model_load_from_splits)(paths, num, params);
     leave();
-    /* Files of any names, in this order: only one of the usual names is found again by its first. */
-    if (num > 0) {
-        kvfl_shim_model_loaded(model, num == 1 || strstr(paths[0], "-00001-of-") != NULL ? paths[0] : NULL, &params);
-    }
+    kvfl_shim_model_loaded(model, files, &params);
     return model;
 }
 
@@ -111,15 +118,22 @@ typedef struct adapter {
 } adapter;
 static adapter adapters[MAX_ADAPTERS];
 
+/* The file must be the same before and after llama.cpp has read it. */
+static bool hash_adapter(char out[65], const kvfl_files *files) {
+    return files != NULL && kvfl_files_are_in_place(files) && kvfl_files_hash(out, NULL, files) == KVF_OK;
+}
+
 HOOK struct llama_adapter_lora *llama_adapter_lora_init(struct llama_model *model, const char *path) {
+    kvfl_files *files = NULL;
+    (void)kvfl_files_open(&files, NULL, &path, 1);
     struct llama_adapter_lora *lora = REAL(llama_adapter_lora_init)(model, path);
     for (size_t i = 0; lora != NULL && i < MAX_ADAPTERS; i++) {
         if (adapters[i].lora == NULL || adapters[i].lora == lora) {
-            bool ok = kvfl_hash_weights(adapters[i].hash, NULL, path) == KVF_OK;
-            adapters[i].lora = ok ? lora : NULL;
+            adapters[i].lora = hash_adapter(adapters[i].hash, files) ? lora : NULL;
             break;
         }
     }
+    kvfl_files_close(files);
     return lora;
 }
 

@@ -56,7 +56,8 @@ kvfl_shim_context *kvfl_shim_known(const struct llama_context *);
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *);
 struct llama_context *kvfl_shim_open(struct llama_model *, struct llama_context_params);
 void kvfl_shim_close(struct llama_context *);
-void kvfl_shim_model_loaded(struct llama_model *, const char *path, const struct llama_model_params *);
+/* `files` were opened before the load, and are taken; NULL: not from files of known names. */
+void kvfl_shim_model_loaded(struct llama_model *, kvfl_files *files, const struct llama_model_params *);
 void kvfl_shim_model_freed(struct llama_model *);
 /* The context's adapters changed: what is stored under another set must not be loaded. NULL: not known what they
  * are. */

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What names a model: the files that were loaded, and what llama.cpp was told when it loaded them. Both are fixed then.
+ * A program that attaches later names a path, so it must be shown that the file there is the one that was loaded.
+ */
+#include <ggml-backend.h>
+#include <limits.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llama/engine.h"
+
+#define MAX_LINKS 16
+
+/* ---- what was told ---- */
+
+static void put(EVP_MD_CTX *sha, const char *text, size_t size) {
+    uint32_t len = (uint32_t)strnlen(text, size);
+    EVP_DigestUpdate(sha, &len, sizeof len);
+    EVP_DigestUpdate(sha, text, len);
+}
+
+static void put_override(EVP_MD_CTX *sha, const struct llama_model_kv_override *o) {
+    int32_t tag = (int32_t)o->tag;
+    EVP_DigestUpdate(sha, &tag, sizeof tag);
+    put(sha, o->key, sizeof o->key);
+    switch (o->tag) {
+    case LLAMA_KV_OVERRIDE_TYPE_INT:
+        EVP_DigestUpdate(sha, &o->val_i64, sizeof o->val_i64);
+        break;
+    case LLAMA_KV_OVERRIDE_TYPE_FLOAT:
+        EVP_DigestUpdate(sha, &o->val_f64, sizeof o->val_f64);
+        break;
+    case LLAMA_KV_OVERRIDE_TYPE_BOOL:
+        EVP_DigestUpdate(sha, &o->val_bool, sizeof o->val_bool);
+        break;
+    case LLAMA_KV_OVERRIDE_TYPE_STR:
+        put(sha, o->val_str, sizeof o->val_str);
+        break;
+    }
+}
+
+static void put_overrides(EVP_MD_CTX *sha, const struct llama_model_params *p) {
+    for (const struct llama_model_kv_override *o = p->kv_overrides; o->key[0] != '\0'; o++) {
+        put_override(sha, o);
+    }
+}
+
+bool kvfl_has_other_devices(void) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        enum ggml_backend_dev_type type = ggml_backend_dev_type(ggml_backend_dev_get(i));
+        if (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void put_devices(EVP_MD_CTX *sha, const struct llama_model_params *p) {
+    const int32_t numbers[] = {p->n_gpu_layers, (int32_t)p->split_mode, p->main_gpu};
+    EVP_DigestUpdate(sha, numbers, sizeof numbers);
+    for (size_t i = 0; p->tensor_split != NULL && i < llama_max_devices(); i++) {
+        EVP_DigestUpdate(sha, &p->tensor_split[i], sizeof p->tensor_split[i]);
+    }
+    for (size_t i = 0; p->devices != NULL && p->devices[i] != NULL; i++) {
+        put(sha, ggml_backend_dev_name(p->devices[i]), 256);
+    }
+}
+
+/* Which kernels compute: the device and the kind of buffer that a tensor lies in decide it. */
+static void put_placement(EVP_MD_CTX *sha, const struct llama_model_params *p) {
+    const uint8_t flags[] = {p->use_extra_bufts, p->no_host};
+    EVP_DigestUpdate(sha, flags, sizeof flags);
+    if (kvfl_has_other_devices()) {
+        put_devices(sha, p);
+    }
+    const struct llama_model_tensor_buft_override *t = p->tensor_buft_overrides;
+    for (; t != NULL && t->pattern != NULL; t++) {
+        put(sha, t->pattern, SIZE_MAX);
+        put(sha, ggml_backend_buft_name(t->buft), 256);
+    }
+}
+
+static bool digest(char out[65], const struct llama_model_params *p,
+                   void (*put_all)(EVP_MD_CTX *, const struct llama_model_params *)) {
+    uint8_t bytes[32] = {0};
+    EVP_MD_CTX *sha = EVP_MD_CTX_new();
+    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1;
+    if (ok) {
+        put_all(sha, p);
+        ok = EVP_DigestFinal_ex(sha, bytes, NULL) == 1;
+    }
+    EVP_MD_CTX_free(sha);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    }
+    return ok;
+}
+
+bool kvfl_describe_params(kvfl_model_name *name, const struct llama_model_params *p) {
+    name->overrides[0] = '\0';
+    bool has_overrides = p->kv_overrides != NULL && p->kv_overrides[0].key[0] != '\0';
+    return digest(name->placement, p, put_placement) && (!has_overrides || digest(name->overrides, p, put_overrides));
+}
+
+/* ---- the file that was loaded ----
+ *
+ * llama.cpp does not tell which file it read. What is known is when it began to. A file whose inode has changed neither
+ * in content nor in name since before then is the one that the path named, unless the path leads elsewhere now: so
+ * either the file is mapped into this process, or no link and no folder on the way to it was put there since. */
+
+/* The time of day, in seconds, at which the model began to be loaded. llama.cpp notes it when the file is already open.
+ */
+static double load_began(const struct llama_context *ctx) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    double ago_ms = (double)llama_time_us() / 1e3 - llama_perf_context(ctx).t_start_ms;
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9 - ago_ms / 1e3;
+}
+
+static bool is_older(const struct stat *st, double time) {
+    return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 < time;
+}
+
+static bool is_mapped(const struct stat *st) {
+    char line[PATH_MAX + 200];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        unsigned int major_part = 0, minor_part = 0;
+        unsigned long long inode = 0;
+        found = sscanf(line, "%*s %*s %*s %x:%x %llu", &major_part, &minor_part, &inode) == 3 && inode == st->st_ino &&
+                makedev(major_part, minor_part) == st->st_dev;
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return found;
+}
+
+static bool way_is_older(const char *path, double time, int *links);
+
+/* A folder's content changes with every file in it, and that sets both of its times; a folder that was moved to its
+ * place has a change of the inode alone. */
+static bool is_moved_folder(const struct stat *st) {
+    return st->st_ctim.tv_sec != st->st_mtim.tv_sec || st->st_ctim.tv_nsec != st->st_mtim.tv_nsec;
+}
+
+/* The last part of `path` is a folder, a file, or a link whose target is another way. */
+static bool step_is_older(const char *path, double time, int *links) {
+    struct stat st;
+    char target[PATH_MAX], whole[2 * PATH_MAX];
+    if (lstat(path, &st) != 0) {
+        return false;
+    }
+    if (S_ISDIR(st.st_mode)) {
+        return is_older(&st, time) || !is_moved_folder(&st);
+    }
+    if (!S_ISLNK(st.st_mode) || !is_older(&st, time)) {
+        return is_older(&st, time);
+    }
+    ssize_t len = readlink(path, target, sizeof target - 1);
+    if (len <= 0 || --*links < 0) {
+        return false;
+    }
+    target[len] = '\0';
+    const char *slash = strrchr(path, '/');
+    int folder = target[0] == '/' || slash == NULL ? 0 : (int)(slash - path) + 1;
+    snprintf(whole, sizeof whole, "%.*s%s", folder, path, target);
+    return way_is_older(whole, time, links);
+}
+
+/* Every step of the way, from the root or the working folder, was there before. */
+static bool way_is_older(const char *path, double time, int *links) {
+    char part[2 * PATH_MAX];
+    if (strlen(path) >= sizeof part) {
+        return false;
+    }
+    for (const char *end = path + strspn(path, "/"); *end != '\0';) {
+        end += strcspn(end, "/");
+        snprintf(part, sizeof part, "%.*s", (int)(end - path), path);
+        if (!step_is_older(part, time, links)) {
+            return false;
+        }
+        end += strspn(end, "/");
+    }
+    return true;
+}
+
+#define OPEN_S 10 /* at most, from the opening of a model's file to what llama.cpp notes as the beginning of its load */
+
+static bool was_loaded(const kvfl_file *file, double began) {
+    int links = MAX_LINKS;
+    if (is_mapped(&file->stat)) {
+        return is_older(&file->stat, began);
+    }
+    return is_older(&file->stat, began - OPEN_S) && way_is_older(file->path, began - OPEN_S, &links);
+}
+
+static kvf_status check_loaded(kvf_error *err, const kvfl_files *files, const struct llama_context *ctx) {
+    double began = load_began(ctx);
+    for (size_t i = 0; i < files->num; i++) {
+        if (!was_loaded(&files->file[i], began)) {
+            return kvfl_fail(err, KVF_REFUSED,
+                             "not proven to be the file that was loaded, it or a part of its path changed since: %s",
+                             files->file[i].path);
+        }
+    }
+    return KVF_OK;
+}
+
+kvf_status kvfl_name_model(kvfl_model_name *out, kvf_error *err, const struct llama_context *ctx,
+                           const kvf_llama_options *o) {
+    kvfl_files *files = NULL;
+    kvf_status status = kvfl_files_open_model(&files, err, o->model_path);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = check_loaded(err, files, ctx);
+    if (status == KVF_OK) {
+        status = kvfl_files_hash(out->weights, err, files);
+    }
+    kvfl_files_close(files);
+    if (status == KVF_OK && !kvfl_describe_params(out, o->model_params)) {
+        status = kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
+    }
+    return status;
+}
