@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/kit.h"
+
 #define HOUR_S 3600L
 
 typedef struct issuer {
@@ -77,7 +79,7 @@ static void write_pem(const char *path, const issuer *made, bool with_key, const
 kvft_certs *kvft_certs_new(void) {
     certs *c = calloc(1, sizeof *c);
     must(c != NULL, "no memory");
-    snprintf(c->base.dir, sizeof c->base.dir, "/tmp/kvft-certs-XXXXXX");
+    snprintf(c->base.dir, sizeof c->base.dir, "%s/kvft-certs-XXXXXX", kvft_temp_root());
     must(mkdtemp(c->base.dir) != NULL, "no temporary folder");
     c->ca = sign(c, "kvferry test CA", NULL, NULL, -HOUR_S, 24 * HOUR_S);
     c->other = sign(c, "another CA", NULL, NULL, -HOUR_S, 24 * HOUR_S);

@@ -139,8 +139,15 @@ void kvft_prompt_free(kvft_prompt *p) {
     free(p);
 }
 
+const char *kvft_temp_root(void) {
+    const char *root = getenv("TMPDIR");
+    return root != NULL && strlen(root) < 40 ? root : "/tmp";
+}
+
 char *kvft_temp_dir(void) {
-    char *dir = must(strdup("/tmp/kvferry-test-XXXXXX"));
+    char name[128];
+    snprintf(name, sizeof name, "%s/kvferry-test-XXXXXX", kvft_temp_root());
+    char *dir = must(strdup(name));
     if (mkdtemp(dir) == NULL) {
         perror("mkdtemp");
         abort();

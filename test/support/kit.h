@@ -38,8 +38,9 @@ void kvft_nap_ms(long ms);
 uint64_t kvft_random(uint64_t *state); /* splitmix64 */
 void kvft_bytes(uint8_t *out, size_t len, uint64_t seed);
 
-char *kvft_temp_dir(void);       /* a new folder, to be freed by kvft_remove_dir */
-void kvft_remove_dir(char *dir); /* with all that is in it */
+const char *kvft_temp_root(void); /* $TMPDIR where it is short enough for the path of a socket, else /tmp */
+char *kvft_temp_dir(void);        /* a new folder in it, to be freed by kvft_remove_dir */
+void kvft_remove_dir(char *dir);  /* with all that is in it */
 
 /* Saves the prompt and waits; aborts with the reason when not all blocks were written (or known to be there). */
 void kvft_save_all(kvf_space *, kvf_store *, kvft_prompt *);

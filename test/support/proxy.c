@@ -380,7 +380,7 @@ kvft_proxy *kvft_proxy_start(const char *target) {
     if (proxy == NULL) {
         die("memory");
     }
-    snprintf(proxy->dir, sizeof proxy->dir, "/tmp/kvferry-proxy-XXXXXX");
+    snprintf(proxy->dir, sizeof proxy->dir, "%s/kvferry-proxy-XXXXXX", kvft_temp_root());
     if (mkdtemp(proxy->dir) == NULL || pipe2(proxy->wake, O_CLOEXEC | O_NONBLOCK) != 0) {
         die("start");
     }

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "support/kit.h"
+
 #define MAX_ARGS  64
 #define ACL_LOGIN KVFT_ACL_USER ":" KVFT_ACL_PASSWORD "@"
 
@@ -389,11 +391,10 @@ static kvft_server *prepare(const char *const *args, bool conf, const char *cloc
         return NULL;
     }
     kvft_server *server = calloc(1, sizeof *server);
-    const char *tmp = getenv("TMPDIR");
     if (server == NULL) {
         die("no memory");
     }
-    snprintf(server->dir, sizeof server->dir, "%s/kvft-XXXXXX", tmp != NULL && strlen(tmp) < 64 ? tmp : "/tmp");
+    snprintf(server->dir, sizeof server->dir, "%s/kvft-XXXXXX", kvft_temp_root());
     if (mkdtemp(server->dir) == NULL) {
         die("no temporary folder");
     }
