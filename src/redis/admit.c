@@ -10,7 +10,7 @@
 #include "redis/rules.h"
 
 #define NUM_TRIES  5u
-#define EXAMINE_US 1000000
+#define EXAMINE_US 2000000
 
 /* ---- may the user? ---- */
 
@@ -115,7 +115,11 @@ static kvf_status admit_on(kvfi_talk *talk, const char *key) {
     if (status == KVF_CONFIG) {
         return status;
     }
-    KVFI_TRY(status);
+    if (status != KVF_OK) {
+        /* One of these may be what ends a connection, too: that shows when it is needed. */
+        KVFI_TRY(kvfi_talk_renew(talk));
+        KVFI_TRY(kvfi_facts_ask(talk, true));
+    }
     KVFI_TRY(kvfi_facts_hear(talk, &facts, true));
     kvfi_rules_judge(&verdict, &facts, &talk->tier->asked, NULL, NULL);
     fit(talk->tier, &verdict.fit);

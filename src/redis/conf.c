@@ -13,6 +13,13 @@ static bool is_plain(const char *text, size_t max) {
 /* redis://host:port/7 */
 static kvf_status read_tcp(kvfi_redis_conf *conf, kvf_error *err, const kvfi_url *url) {
     KVFI_TRY(kvfi_url_host(url, err, 0, conf->server.host, &conf->server.port, 6379));
+    if (strchr(url->hosts, ',') != NULL) {
+        return kvfi_fail(
+            err, KVF_CONFIG,
+            "%.100s: %s:// has one host: write %s+cluster:// for the nodes of a Cluster, %s+sentinel:// for "
+            "sentinels",
+            url->text, url->scheme, url->scheme, url->scheme);
+    }
     const char *db = url->path[0] == '/' ? url->path + 1 : url->path;
     uint64_t number = 0;
     if (db[0] != '\0' && (!kvfi_parse_u64(&number, db, strlen(db)) || number > MAX_DB)) {
@@ -59,9 +66,6 @@ static kvf_status read_sentinel(kvfi_redis_conf *conf, kvf_error *err, kvfi_url 
                          "%s: behind the sentinels stands the name of the master, as in "
                          "redis+sentinel://host1,host2/mymaster",
                          url->text);
-    }
-    if (conf->sentinel_user != NULL && conf->sentinel_password == NULL) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: sentinel_user= needs sentinel_password= beside it", url->text);
     }
     return KVF_OK;
 }
@@ -149,16 +153,37 @@ static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
     return KVF_OK;
 }
 
+/* Behind the host or as a parameter, but not both. */
+static kvf_status read_db(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    const char *given = NULL;
+    KVFI_TRY(kvfi_url_take_text(url, err, "db", &given));
+    if (given != NULL && conf->kind == KVFI_REDIS_ONE && conf->server.path == NULL && url->path[0] != '\0' &&
+        url->path[1] != '\0') {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: the database is given twice, behind the host and as db=", url->text);
+    }
+    return kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB);
+}
+
+/* Of a unix socket only: elsewhere it would say what can't be. */
+static kvf_status read_lend(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
+    const char *given = NULL;
+    KVFI_TRY(kvfi_url_take_text(url, err, "lend", &given));
+    if (given != NULL && conf->server.path == NULL) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: lend= is for unix sockets: leave it out", url->text);
+    }
+    return take_yes(&conf->lend, err, url, "lend", "true", "false");
+}
+
 static kvf_status read_numbers(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     KVFI_TRY(read_conns(conf, err, url));
-    KVFI_TRY(kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB));
+    KVFI_TRY(read_db(conf, err, url));
+    KVFI_TRY(read_lend(conf, err, url));
     KVFI_TRY(kvfi_url_take_u32(url, err, "ttl", &conf->ttl_s, 0, 100 * 365 * 86400u));
     KVFI_TRY(kvfi_url_take_u32(url, err, "connect_ms", &conf->connect_ms, 1, 600000));
     KVFI_TRY(kvfi_url_take_u32(url, err, "stall_ms", &conf->stall_ms, 1, 600000));
     KVFI_TRY(kvfi_url_take_size(url, err, "window", &conf->window, 4096, (uint64_t)1 << 32));
     KVFI_TRY(kvfi_url_take_size(url, err, "budget", &conf->budget, 1 << 20, (uint64_t)1 << 50));
     KVFI_TRY(take_yes(&conf->allow_noeviction, err, url, "allow_noeviction", "true", "false"));
-    KVFI_TRY(take_yes(&conf->lend, err, url, "lend", "true", "false"));
     /* A header must fit into the first part, and 512 MiB is what a server takes unless told otherwise. */
     return kvfi_url_take_size(url, err, "part", &conf->part, 4096, (uint64_t)512 << 20);
 }
@@ -196,9 +221,6 @@ kvf_status kvfi_redis_conf_read(kvfi_redis_conf *out, kvf_error *err, kvfi_url *
     KVFI_TRY(kvfi_url_all_taken(url, err));
     if (conf.kind == KVFI_REDIS_CLUSTER && conf.db > 0) {
         return kvfi_fail(err, KVF_CONFIG, "%s: a Cluster has one database only, 0", url->text);
-    }
-    if (conf.user != NULL && conf.user[0] == '\0') {
-        conf.user = NULL; /* redis://:password@host: the default user */
     }
     *out = conf;
     return KVF_OK;

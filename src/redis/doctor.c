@@ -90,6 +90,10 @@ static void examine(exam *e, kvf_error *err) {
         say(e, KVF_FINE, "server", "", "%s %s",
             strcmp(facts.name, "valkey") == 0 ? "Valkey, compatible with Redis" : "Redis", facts.version);
     }
+    if (e->tier->conf.name[0] != '\0' && !kvfi_node_answers(e->talk.node, KVFI_PROBE_NAME)) {
+        say(e, KVF_NOTE, "no-name", "ACL SETUSER <user> +client|setname, or name= in the URL",
+            "CLIENT SETNAME is not answered: our connections have no name in CLIENT LIST");
+    }
     kvfi_rules_judge(&verdict, &facts, &e->tier->asked, say_finding, e);
     examine_permissions(e);
 }

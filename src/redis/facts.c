@@ -153,16 +153,64 @@ static kvf_status hear_setting(kvfi_talk *talk, kvfi_facts *facts, const field *
 
 /* ---- both ---- */
 
-kvf_status kvfi_facts_ask(kvfi_talk *talk, bool settings) {
-    KVFI_TRY(kvfi_talk_say(talk, "INFO", NULL));
-    for (size_t i = 0; settings && i < NUM_SETTINGS; i++) {
+/* What may be asked: bits of kvfi_probe. */
+static unsigned questions(const kvfi_talk *talk, bool settings) {
+    return (kvfi_node_answers(talk->node, KVFI_PROBE_INFO) ? KVFI_PROBE_INFO : 0) |
+           (settings && kvfi_node_answers(talk->node, KVFI_PROBE_CONFIG) ? KVFI_PROBE_CONFIG : 0);
+}
+
+static kvf_status ask(kvfi_talk *talk, unsigned probes) {
+    if ((probes & KVFI_PROBE_INFO) != 0) {
+        KVFI_TRY(kvfi_talk_say(talk, "INFO", NULL));
+    }
+    for (size_t i = 0; (probes & KVFI_PROBE_CONFIG) != 0 && i < NUM_SETTINGS; i++) {
         KVFI_TRY(kvfi_talk_say(talk, "CONFIG", "GET", settings_of_us[i].name, NULL));
     }
     return KVF_OK;
 }
 
-kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
-    *out = (kvfi_facts){.config = settings, .swapped = KVFI_UNKNOWN};
+static kvf_status hear(kvfi_talk *talk, kvfi_facts *out, unsigned probes) {
+    if ((probes & KVFI_PROBE_INFO) != 0) {
+        KVFI_TRY(hear_info(talk, out));
+        kvfi_node_was_heard(talk->node, KVFI_PROBE_INFO);
+    }
+    if ((probes & KVFI_PROBE_CONFIG) == 0) {
+        return KVF_OK;
+    }
+    kvf_status status = KVF_OK;
+    out->config = true;
+    for (size_t i = 0; status == KVF_OK && i < NUM_SETTINGS; i++) {
+        status = hear_setting(talk, out, &settings_of_us[i]);
+    }
+    out->config = out->config && status == KVF_OK;
+    if (status == KVF_OK) {
+        kvfi_node_was_heard(talk->node, KVFI_PROBE_CONFIG);
+    }
+    return status;
+}
+
+/* One question on a connection of its own. Where that ends, and the server answers on another, it was the question. */
+static kvf_status try_one(kvfi_talk *talk, kvfi_facts *out, kvfi_probe probe) {
+    char said[sizeof talk->conn->said];
+    if (ask(talk, probe) == KVF_OK && hear(talk, out, probe) == KVF_OK) {
+        return KVF_OK;
+    }
+    memcpy(said, talk->conn->said, sizeof said);
+    KVFI_TRY(kvfi_talk_renew(talk));
+    kvfi_node_is_mute(talk->node, probe, said);
+    return KVF_OK;
+}
+
+static kvf_status one_by_one(kvfi_talk *talk, kvfi_facts *out, unsigned probes) {
+    KVFI_TRY(kvfi_talk_renew(talk));
+    if ((probes & KVFI_PROBE_INFO) != 0) {
+        KVFI_TRY(try_one(talk, out, KVFI_PROBE_INFO));
+    }
+    return (probes & KVFI_PROBE_CONFIG) != 0 ? try_one(talk, out, KVFI_PROBE_CONFIG) : KVF_OK;
+}
+
+static void forget(kvfi_facts *out) {
+    *out = (kvfi_facts){.swapped = KVFI_UNKNOWN};
     for (size_t i = 0; i < NUM_INFOS; i++) {
         if (infos[i].size == 0) {
             *number_of(out, &infos[i]) = KVFI_UNKNOWN;
@@ -173,11 +221,24 @@ kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
             *number_of(out, &settings_of_us[i]) = KVFI_UNKNOWN;
         }
     }
-    KVFI_TRY(hear_info(talk, out));
-    for (size_t i = 0; settings && i < NUM_SETTINGS; i++) {
-        KVFI_TRY(hear_setting(talk, out, &settings_of_us[i]));
+}
+
+kvf_status kvfi_facts_ask(kvfi_talk *talk, bool settings) {
+    return ask(talk, questions(talk, settings));
+}
+
+kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
+    unsigned probes = questions(talk, settings);
+    uint32_t stall_ms = talk->conn->stall_ms;
+    talk->conn->stall_ms = talk->tier->conf.stall_ms; /* nothing is saved here, which would be waited for longer */
+    forget(out);
+    kvf_status status = hear(talk, out, probes);
+    if (status != KVF_OK && (probes & ~atomic_load_explicit(&talk->node->heard, memory_order_relaxed)) != 0) {
+        forget(out);
+        status = one_by_one(talk, out, probes);
     }
-    return KVF_OK;
+    talk->conn->stall_ms = stall_ms;
+    return status;
 }
 
 /* ---- the host ---- */

@@ -25,10 +25,11 @@ typedef struct kvfi_facts {
     uint64_t swapped; /* bytes of the server's memory */
 } kvfi_facts;
 
-/* Queues the questions. `settings`: CONFIG GET too. */
+/* Queues the questions, but those that the server is known not to answer. `settings`: CONFIG GET too. */
 kvf_status kvfi_facts_ask(kvfi_talk *, bool settings);
-/* Hears the answers. A server that refuses to tell leaves `info` or `config` false; KVF_IO only where the connection
- * is gone. */
+/* Hears the answers. A server that refuses to tell leaves `info` or `config` false, and so does one that is well, but
+ * ends the connection or is silent when it is asked: then the talk goes on over another connection, and it is not asked
+ * any more. KVF_IO only where the connection is gone for other reasons. */
 kvf_status kvfi_facts_hear(kvfi_talk *, kvfi_facts *out, bool settings);
 /* What the host knows of the server, when that runs on this one. */
 void kvfi_facts_look_around(kvfi_facts *, const kvfi_endpoint *);

@@ -101,21 +101,42 @@ static void remember(kvfi_node *node, const kvf_error *trouble) {
     pthread_mutex_unlock(&node->lock);
 }
 
-/* ---- the introduction: AUTH, SELECT, CLIENT SETNAME in one round trip ---- */
+void kvfi_node_is_mute(kvfi_node *node, kvfi_probe probe, const char *why) {
+    const char *command = probe == KVFI_PROBE_NAME   ? "CLIENT SETNAME"
+                          : probe == KVFI_PROBE_INFO ? "INFO"
+                                                     : "CONFIG GET";
+    if ((atomic_load_explicit(&node->heard, memory_order_relaxed) & probe) == 0 &&
+        (atomic_fetch_or_explicit(&node->mute, probe, memory_order_relaxed) & probe) == 0) {
+        kvfi_log(KVF_LOG_INFO, "%.100s: %s is not answered (%.100s), and not sent any more: it is done without",
+                 node->conf->text, command, why);
+    }
+}
 
-typedef enum step { STEP_AUTH, STEP_SELECT, STEP_NAME, STEP_PING } step;
+void kvfi_node_was_heard(kvfi_node *node, kvfi_probe probe) {
+    atomic_fetch_or_explicit(&node->heard, probe, memory_order_relaxed);
+}
 
-static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, step steps[4],
-                                   size_t *num) {
+/* ---- the introduction: AUTH, SELECT, PING, CLIENT SETNAME in one round trip ---- */
+
+typedef enum step { STEP_OPEN, STEP_AUTH, STEP_SELECT, STEP_PING, STEP_NAME } step;
+
+/* A user without a password is one who needs none (nopass): any will do, but without AUTH we would be `default`. */
+static void put_auth(kvfi_cmd *out, const kvfi_redis_conf *conf) {
+    kvfi_cmd_array(out, conf->user != NULL ? 3 : 2);
+    kvfi_cmd_text(out, "AUTH");
+    if (conf->user != NULL) {
+        kvfi_cmd_text(out, conf->user);
+    }
+    kvfi_cmd_text(out, conf->password != NULL ? conf->password : "");
+}
+
+/* Every server answers PING. The name comes behind it, when all else is well. */
+static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, bool named,
+                                   step steps[4], size_t *num) {
     size_t n = 0;
     kvfi_cmd *out = kvfi_conn_room(conn, KVFI_CONN_OUT);
-    if (conf->password != NULL) {
-        kvfi_cmd_array(out, conf->user != NULL ? 3 : 2);
-        kvfi_cmd_text(out, "AUTH");
-        if (conf->user != NULL) {
-            kvfi_cmd_text(out, conf->user);
-        }
-        kvfi_cmd_text(out, conf->password);
+    if (conf->user != NULL || conf->password != NULL) {
+        put_auth(out, conf);
         steps[n++] = STEP_AUTH;
     }
     if (conf->db > 0) {
@@ -124,16 +145,15 @@ static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_r
         kvfi_cmd_number(out, conf->db);
         steps[n++] = STEP_SELECT;
     }
-    if (conf->name[0] != '\0') {
+    kvfi_cmd_array(out, 1);
+    kvfi_cmd_text(out, "PING");
+    steps[n++] = STEP_PING;
+    if (named) {
         kvfi_cmd_array(out, 3);
         kvfi_cmd_text(out, "CLIENT");
         kvfi_cmd_text(out, "SETNAME");
         kvfi_cmd_text(out, conf->name);
         steps[n++] = STEP_NAME;
-    } else {
-        kvfi_cmd_array(out, 1); /* something must be answered, to know that a Redis is there */
-        kvfi_cmd_text(out, "PING");
-        steps[n++] = STEP_PING;
     }
     *num = n;
     return out->full ? kvfi_fail(err, KVF_CONFIG, "%s: user or password are too long", conf->text) : KVF_OK;
@@ -147,10 +167,9 @@ static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const k
                          conf->text);
     }
     if (kvfi_reply_says(reply, "NOPERM")) {
-        return kvfi_fail(err, KVF_CONFIG, "%s: the user lacks a permission: %s: %s", conf->text, conn->said,
-                         at == STEP_NAME     ? "add +client|setname to its ACL, or name= to the URL"
-                         : at == STEP_SELECT ? "add +select to its ACL, or use database 0"
-                                             : "add +ping to its ACL");
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%s: the user lacks a permission: %s: add +select to its ACL, or use database 0", conf->text,
+                         conn->said);
     }
     if (at == STEP_AUTH && !kvfi_reply_says(reply, "LOADING")) {
         return kvfi_fail(err, KVF_CONFIG, "%s: user or password refused: %s", conf->text, conn->said);
@@ -187,40 +206,61 @@ static kvf_status not_redis(kvfi_conn *conn, kvf_error *err, const kvfi_redis_co
                      conf->text);
 }
 
-/* Reads the answers to the introduction. KVF_OK, KVF_CONFIG, or KVF_MISS with the reason. */
-static kvf_status read_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, const step *steps,
-                                    size_t num, kvf_reason *why, int64_t deadline_us) {
-    for (size_t i = 0; i < num; i++) {
-        kvfi_reply reply;
-        *why = kvfi_conn_next(conn, &reply, deadline_us);
-        if (*why != KVF_WHY_NONE) {
-            bool nonsense = strstr(conn->said, "not RESP") != NULL;
-            return nonsense ? not_redis(conn, err, conf) : no_connection(conn, err, conf);
-        }
-        if (reply.kind == KVFI_RESP_ERROR) {
-            *why = KVF_WHY_SERVER;
-            /* A server that still loads its data knows us already. */
-            if (steps[i] == STEP_PING && kvfi_reply_says(&reply, "LOADING")) {
-                continue;
-            }
-            return explain_refusal(err, conn, conf, &reply, steps[i]);
-        }
-        if (reply.kind != KVFI_RESP_STATUS) {
-            *why = KVF_WHY_SERVER;
-            return not_redis(conn, err, conf);
-        }
-    }
-    *why = KVF_WHY_NONE;
-    return KVF_OK;
+/* A server that refuses PING for another reason than us (it loads its data, can't write to its disk, does not let us say
+ * PING) knows us already. */
+static bool is_acquainted(const kvfi_reply *reply) {
+    return !kvfi_reply_says(reply, "NOAUTH") && !kvfi_reply_says(reply, "DENIED") &&
+           !kvfi_reply_says(reply, "ERR max number of clients");
 }
 
-static kvf_status introduce(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, kvf_reason *why,
+/* Reads the answer to one step. KVF_OK, KVF_CONFIG, or KVF_MISS with the reason. */
+static kvf_status read_step(kvfi_node *node, kvfi_conn *conn, kvf_error *err, step at, kvf_reason *why,
+                            int64_t deadline_us) {
+    kvfi_reply reply;
+    *why = kvfi_conn_next(conn, &reply, deadline_us);
+    if (*why != KVF_WHY_NONE) {
+        bool nonsense = strstr(conn->said, "not RESP") != NULL;
+        return nonsense ? not_redis(conn, err, node->conf) : no_connection(conn, err, node->conf);
+    }
+    *why = KVF_WHY_SERVER;
+    if (reply.kind == KVFI_RESP_STATUS) {
+        return KVF_OK;
+    }
+    if (reply.kind != KVFI_RESP_ERROR) {
+        return not_redis(conn, err, node->conf);
+    }
+    if (at == STEP_NAME) {
+        kvfi_node_is_mute(node, KVFI_PROBE_NAME, conn->said); /* whatever it says of our name */
+        return KVF_OK;
+    }
+    return at == STEP_PING && is_acquainted(&reply) ? KVF_OK : explain_refusal(err, conn, node->conf, &reply, at);
+}
+
+/* The answer to our name is waited for less long than all the others took together, several times. */
+static int64_t name_deadline(const kvfi_node *node, int64_t began_us, int64_t deadline_us) {
+    int64_t now = kvfi_sys->now_us();
+    int64_t until_us = now + 4 * (now - began_us) + (int64_t)node->conf->stall_ms * 1000;
+    return until_us < deadline_us ? until_us : deadline_us;
+}
+
+/* *at: the step that was not answered, where it fails. */
+static kvf_status introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool named, step *at, kvf_reason *why,
                             int64_t deadline_us) {
     step steps[4];
     size_t num = 0;
+    int64_t began_us = kvfi_sys->now_us();
     *why = KVF_WHY_SERVER;
-    KVFI_TRY(put_introduction(conn, err, conf, steps, &num));
-    return read_introduction(conn, err, conf, steps, num, why, deadline_us);
+    KVFI_TRY(put_introduction(conn, err, node->conf, named, steps, &num));
+    for (size_t i = 0; i < num; i++) {
+        *at = steps[i];
+        bool name = *at == STEP_NAME;
+        KVFI_TRY(read_step(node, conn, err, *at, why, name ? name_deadline(node, began_us, deadline_us) : deadline_us));
+    }
+    if (named && kvfi_node_answers(node, KVFI_PROBE_NAME)) {
+        kvfi_node_was_heard(node, KVFI_PROBE_NAME);
+    }
+    *why = KVF_WHY_NONE;
+    return KVF_OK;
 }
 
 /* One side speaks TLS and the other does not: that shows as silence or as a broken connection, and so is asked for. */
@@ -237,15 +277,47 @@ static bool is_other_tongue(const kvfi_node *node, const kvfi_conn *conn, kvf_er
     return true;
 }
 
-static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool named, step *at,
+                             int64_t deadline_us) {
+    *at = STEP_OPEN;
     kvf_reason why = kvfi_conn_open(conn, &node->server, &node->peer, deadline_us);
     if (why != KVF_WHY_NONE) {
         (void)no_connection(conn, err, node->conf);
         return why;
     }
     atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
-    if (introduce(conn, err, node->conf, &why, deadline_us) != KVF_OK && kvfi_conn_is_open(conn)) {
+    conn->patient = !node->spoken && node->conf->kind == KVFI_REDIS_ONE; /* how long it takes to answer is not known */
+    if (introduce(node, conn, err, named, at, &why, deadline_us) != KVF_OK && kvfi_conn_is_open(conn)) {
         (void)kvfi_conn_broken(conn, conn->said);
+    }
+    conn->patient = false;
+    return why;
+}
+
+/* Did the connection end for our name? What stands in front of a server may break off, or fall silent, when it sees a
+ * command that it does not let through. */
+static bool is_about_name(const kvfi_node *node, step at, kvf_reason why) {
+    bool known = (atomic_load_explicit(&node->heard, memory_order_relaxed) & KVFI_PROBE_NAME) != 0;
+    bool ended = why == KVF_WHY_UNREACHABLE || (why == KVF_WHY_BUDGET && at == STEP_NAME);
+    return !known && ended && at != STEP_OPEN;
+}
+
+/* Such a connection is tried once more without it. Where that works it is left out from then on. */
+static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    bool named = node->conf->name[0] != '\0' && kvfi_node_answers(node, KVFI_PROBE_NAME);
+    step at;
+    kvf_reason why = open_named(node, conn, err, named, &at, deadline_us);
+    if (!named || !is_about_name(node, at, why)) {
+        return why;
+    }
+    char before[sizeof conn->said];
+    memcpy(before, conn->said, sizeof before);
+    kvf_error own = {.status = KVF_OK};
+    why = open_named(node, conn, &own, false, &at, deadline_us);
+    if (why == KVF_WHY_NONE) {
+        kvfi_node_is_mute(node, KVFI_PROBE_NAME, before);
+    } else if (err != NULL) {
+        *err = own;
     }
     return why;
 }
@@ -364,6 +436,11 @@ static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int
         return KVF_WHY_BREAKER;
     }
     return connect_to(node, conn, err, deadline_us);
+}
+
+kvf_reason kvfi_node_reopen(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
+    kvfi_conn_close(conn);
+    return make_fit(node, conn, err, deadline_us);
 }
 
 static kvfi_conn *new_conn(const kvfi_node *node, kvfi_lane_kind kind) {

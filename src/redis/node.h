@@ -40,6 +40,10 @@ typedef struct kvfi_admission {
     const char *code; /* the finding that forbids it */
 } kvfi_admission;
 
+/* What is asked only to know more, or to be known: nothing depends on the answer. Where a server refuses it, or what
+ * stands in front of it breaks the connection off or says nothing, it is not asked any more. */
+typedef enum kvfi_probe { KVFI_PROBE_NAME = 1, KVFI_PROBE_INFO = 2, KVFI_PROBE_CONFIG = 4 } kvfi_probe;
+
 typedef struct kvfi_node {
     const kvfi_redis_conf *conf;
     kvfi_endpoint server;
@@ -51,9 +55,10 @@ typedef struct kvfi_node {
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
     kvfi_admission admission;
-    _Atomic int64_t room; /* of a bounded one: bytes that may still be saved before it is asked anew */
-    atomic_bool spoken;   /* it has answered us once: it speaks as we do */
-    kvf_error trouble;    /* why it could not be connected to last time */
+    _Atomic int64_t room;         /* of a bounded one: bytes that may still be saved before it is asked anew */
+    atomic_bool spoken;           /* it has answered us once: it speaks as we do */
+    _Atomic unsigned mute, heard; /* bits: kvfi_probe that it does not answer; that it has answered */
+    kvf_error trouble;            /* why it could not be connected to last time */
     _Atomic uint64_t *connects, *disconnects;
 } kvfi_node;
 
@@ -73,6 +78,18 @@ kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lan
                           int64_t deadline_us);
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
+
+/* Of a connection that is closed, or is not trusted any more: makes it anew, in its place. */
+kvf_reason kvfi_node_reopen(kvfi_node *, kvfi_conn *, kvf_error *err, int64_t deadline_us);
+
+/* Is the probe answered, as far as is known? */
+static inline bool kvfi_node_answers(const kvfi_node *node, kvfi_probe probe) {
+    return (atomic_load_explicit(&node->mute, memory_order_relaxed) & probe) == 0;
+}
+/* It is not: `why` in the words of the server, or of the connection. Said once in the log. One that was answered before
+ * is not believed to be any other time. */
+void kvfi_node_is_mute(kvfi_node *, kvfi_probe, const char *why);
+void kvfi_node_was_heard(kvfi_node *, kvfi_probe);
 
 /* Loads go before saves: waits until none is under way, for a little while at most. */
 void kvfi_node_yield(kvfi_node *);

@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "redis/talk.h"
+#include "redis/facts.h"
 
 #define MAX_ID_BYTES     512u
 #define TEMPORARY_MS     "600000" /* what a writer that dies halfway leaves behind goes away by itself */
@@ -307,22 +307,16 @@ kvf_status kvfi_redis_session_remove(kvfi_tier *base, kvf_error *err, const char
     return status;
 }
 
-/* CONFIG GET proto-max-bulk-len answers two bulks, an error, or nothing where the server does not know it. */
-static uint64_t ask_max_bulk(kvfi_talk *talk) {
-    kvfi_reply reply = {.last = false};
-    uint64_t max = DEFAULT_MAX_BULK, number = 0;
-    if (kvfi_talk_say(talk, "CONFIG", "GET", "proto-max-bulk-len", NULL) != KVF_OK) {
-        return max;
+/* As the server is set up; DEFAULT_MAX_BULK where it does not say. */
+static kvf_status ask_max_bulk(kvfi_talk *talk, uint64_t *max) {
+    kvfi_facts facts;
+    *max = DEFAULT_MAX_BULK;
+    KVFI_TRY(kvfi_facts_ask(talk, true));
+    KVFI_TRY(kvfi_facts_hear(talk, &facts, true));
+    if (facts.max_bulk != KVFI_UNKNOWN && facts.max_bulk > 0) {
+        *max = facts.max_bulk;
     }
-    while (!reply.last) {
-        if (kvfi_talk_hear(talk, &reply) != KVF_OK) {
-            return max;
-        }
-        if (reply.kind == KVFI_RESP_BULK && kvfi_parse_u64(&number, reply.text, reply.len) && number > 0) {
-            max = number;
-        }
-    }
-    return max;
+    return KVF_OK;
 }
 
 uint64_t kvfi_redis_session_max_part(kvfi_tier *base, int64_t deadline_us) {
@@ -335,8 +329,7 @@ uint64_t kvfi_redis_session_max_part(kvfi_tier *base, int64_t deadline_us) {
     if (kvfi_talk_begin(&talk, tier, NULL, 0, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
         return DEFAULT_MAX_BULK;
     }
-    max = ask_max_bulk(&talk);
-    bool sure = kvfi_conn_is_open(talk.conn);
+    bool sure = ask_max_bulk(&talk, &max) == KVF_OK;
     kvfi_talk_end(&talk);
     if (sure) {
         atomic_store_explicit(&tier->max_bulk, max, memory_order_relaxed);

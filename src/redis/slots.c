@@ -66,7 +66,8 @@ void kvfi_slots_init(kvfi_slots *slots) {
 
 static int find_host(kvfi_slots *slots, const kvfi_host *host) {
     for (unsigned i = 0; i < slots->num_hosts; i++) {
-        if (slots->hosts[i].port == host->port && strcmp(slots->hosts[i].name, host->name) == 0) {
+        if (slots->hosts[i].port == host->port && slots->hosts[i].empty == host->empty &&
+            strcmp(slots->hosts[i].name, host->name) == 0) {
             return (int)i;
         }
     }
@@ -78,6 +79,9 @@ static int find_host(kvfi_slots *slots, const kvfi_host *host) {
 }
 
 static bool end_range(kvfi_slots *slots) {
+    if (!slots->usable || slots->host.port == 0) {
+        return true;
+    }
     int owner = find_host(slots, &slots->host);
     if (owner < 0) {
         return false;
@@ -94,7 +98,8 @@ static bool end_range(kvfi_slots *slots) {
 /* One element of a range: its first and last slot; the primary's array comes third. */
 static bool take_range(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     if (index >= 2) {
-        return reply->kind == KVFI_RESP_ARRAY && reply->num >= 2;
+        slots->usable = index > 2 && slots->usable; /* until the primary has said where it is */
+        return reply->kind == KVFI_RESP_ARRAY;
     }
     if (reply->kind != KVFI_RESP_INT || reply->num < 0 || reply->num >= KVFI_NUM_SLOTS) {
         return false;
@@ -103,15 +108,27 @@ static bool take_range(kvfi_slots *slots, const kvfi_reply *reply, int64_t index
     return index == 0 || slots->first <= slots->last;
 }
 
-/* One element of a primary: its host and port; more may follow. */
+/* The host of a primary: nil stands for that of the server asked, "?" is one that nobody knows. */
+static bool take_host(kvfi_slots *slots, const kvfi_reply *reply) {
+    bool nil = reply->kind == KVFI_RESP_NIL;
+    if (!nil && reply->kind != KVFI_RESP_BULK) {
+        return false;
+    }
+    slots->host = (kvfi_host){.empty = !nil && reply->len == 0};
+    slots->usable =
+        nil || (!(reply->len == 1 && reply->text[0] == '?') && set_name(&slots->host, reply->text, reply->len));
+    return true;
+}
+
+/* One element of a primary: its host and port; more may follow. A node whose address its Cluster has lost has the port
+ * 0. What can't be connected to owns nothing, and the others of the map are as good as before. */
 static bool take_primary(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     if (index == 0) {
-        slots->host.name[0] = slots->host.alias[0] = '\0';
-        return reply->kind == KVFI_RESP_NIL ||
-               (reply->kind == KVFI_RESP_BULK && set_name(&slots->host, reply->text, reply->len));
+        return take_host(slots, reply);
     }
     if (index == 1) {
-        return reply->kind == KVFI_RESP_INT && reply->num > 0 && set_port(&slots->host, (uint64_t)reply->num);
+        slots->usable = slots->usable && reply->num > 0 && set_port(&slots->host, (uint64_t)reply->num);
+        return reply->kind == KVFI_RESP_INT;
     }
     return true;
 }
@@ -211,6 +228,7 @@ kvfi_redirect_kind kvfi_redirect_parse(uint16_t *slot, kvfi_host *to, const char
     const char *blank = memchr(text + at, ' ', len - at);
     uint64_t number = 0;
     to->alias[0] = '\0';
+    to->empty = false;
     if (blank == NULL || !kvfi_parse_u64(&number, text + at, (size_t)(blank - text) - at) || number >= KVFI_NUM_SLOTS ||
         !parse_address(to, blank + 1, len - (size_t)(blank - text) - 1)) {
         return KVFI_REDIRECT_NONE;

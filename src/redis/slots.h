@@ -17,13 +17,14 @@ uint16_t kvfi_slot_of(const char *key, size_t len);
 
 typedef struct kvfi_host {
     char name[256];  /* "" = that of the server which said so */
+    bool empty;      /* it was said as an empty string: only the server itself is meant, if it has that port */
     char alias[256]; /* what it is called, where `name` is an address (cluster-announce-hostname); or "" */
     uint16_t port;
 } kvfi_host;
 
 /* The answer to CLUSTER SLOTS, taken reply by reply as the decoder hands them out. */
 typedef struct kvfi_slots {
-    uint16_t owner[KVFI_NUM_SLOTS];  /* an index into hosts, or KVFI_NO_OWNER */
+    uint16_t owner[KVFI_NUM_SLOTS];  /* an index into hosts, or KVFI_NO_OWNER: also where the host can't be used */
     kvfi_host hosts[KVFI_MAX_NODES]; /* primaries only */
     unsigned num_hosts;
     /* ---- of the parser */
@@ -33,6 +34,7 @@ typedef struct kvfi_slots {
     int64_t index[4]; /* the next element's */
     int64_t first, last;
     bool hostname; /* the next string of the primary's metadata is its host name */
+    bool usable;   /* the primary's host and port, as far as they have come */
     kvfi_host host;
 } kvfi_slots;
 

@@ -89,6 +89,16 @@ void kvfi_talk_end(kvfi_talk *talk) {
     }
 }
 
+kvf_status kvfi_talk_renew(kvfi_talk *talk) {
+    kvf_error own = {.status = KVF_IO};
+    talk->unheard = 0;
+    talk->half = false;
+    if (kvfi_node_reopen(talk->node, talk->conn, &own, talk->deadline_us) != KVF_WHY_NONE) {
+        return kvfi_fail(talk->err, KVF_IO, "%s", own.what);
+    }
+    return KVF_OK;
+}
+
 static kvf_status lost(kvfi_talk *talk) {
     return kvfi_fail(talk->err, KVF_IO, "%s: %s", talk->tier->conf.text, talk->conn->said);
 }

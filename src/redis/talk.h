@@ -29,6 +29,8 @@ kvf_status kvfi_talk_begin_on(kvfi_talk *, kvfi_redis *, kvf_error *, kvfi_node 
 /* After a talk that failed has ended: is it worth another try? Then the time for that has come. `tries` counts them. */
 bool kvfi_talk_again(const kvfi_talk *, unsigned *tries);
 void kvfi_talk_end(kvfi_talk *);
+/* Goes on over another connection to the same server: what was said and not heard is forgotten. */
+kvf_status kvfi_talk_renew(kvfi_talk *);
 /* Queues one command of plain texts; NULL ends the list. */
 kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
 /* Before a place is named for the next reply: that reply comes next. */

@@ -76,6 +76,10 @@ static void install(kvfi_topology *t, const kvfi_slots *slots, const kvfi_node *
     pthread_mutex_lock(&t->lock);
     for (unsigned i = 0; i < slots->num_hosts; i++) {
         const kvfi_host *host = &slots->hosts[i];
+        if (host->empty && host->port != from->server.port) {
+            numbers[i] = KVFI_NO_OWNER;
+            continue;
+        }
         const char *name = host->alias[0] != '\0' ? host->alias : host->name[0] == '\0' ? from->name : NULL;
         numbers[i] = member(t, host->name[0] != '\0' ? host->name : from->server.host, host->port, name);
     }

@@ -241,12 +241,29 @@ static kvf_status decode(char **out, kvf_error *err, const char *text, const cha
     return KVF_OK;
 }
 
+/* "u:p@h1,u:p@h2" and "h1,u:p@h2": what stands in front of the last "@" would be taken for one user and one password. */
+static bool names_hosts(const char *scheme, span userinfo) {
+    const char *end = userinfo.at + userinfo.len;
+    const char *comma = until(userinfo.at, end, ",");
+    bool list = strstr(scheme, "+cluster") != NULL || strstr(scheme, "+sentinel") != NULL;
+    return comma < end && (list || until(userinfo.at, end, "@") < end || comma < until(userinfo.at, end, ":"));
+}
+
 static kvf_status take_userinfo(kvfi_url *url, kvf_error *err, span in) {
     if (in.at == NULL) {
         return KVF_OK;
     }
     const char *end = in.at + in.len;
     const char *colon = until(in.at, end, ":");
+    if (names_hosts(url->scheme, in)) {
+        return kvfi_fail(
+            err, KVF_CONFIG,
+            "the store URL has a user and a password for each host: write them once, in front of all hosts "
+            "(a comma of theirs is written %%2C, an @ %%40)");
+    }
+    if (in.len == 0 || (in.len == 1 && *colon == ':')) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: neither a user nor a password stands in front of the @", url->text);
+    }
     if (colon > in.at) {
         KVFI_TRY(decode(&url->user, err, url->text, "the user", span_of(in.at, colon)));
     }

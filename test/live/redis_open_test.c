@@ -176,10 +176,7 @@ static void missing_rules(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
     assert_string_equal(kvft_server_say(server, "ACL SETUSER bob on >pw ~kvf1:* -@all +get +set +getrange"), "+OK");
-    refused(kvft_try_tier(&tier, &err, "redis://bob:pw@127.0.0.1:%d", server->port), "client|setname");
     refused(kvft_try_tier(&tier, &err, "redis://bob:pw@127.0.0.1:%d/2?name=", server->port), "+select");
-    refused(kvft_try_tier(&tier, &err, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "+ping");
-    assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +ping"), "+OK");
     refused(kvft_try_tier(&tier, &err, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "add +pexpire");
     assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +pexpire -get"), "+OK");
     refused(kvft_try_tier(&tier, &err, "redis://bob:pw@127.0.0.1:%d/0?name=", server->port), "add +get to");
@@ -289,7 +286,7 @@ static void refusals_that_pass(void **state) {
     fake_start(&denied);
     refused(kvft_try_tier(&tier, &err, "redis+unix://%s", denied.path), "protected mode");
     fake_stop(&denied);
-    fake loading = {.answers = {"-LOADING Redis is loading the dataset in memory\r\n"}};
+    fake loading = {.answers = {"-LOADING Redis is loading the dataset in memory\r\n+OK\r\n"}};
     fake_start(&loading);
     opens(kvft_try_tier(&tier, &err, "redis+unix://%s?name=", loading.path), &tier);
     fake_stop(&loading);
@@ -300,7 +297,7 @@ static void refusals_that_pass(void **state) {
 /* What one lookup gets to hear, on the connection that the opening has left in the lane. */
 static kvf_reason hear(const char *answer) {
     kvfi_tier *tier = NULL;
-    fake f = {.answers = {"+OK\r\n", answer}};
+    fake f = {.answers = {"+OK\r\n+PONG\r\n", answer}};
     fake_start(&f);
     assert_int_equal(kvft_try_tier(&tier, &err, "redis+unix://%s?stall_ms=100", f.path), KVF_OK);
     kvf_reason why = kvft_peek(tier, 1);
@@ -333,7 +330,7 @@ static void lies_about_lengths(void **state) {
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         kvfi_tier *tier = NULL;
         /* One connection at a time: the first hears OK for the introduction and is closed by its silence. */
-        fake f = {.answers = {"+OK\r\n", answers[i], answers[i]}};
+        fake f = {.answers = {"+OK\r\n+PONG\r\n", answers[i], answers[i]}};
         fake_start(&f);
         kvfi_redis_conf conf = {.conns = 1,
                                 .connect_ms = 500,

@@ -72,8 +72,6 @@ static void test_configuration(void **state) {
     urls[0] = "redis+sentinel://127.0.0.1:1";
     assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_CONFIG);
     assert_non_null(strstr(err.what, "name of the master"));
-    urls[0] = "redis+sentinel://127.0.0.1:1/m?sentinel_user=u";
-    assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_CONFIG);
     urls[0] = "redis+cluster://127.0.0.1:1/3";
     assert_int_equal(kvf_store_open(&store, &err, urls, 1, NULL), KVF_CONFIG);
     snprintf(url, sizeof url, "redis+cluster://127.0.0.1:%d", set->data[0]->port);

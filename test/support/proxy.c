@@ -29,6 +29,8 @@ typedef struct link {
     uint8_t held[BUFFER];
     size_t num_held, at_held;
     double not_before; /* when the next piece may go */
+    double moved_at;   /* when something went through last */
+    bool swallows;     /* requests, all of them from now on */
     int64_t position;  /* reply bytes so far */
     uint64_t random;
     bool bit_flipped, garbage_done;
@@ -124,6 +126,7 @@ static void welcome(kvft_proxy *proxy, int listener, bool is_tcp) {
             }
             *link = (link_t){
                 .client = client, .server = server, .is_tcp = is_tcp, .random = proxy->plan.seed ^ (uint64_t)i};
+            link->moved_at = now();
             if (is_tcp) {
                 int one = 1;
                 setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -244,6 +247,7 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
         return;
     }
     link->at_held += (size_t)n;
+    link->moved_at = now();
     link->position += n;
     proxy->stats.to_client += (uint64_t)n;
     if (link->at_held == link->num_held) {
@@ -257,6 +261,24 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
     }
 }
 
+/* How many bytes of a request stand before the command with that text; `num` where there is none. */
+static size_t before_command(const uint8_t *request, size_t num, const char *text) {
+    const uint8_t *at = text != NULL ? memmem(request, num, text, strlen(text)) : NULL;
+    const uint8_t *star = at != NULL ? memrchr(request, '*', (size_t)(at - request)) : NULL;
+    return at == NULL ? num : star == NULL ? 0 : (size_t)(star - request);
+}
+
+/* It is reset or closed (true), or swallows all that comes from now on. */
+static bool is_ended(kvft_proxy *proxy, link_t *link, bool closed) {
+    if (closed) {
+        drop(proxy, link, true);
+        return true;
+    }
+    link->swallows = true;
+    proxy->stats.faults++;
+    return false;
+}
+
 static void from_client(kvft_proxy *proxy, link_t *link) {
     uint8_t *buffer = proxy->request;
     ssize_t n = recv(link->client, buffer, BUFFER, MSG_PEEK);
@@ -266,7 +288,15 @@ static void from_client(kvft_proxy *proxy, link_t *link) {
         }
         return;
     }
-    bool swallow = reached(link->position, proxy->plan.half_open_after);
+    size_t passes = before_command(buffer, (size_t)n, proxy->plan.breaks_on);
+    bool idle = proxy->plan.idle_ms > 0 && now() - link->moved_at >= proxy->plan.idle_ms / 1e3;
+    if (!link->swallows && (idle || passes == 0) &&
+        is_ended(proxy, link, idle ? proxy->plan.reset : !proxy->plan.silent)) {
+        return;
+    }
+    n = passes > 0 && !link->swallows ? (ssize_t)passes : n;
+    link->moved_at = now();
+    bool swallow = link->swallows || reached(link->position, proxy->plan.half_open_after);
     ssize_t sent = swallow ? n : send(link->server, buffer, (size_t)n, MSG_NOSIGNAL);
     if (sent > 0) {
         proxy->stats.to_server += (uint64_t)sent;

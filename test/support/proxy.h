@@ -27,7 +27,11 @@ typedef struct kvft_plan {
     int64_t garbage_at;      /* 16 random bytes take the place of the reply's at this position; 0 = never */
     int64_t flip_at;         /* one bit of the reply at this position is flipped; 0 = never */
     bool refuse;             /* connections are accepted and closed at once */
-    bool swap; /* two replies that arrive in one piece change places, where that can be done by length alone */
+    const char *breaks_on;   /* a connection is closed when a command has this text, which is not passed on; */
+    bool silent;             /* ... or, instead, no request passes any more, and it stays open */
+    uint32_t idle_ms; /* a connection on which nothing has moved for so long ends with the next request: it is swallowed
+                         with all that follows, or, with `reset`, answered with a reset; 0 = never */
+    bool swap;        /* two replies that arrive in one piece change places, where that can be done by length alone */
 } kvft_plan;
 
 typedef struct kvft_proxy kvft_proxy;

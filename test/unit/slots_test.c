@@ -87,10 +87,33 @@ static void test_map(void **state) {
     assert_string_equal(slots.hosts[1].name, "::1");
     assert_int_equal(slots.hosts[1].port, 2);
     assert_true(parse(&slots, "*0\r\n"));
-    /* An unknown host is that of the server asked. */
-    assert_true(parse(&slots, "*2\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\n?", "7") "*3\r\n:2\r\n:3\r\n*2\r\n$-1\r\n:8\r\n"));
+}
+
+/* A range whose host can't be used has no owner, and the others are there. */
+static void test_public_6_hosts_that_are_unknown(void **state) {
+    (void)state;
+    static const char *const unknown[] = {
+        NODE("0\r\n", "0"),    NODE("1\r\n?", "7"),   NODE("1\r\na", "0"), NODE("1\r\na", "65536"),
+        NODE("3\r\na b", "1"), "*2\r\n$-1\r\n:0\r\n", "*1\r\n$1\r\na\r\n", "*0\r\n"};
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
+        char text[300];
+        snprintf(text, sizeof text, "*3\r\n*3\r\n:0\r\n:1\r\n%s*3\r\n:2\r\n:3\r\n%s*3\r\n:4\r\n:5\r\n%s",
+                 NODE("1\r\na", "7"), unknown[i], NODE("1\r\nb", "8"));
+        if (!parse(&slots, text)) {
+            fail_msg("refused: %s", text);
+        }
+        assert_int_equal(slots.num_hosts, 2);
+        assert_int_equal(slots.owner[1], 0);
+        assert_int_equal(slots.owner[2], KVFI_NO_OWNER);
+        assert_int_equal(slots.owner[3], KVFI_NO_OWNER);
+        assert_int_equal(slots.owner[5], 1);
+    }
+    /* No host at all is that of the server asked; so is an empty one, if it has that port. */
+    assert_true(parse(&slots, "*2\r\n*3\r\n:0\r\n:1\r\n" NODE("0\r\n", "7") "*3\r\n:2\r\n:3\r\n*2\r\n$-1\r\n:8\r\n"));
     assert_string_equal(slots.hosts[0].name, "");
+    assert_true(slots.hosts[0].empty);
     assert_string_equal(slots.hosts[1].name, "");
+    assert_false(slots.hosts[1].empty);
 }
 
 static void test_hostile_maps(void **state) {
@@ -108,10 +131,6 @@ static void test_hostile_maps(void **state) {
         "*1\r\n*3\r\n:0\r\n$1\r\n1\r\n",
         "*1\r\n*3\r\n:5\r\n:4\r\n",
         "*1\r\n*3\r\n:0\r\n:1\r\n:3\r\n",
-        "*1\r\n*3\r\n:0\r\n:1\r\n*1\r\n$1\r\na\r\n",
-        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "0"),
-        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "65536"),
-        "*1\r\n*3\r\n:0\r\n:1\r\n" NODE("3\r\na b", "1"),
         "*1\r\n*3\r\n:0\r\n:1\r\n*2\r\n:1\r\n:1\r\n",
         "*1\r\n*3\r\n:0\r\n:1\r\n*2\r\n$1\r\na\r\n$1\r\n1\r\n",
         "*2\r\n*3\r\n:0\r\n:1\r\n" NODE("1\r\na", "1") "*3\r\n:1\r\n:2\r\n" NODE("1\r\nb", "1"),
@@ -157,6 +176,7 @@ static void test_redirects(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_slot), cmocka_unit_test(test_map),
+                                       cmocka_unit_test(test_public_6_hosts_that_are_unknown),
                                        cmocka_unit_test(test_hostile_maps), cmocka_unit_test(test_redirects)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
