@@ -103,6 +103,39 @@ static int add_environment(kvfcli_common *common, const char *text) {
     return KVFCLI_FINE;
 }
 
+/* The library takes both secret files as one text. */
+static int add_secret(kvfcli_common *common, const char *path) {
+    char *both = NULL;
+    if (path[0] == '\0' || strchr(path, ':') != NULL) {
+        return kvfcli_usage(common, "\"%s\" can't be the name of a secret file: it is empty, or has a colon", path);
+    }
+    if (common->secret_given && strchr(common->secret_files, ':') != NULL) {
+        return kvfcli_usage(common, "two secret files at most: the new one, and the one before");
+    }
+    int len = common->secret_given ? asprintf(&both, "%s:%s", common->secret_files, path) : asprintf(&both, "%s", path);
+    if (len < 0) {
+        kvfcli_say("no memory");
+        return KVFCLI_IO;
+    }
+    free(common->secret_files);
+    common->secret_files = both;
+    common->secret_given = true;
+    return KVFCLI_FINE;
+}
+
+static int complete_secret(kvfcli_common *common) {
+    const char *environment = getenv("KVFERRY_SECRET_FILE");
+    if (common->secret_given || environment == NULL || environment[0] == '\0') {
+        return KVFCLI_FINE;
+    }
+    common->secret_files = strdup(environment);
+    if (common->secret_files == NULL) {
+        kvfcli_say("no memory");
+        return KVFCLI_IO;
+    }
+    return KVFCLI_FINE;
+}
+
 /* A path as it stands in a URL: what would end the path there, or begin an escape, is escaped. */
 static void put_path(FILE *out, const char *path) {
     for (const char *p = path; *p != '\0'; p++) {
@@ -175,6 +208,9 @@ int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct opti
         case 's':
             code = add_url(common, optarg);
             break;
+        case KVFCLI_OPT_SECRET:
+            code = add_secret(common, optarg);
+            break;
         case KVFCLI_OPT_JSON:
             common->json = true;
             break;
@@ -196,19 +232,24 @@ int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct opti
         }
     }
     int code = complete_urls(common);
+    code = code == KVFCLI_FINE ? complete_secret(common) : code;
     return code == KVFCLI_FINE ? -1 : code;
 }
 
 void kvfcli_common_cleanup(kvfcli_common *common) {
     free(common->from_environment);
     common->from_environment = NULL;
+    free(common->secret_files);
+    common->secret_files = NULL;
 }
 
 /* ---- stores ---- */
 
 int kvfcli_open(kvf_store **out, const kvfcli_common *common, const kvf_options *options) {
     kvf_error err = {.status = KVF_OK};
-    if (kvf_store_open(out, &err, common->urls, common->num_urls, options) != KVF_OK) {
+    kvf_options own = options != NULL ? *options : (kvf_options){.struct_size = sizeof own};
+    own.secret_files = common->secret_files;
+    if (kvf_store_open(out, &err, common->urls, common->num_urls, &own) != KVF_OK) {
         return kvfcli_fail(&err);
     }
     return KVFCLI_FINE;

@@ -40,31 +40,38 @@ int kvfcli_explain(int argc, char **argv); /* the same */
 /* The text of token ids by the vocabulary of a model. *out is freed with free(). cli/run_text.c, where llama.cpp is. */
 kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t num, char **out, kvf_error *err);
 
-/* ---- options that every verb has: --store URL (again for more tiers), --json, --verbose, --help */
+/* ---- options that every verb has: --store URL (again for more tiers), --secret-file FILE (again for the one before),
+ * --json, --verbose, --help */
 #define KVFCLI_MAX_STORES 8u
 
 typedef struct kvfcli_common {
     const char *urls[KVFCLI_MAX_STORES];
     size_t num_urls;
     char *from_environment; /* what `urls` point into when they came from there */
+    char *secret_files;     /* as in kvf_options; NULL = none */
+    bool secret_given;      /* by an option, not by the environment */
     bool json, verbose;
     const char *verb;
     const char *help; /* the text of --help */
 } kvfcli_common;
 
-enum { KVFCLI_OPT_JSON = 1000, KVFCLI_OPT_OWN /* verbs number their long options from here on */ };
+enum { KVFCLI_OPT_JSON = 1000, KVFCLI_OPT_SECRET, KVFCLI_OPT_OWN /* verbs number their long options from here on */ };
 
-#define KVFCLI_COMMON_OPTIONS                                                              \
-    {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON}, \
-        {"verbose", no_argument, NULL, 'v'}, {                                             \
-        "help", no_argument, NULL, 'h'                                                     \
+#define KVFCLI_COMMON_OPTIONS                                                                               \
+    {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON},                  \
+        {"secret-file", required_argument, NULL, KVFCLI_OPT_SECRET}, {"verbose", no_argument, NULL, 'v'}, { \
+        "help", no_argument, NULL, 'h'                                                                      \
     }
 
-#define KVFCLI_COMMON_HELP                                                            \
-    "  -s, --store URL   the store; again for more tiers, fastest first\n"            \
-    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n" \
-    "      --json        output for programs\n"                                       \
-    "  -v, --verbose     say more on stderr\n"                                        \
+#define KVFCLI_COMMON_HELP                                                               \
+    "  -s, --store URL   the store; again for more tiers, fastest first\n"               \
+    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n"    \
+    "      --secret-file FILE\n"                                                         \
+    "                    a tenant's secret: records are sealed under it; a second one\n" \
+    "                    is the secret before, which is only read (default:\n"           \
+    "                    $KVFERRY_SECRET_FILE; two with \":\" between them)\n"           \
+    "      --json        output for programs\n"                                          \
+    "  -v, --verbose     say more on stderr\n"                                           \
     "  -h, --help        this text\n"
 
 /* Takes an option of the verb itself. Returns KVFCLI_FINE, or an exit code after a message. */

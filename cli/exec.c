@@ -223,6 +223,10 @@ static bool set_stores(const kvfcli_common *common) {
     return ok;
 }
 
+static bool set_secret(const kvfcli_common *common) {
+    return common->secret_files == NULL || setenv("KVFERRY_SECRET_FILE", common->secret_files, 1) == 0;
+}
+
 static int check_stores(const kvfcli_common *common) {
     kvf_store *store = NULL;
     for (size_t i = 0; i < common->num_urls; i++) {
@@ -249,7 +253,7 @@ static int start(const kvfcli_common *common, char **argv) {
                    SHIM);
         return KVFCLI_CONFIG;
     }
-    if (!set_stores(common) || !set_preload(shim)) {
+    if (!set_stores(common) || !set_secret(common) || !set_preload(shim)) {
         kvfcli_say("no memory");
         return KVFCLI_IO;
     }

@@ -75,7 +75,7 @@ typedef struct reading {
     const request *request;
     const kvfcli_common *common;
     kvf_reason damage;
-    bool found, done;
+    bool found, done, closed;
     int code;
 } reading;
 
@@ -83,7 +83,8 @@ static int take_copy(void *ctx, const kvf_entry *entry) {
     reading *g = ctx;
     g->found = true;
     g->damage = entry->damage;
-    if (entry->damage != KVF_WHY_NONE) {
+    g->closed = entry->seal == KVF_SEAL_CLOSED;
+    if (entry->damage != KVF_WHY_NONE || g->closed) {
         return 0; /* another tier may have a whole one */
     }
     g->code = finish(g->request, g->common, entry->space, &entry->key, entry->payload, (size_t)entry->payload_bytes);
@@ -101,7 +102,9 @@ static int get_by_digits(const request *r, kvf_store *store, const kvfcli_common
     if (code != KVFCLI_FINE || g.done) {
         return g.done ? g.code : code;
     }
-    if (!g.found && record.damage == KVF_WHY_NONE) {
+    if (g.closed) {
+        kvfcli_say("the block is sealed: name the secret of its tenant by --secret-file");
+    } else if (!g.found && record.damage == KVF_WHY_NONE) {
         kvfcli_say("the block went away while it was looked for");
     } else {
         kvfcli_say("the block is damaged: %s", kvf_reason_name(g.found ? g.damage : record.damage));
@@ -127,10 +130,11 @@ static int load(request *r, const kvfcli_common *common, uint64_t len) {
     }
     block->iov = &iov;
     block->num_iov = 1;
+    kvf_key key;
     kvf_space_digest(r->address.space, space);
-    int code = kvf_load(r->address.space, block, 1, NULL, 0) == 1
-                   ? finish(r, common, space, &block->key, payload, (size_t)len)
-                   : miss(block->why);
+    kvf_stored_key(r->address.space, &key, &block->key);
+    int code = kvf_load(r->address.space, block, 1, NULL, 0) == 1 ? finish(r, common, space, &key, payload, (size_t)len)
+                                                                  : miss(block->why);
     free(payload);
     return code;
 }

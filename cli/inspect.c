@@ -62,6 +62,7 @@ typedef struct block {
     uint32_t *tokens;
     int64_t stored_s;
     kvf_reason damage;
+    kvf_seal seal;
     char *text; /* of the tokens */
     bool no_memory;
 } block;
@@ -78,6 +79,7 @@ static int keep_block(void *ctx, const kvf_entry *entry) {
     b->num_tokens = entry->num_tokens;
     b->stored_s = entry->stored_s;
     b->damage = entry->damage;
+    b->seal = entry->seal;
     if (entry->tokens != NULL && entry->num_tokens > 0) {
         b->tokens = malloc(entry->num_tokens * sizeof *b->tokens);
         b->no_memory = b->tokens == NULL;
@@ -121,7 +123,10 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
     kvfcli_tier_url(store, b->record->tier, url);
     kvfcli_hex(hex, b->record->key.bytes);
     printf("%-9s %s\n", "block", hex);
-    printf("%-9s %s\n", "verified", b->damage == KVF_WHY_NONE ? "whole" : kvf_reason_name(b->damage));
+    printf("%-9s %s\n", "verified",
+           b->damage != KVF_WHY_NONE    ? kvf_reason_name(b->damage)
+           : b->seal == KVF_SEAL_CLOSED ? "only its header and length: it is sealed"
+                                        : "whole");
     printf("%-9s %s\n%-9s %s\n", "store", url, "name", b->record->name);
     printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, b->record->stored_bytes),
            (unsigned long long)b->record->stored_bytes);
@@ -135,6 +140,10 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
     kvfcli_hex(hex, b->space);
     printf("%-9s %s\n", "space", hex);
     print_indented("", fields != NULL ? fields : "(its fields are not known)\n");
+    if (b->seal == KVF_SEAL_CLOSED) {
+        printf("%-9s sealed: the secret of its tenant, by --secret-file, tells them\n", "tokens");
+        return;
+    }
     if (b->num_tokens == 0) {
         printf("%-9s not in the record (the engine names its blocks by hashes of its own)\n", "tokens");
         return;
@@ -157,13 +166,14 @@ static json_t *tokens_json(const block *b) {
 static json_t *block_json(kvf_store *store, const block *b, const char *fields) {
     char url[256];
     kvfcli_tier_url(store, b->record->tier, url);
-    return json_pack("{s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:i, s:i, s:o, s:s?}", "block",
+    return json_pack("{s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:i, s:i, s:o, s:s?, s:b}", "block",
                      kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space), "fields",
                      kvfcli_json_fields(fields), "store", url, "name", b->record->name, "damage",
                      b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
                      (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
                      (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token",
-                     (int)b->first_token, "num_tokens", (int)b->num_tokens, "tokens", tokens_json(b), "text", b->text);
+                     (int)b->first_token, "num_tokens", (int)b->num_tokens, "tokens", tokens_json(b), "text", b->text,
+                     "sealed", b->seal == KVF_SEAL_CLOSED);
 }
 
 static int show_block(const request *r, kvf_store *store, const kvfcli_common *common, block *b) {
@@ -204,7 +214,7 @@ static int inspect_block(const request *r, kvf_store *store, const kvfcli_common
 /* ---- a space ---- */
 
 typedef struct space_sum {
-    uint64_t num_blocks, num_prompts, num_tokens, bytes, num_damaged;
+    uint64_t num_blocks, num_prompts, num_tokens, bytes, num_damaged, num_closed;
     int64_t oldest_s, newest_s;
     uint32_t last_token;
 } space_sum;
@@ -219,6 +229,7 @@ static int add_to_sum(void *ctx, const kvf_entry *entry) {
         return 0;
     }
     sum->num_blocks++;
+    sum->num_closed += entry->seal == KVF_SEAL_CLOSED;
     sum->num_prompts += entry->first_token == 0 && entry->num_tokens > 0;
     sum->num_tokens += entry->num_tokens;
     sum->bytes += entry->stored_bytes;
@@ -236,6 +247,10 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
     printf("%-9s %s\n", "space", hex);
     print_indented("fields", fields != NULL ? fields : "(not known)\n");
     printf("%-9s %llu\n", "blocks", (unsigned long long)sum->num_blocks);
+    if (sum->num_closed > 0) {
+        printf("%-9s %llu blocks; the secret of their tenant, by --secret-file, tells fields, prompts and tokens\n",
+               "sealed", (unsigned long long)sum->num_closed);
+    }
     printf("%-9s %llu different first blocks; the longest prefix has %u tokens\n", "prompts",
            (unsigned long long)sum->num_prompts, sum->last_token);
     printf("%-9s %llu\n", "tokens", (unsigned long long)sum->num_tokens);
@@ -248,12 +263,12 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
 }
 
 static json_t *space_json(const uint8_t space[32], const space_sum *sum, const char *fields) {
-    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:I, s:I, s:I}", "space", kvfcli_json_hex(space), "fields",
-                     kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_prompts",
+    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(space),
+                     "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_prompts",
                      (json_int_t)sum->num_prompts, "num_tokens", (json_int_t)sum->num_tokens, "stored_bytes",
                      (json_int_t)sum->bytes, "longest_tokens", (int)sum->last_token, "oldest_s",
                      (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_damaged",
-                     (json_int_t)sum->num_damaged);
+                     (json_int_t)sum->num_damaged, "num_sealed", (json_int_t)sum->num_closed);
 }
 
 static int inspect_space(kvf_store *store, const kvfcli_common *common, const uint8_t space[32]) {

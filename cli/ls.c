@@ -21,6 +21,7 @@ typedef struct space_sum {
     uint32_t tier;
     uint8_t digest[32];
     uint64_t num_blocks, num_tokens, bytes;
+    uint64_t num_closed;        /* of them, sealed under a secret that was not given */
     int64_t oldest_s, newest_s; /* 0 = unknown */
 } space_sum;
 
@@ -33,6 +34,7 @@ typedef struct row {
     uint32_t first_token, num_tokens;
     int64_t stored_s, ttl_ms;
     kvf_reason damage;
+    bool closed;
 } row;
 
 typedef struct row_list {
@@ -90,6 +92,7 @@ static bool add_block(listing *l, const kvf_entry *entry) {
         return true;
     }
     sum->num_blocks++;
+    sum->num_closed += entry->seal == KVF_SEAL_CLOSED;
     sum->num_tokens += entry->num_tokens;
     sum->bytes += entry->stored_bytes;
     if (entry->stored_s != 0 && (sum->oldest_s == 0 || entry->stored_s < sum->oldest_s)) {
@@ -114,7 +117,8 @@ static bool add_row(row_list *list, const kvf_entry *entry) {
                .num_tokens = entry->num_tokens,
                .stored_s = entry->stored_s,
                .ttl_ms = entry->ttl_ms,
-               .damage = entry->damage};
+               .damage = entry->damage,
+               .closed = entry->seal == KVF_SEAL_CLOSED};
     if (r->name == NULL) {
         return false;
     }
@@ -192,12 +196,21 @@ static char *describe(kvf_store *store, const uint8_t space[32]) {
     return kvf_space_describe(store, &text, NULL, space) == KVF_OK ? text : NULL;
 }
 
+/* Without the secret of a space its tokens can't be counted. */
+static const char *count_tokens(char out[KVFCLI_TEXT], const space_sum *sum) {
+    snprintf(out, KVFCLI_TEXT, sum->num_closed > 0 ? "sealed" : "%llu", (unsigned long long)sum->num_tokens);
+    return out;
+}
+
 static void print_space(kvf_store *store, const space_sum *sum) {
-    char hex[KVFCLI_HEX32], size[KVFCLI_TEXT], newest[KVFCLI_TEXT], oldest[KVFCLI_TEXT];
+    char hex[KVFCLI_HEX32], tokens[KVFCLI_TEXT], size[KVFCLI_TEXT], newest[KVFCLI_TEXT], oldest[KVFCLI_TEXT];
     kvfcli_hex(hex, sum->digest);
-    printf("  %-16.16s %8llu %10llu %11s %9s %9s\n", hex, (unsigned long long)sum->num_blocks,
-           (unsigned long long)sum->num_tokens, kvfcli_size(size, sum->bytes), kvfcli_age(newest, sum->newest_s),
-           kvfcli_age(oldest, sum->oldest_s));
+    printf("  %-16.16s %8llu %10s %11s %9s %9s\n", hex, (unsigned long long)sum->num_blocks, count_tokens(tokens, sum),
+           kvfcli_size(size, sum->bytes), kvfcli_age(newest, sum->newest_s), kvfcli_age(oldest, sum->oldest_s));
+    if (sum->num_closed > 0) {
+        printf("    (sealed: the secret of its tenant, by --secret-file, tells fields and tokens)\n");
+        return;
+    }
     char *fields = describe(store, sum->digest);
     print_fields(fields);
     kvf_free(fields);
@@ -248,7 +261,9 @@ static void print_blocks(const listing *l, uint32_t tier) {
         }
         any = true;
         kvfcli_hex(hex, r->key.bytes);
-        if (r->num_tokens > 0) {
+        if (r->closed) {
+            snprintf(range, sizeof range, "sealed");
+        } else if (r->num_tokens > 0) {
             snprintf(range, sizeof range, "%u - %u", r->first_token, r->first_token + r->num_tokens - 1);
         }
         printf("  %-16.16s %17s %11s %9s %9s%s%s\n", hex, range, kvfcli_size(size, r->bytes),
@@ -286,19 +301,20 @@ static void print_listing(kvf_store *store, const listing *l, uint32_t num_tiers
 
 static json_t *space_json(kvf_store *store, const space_sum *sum) {
     char *fields = describe(store, sum->digest);
-    json_t *json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest), "fields",
-                             kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
-                             (json_int_t)sum->num_tokens, "stored_bytes", (json_int_t)sum->bytes, "oldest_s",
-                             (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s);
+    json_t *json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest),
+                             "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks,
+                             "num_tokens", (json_int_t)sum->num_tokens, "stored_bytes", (json_int_t)sum->bytes,
+                             "oldest_s", (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_sealed",
+                             (json_int_t)sum->num_closed);
     kvf_free(fields);
     return json;
 }
 
 static json_t *block_json(const row *r) {
-    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:I, s:s?}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
+    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:I, s:s?, s:b}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
                      (int)r->first_token, "num_tokens", (int)r->num_tokens, "stored_bytes", (json_int_t)r->bytes,
                      "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms, "damage",
-                     r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL);
+                     r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL, "sealed", r->closed);
 }
 
 static json_t *session_json(const row *r) {

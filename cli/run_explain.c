@@ -33,7 +33,7 @@ typedef struct explanation {
     kvf_space *space;
     uint8_t digest[32];
     size_t block_tokens, num_blocks;
-    kvf_key *keys;
+    kvf_key *keys, *stored_keys; /* the names of the blocks, and their keys in the store */
     kvf_found *found;
     size_t matched;      /* blocks */
     uint64_t our_blocks; /* in the store, of this space */
@@ -79,7 +79,7 @@ static void note_candidate(explanation *e, const kvf_entry *entry, bool ours) {
 static void note_ours(explanation *e, const kvf_entry *entry) {
     e->our_blocks++;
     for (size_t i = e->matched; i < e->num_blocks; i++) {
-        e->later += memcmp(&e->keys[i], &entry->key, sizeof entry->key) == 0;
+        e->later += memcmp(&e->stored_keys[i], &entry->key, sizeof entry->key) == 0;
     }
     if (entry->first_token == e->matched * e->block_tokens && entry->num_tokens > 0) {
         note_candidate(e, entry, true);
@@ -137,8 +137,10 @@ static bool is_next(const explanation *e, const kvf_entry *entry) {
             tokens[i] = (uint32_t)e->run->prompt.ids[i];
         }
         memcpy(tokens + before, entry->tokens, e->block_tokens * sizeof *tokens);
-        same = kvf_chain(e->space, keys, e->matched + 1, tokens, num) == e->matched + 1 &&
-               memcmp(&keys[e->matched], &entry->key, sizeof entry->key) == 0;
+        kvf_key stored;
+        kvf_chain(e->space, keys, e->matched + 1, tokens, num);
+        kvf_stored_key(e->space, &stored, &keys[e->matched]);
+        same = memcmp(&stored, &entry->key, sizeof entry->key) == 0;
     }
     free(tokens);
     free(keys);
@@ -469,6 +471,7 @@ static void cleanup(explanation *e) {
         kvf_free(e->spaces[i].fields);
     }
     free(e->keys);
+    free(e->stored_keys);
     free(e->found);
     free(e->candidates);
     free(e->spaces);
@@ -482,13 +485,17 @@ static int prepare(explanation *e) {
     e->block_tokens = kvf_space_block_tokens(e->space);
     e->num_blocks = kvf_llama_cut(run->engine.kv, run->prompt.num) / e->block_tokens;
     e->keys = calloc(e->num_blocks + 1, sizeof *e->keys);
+    e->stored_keys = calloc(e->num_blocks + 1, sizeof *e->stored_keys);
     e->found = calloc(e->num_blocks + 1, sizeof *e->found);
     e->candidates = calloc(MAX_CANDIDATES, sizeof *e->candidates);
     e->spaces = calloc(MAX_SPACES, sizeof *e->spaces);
-    if (e->keys == NULL || e->found == NULL || e->candidates == NULL || e->spaces == NULL) {
+    if (e->keys == NULL || e->stored_keys == NULL || e->found == NULL || e->candidates == NULL || e->spaces == NULL) {
         return kvfcli_no_memory();
     }
     kvf_chain(e->space, e->keys, e->num_blocks, (const uint32_t *)run->prompt.ids, e->num_blocks * e->block_tokens);
+    for (size_t i = 0; i < e->num_blocks; i++) {
+        kvf_stored_key(e->space, &e->stored_keys[i], &e->keys[i]);
+    }
     return kvf_match(e->space, &e->matched, e->found, e->keys, e->num_blocks, budget_us(e)) == KVF_OK ? KVFCLI_FINE
                                                                                                       : KVFCLI_IO;
 }

@@ -13,7 +13,8 @@ static const char help[] =
     "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists\n"
     "what is damaged with the reason. A damaged record is never loaded (it is a miss), so this is for\n"
     "finding out, not a need. A record of several parts of which the server has evicted one, or that\n"
-    "was removed while it was written, is incomplete: a miss, too, but no damage.\n"
+    "was removed while it was written, is incomplete: a miss, too, but no damage. Of sealed records\n"
+    "only header and length can be checked without their secret.\n"
     "\n"
     "Options:\n"
     "      --remove      remove what is damaged or incomplete\n" KVFCLI_COMMON_HELP "\n"
@@ -36,6 +37,7 @@ typedef struct inspection {
     damaged *list;
     size_t num, cap;
     uint64_t num_records, num_sessions, num_foreign, num_incomplete, bytes;
+    uint64_t num_closed; /* sealed under a secret that was not given: only header and length could be checked */
     bool no_memory;
     kvfcli_progress progress;
 } inspection;
@@ -76,6 +78,7 @@ static int examine(void *ctx, const kvf_entry *entry) {
     in->num_records += entry->kind != KVF_ENTRY_SESSION;
     in->bytes += entry->stored_bytes;
     in->num_incomplete += entry->damage == KVF_WHY_ABSENT;
+    in->num_closed += entry->seal == KVF_SEAL_CLOSED;
     if (entry->damage != KVF_WHY_NONE && !note_damage(in, entry)) {
         in->no_memory = true;
         return 1;
@@ -115,9 +118,10 @@ static json_t *report_json(const inspection *in) {
         }
         json_array_append_new(list, damaged_json(&in->list[i]));
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "num_incomplete", (json_int_t)in->num_incomplete, "num_records",
-                     (json_int_t)in->num_records, "num_sessions", (json_int_t)in->num_sessions, "num_foreign",
-                     (json_int_t)in->num_foreign, "bytes", (json_int_t)in->bytes, "damaged", list);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "num_sealed", (json_int_t)in->num_closed, "num_incomplete",
+                     (json_int_t)in->num_incomplete, "num_records", (json_int_t)in->num_records, "num_sessions",
+                     (json_int_t)in->num_sessions, "num_foreign", (json_int_t)in->num_foreign, "bytes",
+                     (json_int_t)in->bytes, "damaged", list);
 }
 
 static void print_report(const inspection *in, kvf_store *store) {
@@ -133,6 +137,11 @@ static void print_report(const inspection *in, kvf_store *store) {
     }
     if (in->num_incomplete > 0) {
         printf("%llu incomplete\n", (unsigned long long)in->num_incomplete);
+    }
+    if (in->num_closed > 0) {
+        printf(
+            "%llu sealed under a secret that was not given (--secret-file): only their headers and lengths were checked\n",
+            (unsigned long long)in->num_closed);
     }
     printf("%llu records and %llu sessions, %s: %zu damaged\n", (unsigned long long)in->num_records,
            (unsigned long long)in->num_sessions, kvfcli_size(size, in->bytes), num_damaged(in));

@@ -18,6 +18,14 @@ typedef enum kvf_entry_kind {
     KVF_ENTRY_FOREIGN
 } kvf_entry_kind;
 
+/* Of a record of a space with a secret. */
+typedef enum kvf_seal {
+    KVF_SEAL_NONE,   /* it is plain */
+    KVF_SEAL_CLOSED, /* it is sealed under a secret that the store was not given: positions, tokens and payload are not
+                        known (0, NULL), payload_bytes counts the tokens, too, and damage inside is not seen */
+    KVF_SEAL_OPENED  /* it is sealed, and was opened; without `whole` as far as its header goes */
+} kvf_seal;
+
 /* One thing in a store. */
 typedef struct kvf_entry {
     kvf_entry_kind kind;
@@ -35,6 +43,7 @@ typedef struct kvf_entry {
     /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it
      * is not there (evicted, it was removed while being written, or who wrote it died before the end): a miss, and no damage */
     kvf_reason damage;
+    kvf_seal seal;
 } kvf_entry;
 
 /* Return 0 to go on, anything else to stop the walk. The entry and what it points to are valid during the call only. */
@@ -61,7 +70,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_clear(kvf_store *, uint64_t *out_removed, 
 KVF_API KVF_MUST_CHECK kvf_status kvf_remove(kvf_store *, kvf_error *err, const uint8_t space[32], const kvf_key *key);
 
 /* kvf_space_describe finds the fields of a space that some process stored to, as "name=value\n" lines. The text is the
- * caller's: kvf_free. */
+ * caller's: kvf_free. KVF_MISS: no card of the space is stored; KVF_REFUSED: it is sealed, and the store was not given
+ * its secret; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_describe(kvf_store *, char **out, kvf_error *err, const uint8_t space[32]);
 KVF_API void kvf_free(void *);
 

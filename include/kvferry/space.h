@@ -30,9 +30,13 @@ typedef struct kvf_space_options {
     uint32_t block_tokens; /* tokens of a block, a power of two from 1 to 4096; part of the identity; 0 = 256 */
     /* A tenant's secret. Records are sealed under it (encrypted and authenticated), and the keys that the store sees are
      * HMACs under it: without it nobody can read, recognise, forge or move them. docs/security.md says what it is good
-     * for. NULL = none. */
+     * for. NULL = that of the store (kvf_options), or none. */
     const void *secret;
     size_t secret_len; /* up to 1024 bytes */
+    /* The secret before that one, while it is replaced: what is not there under `secret` is looked for under this, and
+     * what is loaded is stored again under `secret`, in the background. Nothing is stored under it. NULL = none. */
+    const void *previous_secret;
+    size_t previous_secret_len;
 } kvf_space_options;
 
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *, const kvf_field *fields,

@@ -97,6 +97,56 @@ static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
     return here;
 }
 
+/* ---- under the previous secret: what is missing under that of today may still lie where that one put it ---- */
+
+/* The items that are still missing, at their former addresses. */
+static size_t select_missing(const kvfi_blocks *batch, kvfi_item *out) {
+    const kvfi_identity *previous = &batch->space->previous;
+    size_t missing = 0;
+    for (size_t i = 0; i < batch->num; i++) {
+        if (batch->feed.items[i].status != KVF_OK) {
+            out[missing] = batch->feed.items[i];
+            out[missing].seal = kvfi_seal_of(previous);
+            kvfi_address(&out[missing].addr, previous, &batch->blocks[i].key);
+            missing++;
+        }
+    }
+    return missing;
+}
+
+/* A hit is stored again under the secret of today. */
+static void take_over(kvfi_blocks *batch, const kvfi_item *got) {
+    kvf_store *store = batch->space->store;
+    kvfi_item *item = &batch->feed.items[got->number];
+    if (got->status == KVF_OK) {
+        item->status = KVF_OK;
+        item->why = KVF_WHY_NONE;
+        atomic_fetch_add(&store->stats.saves, 1);
+        kvfi_store_copy(store, got, &item->addr, item->seal, kvfi_store_all_tiers(store));
+    } else if (got->status != KVF_AGAIN && got->why == KVF_WHY_CHECKSUM) {
+        remove_damaged(store, &got->addr, batch->feed.deadline_us);
+    }
+}
+
+static void load_previous(kvfi_blocks *batch) {
+    kvfi_item *items = kvfi_alloc_zero(batch->num + 1, sizeof *items);
+    if (items == NULL) {
+        return;
+    }
+    kvfi_feed feed = batch->feed;
+    feed.items = items;
+    feed.num = select_missing(batch, items);
+    feed.once_more = false;
+    feed.stays = true;
+    if (feed.num > 0) {
+        kvfi_store_get(batch->space->store, &feed);
+    }
+    for (size_t i = 0; i < feed.num; i++) {
+        take_over(batch, &items[i]);
+    }
+    kvfi_free(items);
+}
+
 static size_t refuse(kvf_block *blocks, size_t num, kvf_status status, kvf_reason why) {
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = status;
@@ -115,10 +165,14 @@ size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view
     if (status != KVF_OK) {
         return refuse(blocks, num, status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS, KVF_WHY_NOMEM);
     }
-    batch.feed.prefix = watch == NULL;
+    batch.feed.prefix = watch == NULL && !space->rotates;
+    batch.feed.once_more = space->rotates;
     batch.feed.watch = watch;
     batch.feed.check = check;
     kvfi_store_get(space->store, &batch.feed);
+    if (space->rotates) {
+        load_previous(&batch);
+    }
     size_t run = watch == NULL ? publish(&batch) : publish_each(&batch, watch);
     kvfi_blocks_cleanup(&batch);
     return run;

@@ -47,31 +47,31 @@ static kvf_reason read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_ad
     return KVF_WHY_NONE;
 }
 
-static size_t select_missing(lookup *at, const kvf_space *space, const kvf_key *keys, size_t stride, size_t num) {
+static size_t select_missing(lookup *at, const kvfi_identity *identity, const kvf_key *keys, size_t stride,
+                             size_t num) {
     size_t missing = 0;
     for (size_t i = 0; i < num; i++) {
         if (!at->hit[i]) {
             kvf_key key;
             memcpy(&key, (const uint8_t *)keys + i * stride, sizeof key);
-            kvfi_address(&at->addrs[missing], &space->identity, &key);
+            kvfi_address(&at->addrs[missing], identity, &key);
             at->from[missing++] = i;
         }
     }
     return missing;
 }
 
-static void ask_tier(lookup *at, kvf_space *space, size_t index, size_t num, int64_t deadline_us) {
-    kvf_store *store = space->store;
+static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size_t index, size_t num,
+                     int64_t deadline_us) {
     kvfi_tier *tier = store->tiers[index];
     uint64_t round_trips = 0;
     tier->ops->peek(tier, at->addrs, num, at->peeks, &round_trips, deadline_us);
     atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
     for (size_t i = 0; i < num; i++) {
         size_t key = at->from[i];
-        kvf_reason why =
-            read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], kvfi_seal_of(&space->identity), index);
+        kvf_reason why = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], seal, index);
         at->hit[key] = why == KVF_WHY_NONE;
-        if (!at->hit[key] && (index == 0 || why != KVF_WHY_ABSENT)) {
+        if (!at->hit[key] && (at->found[key].why == KVF_WHY_NONE || why != KVF_WHY_ABSENT)) {
             at->found[key].why = why; /* a tier that failed says more than one that has not got it */
         }
         if (!at->hit[key] && at->peeks[i].why == KVF_WHY_NONE) {
@@ -82,6 +82,17 @@ static void ask_tier(lookup *at, kvf_space *space, size_t index, size_t num, int
             kvfi_known_add(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));
         } else if (at->peeks[i].why == KVF_WHY_ABSENT && index + 1 == store->num_tiers) {
             kvfi_known_forget(&store->known, &at->addrs[i].key);
+        }
+    }
+}
+
+/* All tiers, for what is not found yet. */
+static void ask_tiers(lookup *at, kvf_store *store, const kvfi_identity *identity, const kvf_key *keys, size_t stride,
+                      size_t num, int64_t deadline_us) {
+    for (size_t tier = 0; tier < store->num_tiers; tier++) {
+        size_t missing = select_missing(at, identity, keys, stride, num);
+        if (missing > 0) {
+            ask_tier(at, store, kvfi_seal_of(identity), tier, missing, deadline_us);
         }
     }
 }
@@ -100,11 +111,9 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     if (num == 0 || !kvfi_store_is_ours(store) || !make_room(&at, num)) {
         return know_nothing(found, num, KVF_WHY_NOMEM);
     }
-    for (size_t tier = 0; tier < store->num_tiers; tier++) {
-        size_t missing = select_missing(&at, space, keys, stride, num);
-        if (missing > 0) {
-            ask_tier(&at, space, tier, missing, deadline_us);
-        }
+    ask_tiers(&at, store, &space->identity, keys, stride, num, deadline_us);
+    if (space->rotates) {
+        ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
     }
     size_t run = 0;
     while (run < num && at.hit[run]) {

@@ -26,6 +26,8 @@ typedef struct kvfi_ask {
 struct kvf_space {
     kvf_store *store;
     kvfi_identity identity;
+    kvfi_identity previous;      /* the same under the secret before, while that is replaced */
+    bool rotates;                /* there is a previous one */
     _Atomic int64_t card_due_us; /* when the space card is to be stored again */
     pthread_mutex_t ask_lock;
     pthread_cond_t ask_done;

@@ -12,6 +12,36 @@ static kvf_space_options options_of(const kvf_space_options *options) {
     return own;
 }
 
+/* A space without a secret of its own has those of the store. */
+static void take_secrets(kvf_space_options *options, const kvfi_secrets *secrets) {
+    if (options->secret != NULL || secrets->num == 0) {
+        return;
+    }
+    options->secret = secrets->of[0].bytes;
+    options->secret_len = secrets->of[0].len;
+    if (secrets->num > 1 && options->previous_secret == NULL) {
+        options->previous_secret = secrets->of[1].bytes;
+        options->previous_secret_len = secrets->of[1].len;
+    }
+}
+
+static kvf_status open_identities(kvf_space *space, kvf_error *err, const kvf_field *fields, size_t num_fields,
+                                  const kvf_space_options *options) {
+    if (options->previous_secret != NULL && options->secret == NULL) {
+        return kvfi_fail(err, KVF_LIMIT, "a previous secret without a secret");
+    }
+    KVFI_TRY(kvfi_identity_init(&space->identity, err, fields, num_fields, options));
+    if (options->previous_secret == NULL) {
+        return KVF_OK;
+    }
+    kvf_space_options before = *options;
+    before.secret = options->previous_secret;
+    before.secret_len = options->previous_secret_len;
+    KVFI_TRY(kvfi_identity_init(&space->previous, err, fields, num_fields, &before));
+    space->rotates = memcmp(space->identity.digest, space->previous.digest, sizeof space->identity.digest) != 0;
+    return KVF_OK;
+}
+
 kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, const kvf_field *fields, size_t num_fields,
                           const kvf_space_options *options) {
     kvf_space_options own = options_of(options);
@@ -19,8 +49,10 @@ kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, con
     if (space == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory for a space");
     }
-    kvf_status status = kvfi_identity_init(&space->identity, err, fields, num_fields, &own);
+    take_secrets(&own, &store->secrets);
+    kvf_status status = open_identities(space, err, fields, num_fields, &own);
     if (status != KVF_OK) {
+        kvfi_identity_cleanup(&space->identity);
         kvfi_free(space);
         return status;
     }
@@ -55,6 +87,7 @@ void kvf_space_close(kvf_space *space) {
     pthread_cond_destroy(&space->ask_done);
     pthread_mutex_destroy(&space->ask_lock);
     kvfi_identity_cleanup(&space->identity);
+    kvfi_identity_cleanup(&space->previous);
     kvfi_free(space);
 }
 

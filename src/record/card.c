@@ -8,3 +8,31 @@ void kvfi_card_key(kvf_key *out, const uint8_t digest[32]) {
     kvfi_sha_add(&sha, digest, 32);
     kvfi_sha_end(&sha, out->bytes);
 }
+
+static void add_text(kvfi_sha *sha, const char *text, size_t len) {
+    uint8_t size[4];
+    kvfi_put32(size, (uint32_t)len);
+    kvfi_sha_add(sha, size, sizeof size);
+    kvfi_sha_add(sha, text, len);
+}
+
+/* The lines are sorted, as the fields are in the hash. */
+bool kvfi_card_fits(const char *text, size_t len, const uint8_t digest[32], const kvfi_secret *secret) {
+    uint8_t computed[32];
+    kvfi_sha sha;
+    kvfi_sha_init(&sha, secret);
+    kvfi_sha_add(&sha, "kvf1 space", 11); /* with its NUL */
+    while (len > 0) {
+        const char *end = memchr(text, '\n', len);
+        const char *equals = end != NULL ? memchr(text, '=', (size_t)(end - text)) : NULL;
+        if (equals == NULL) {
+            return false;
+        }
+        add_text(&sha, text, (size_t)(equals - text));
+        add_text(&sha, equals + 1, (size_t)(end - equals - 1));
+        len -= (size_t)(end + 1 - text);
+        text = end + 1;
+    }
+    kvfi_sha_end(&sha, computed);
+    return memcmp(computed, digest, sizeof computed) == 0;
+}

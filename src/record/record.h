@@ -109,5 +109,7 @@ kvf_reason kvfi_record_open_value(kvfi_header *header, const uint8_t **out_token
 /* kvfi_card_key is where the card of a space lies: SHA-256("kvf1 card" || digest). Never keyed, so that an operator
  * finds it. */
 void kvfi_card_key(kvf_key *out, const uint8_t digest[32]);
+/* Whether the text of a card gives this digest, under the secret (NULL: without one). Else somebody made it up. */
+bool kvfi_card_fits(const char *text, size_t len, const uint8_t digest[32], const kvfi_secret *secret);
 
 #endif

@@ -16,13 +16,41 @@ typedef struct walk {
     bool whole;
     bool stopped;
     uint8_t sessions[32]; /* the space of sessions that are values */
+    const kvfi_secrets *secrets;
 } walk;
 
+/* A sealed record is looked into with the secrets of the store. A whole one is opened in a copy, *opened; where there is
+ * no memory for it, it stays closed. */
+static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvfi_header *header,
+                            const uint8_t **tokens, const uint8_t **payload, const kvfi_sight *sight) {
+    kvfi_header closed = *header;
+    const kvfi_tenant *tenant = kvfi_secrets_admit(w->secrets, header);
+    *tokens = *payload = NULL;
+    *seal = tenant != NULL ? KVF_SEAL_OPENED : KVF_SEAL_CLOSED;
+    if (tenant == NULL || !w->whole) {
+        return KVF_WHY_NONE;
+    }
+    *header = closed;
+    *opened = kvfi_alloc(sight->head_len);
+    if (*opened == NULL) {
+        *seal = KVF_SEAL_CLOSED;
+        return KVF_WHY_NONE;
+    }
+    memcpy(*opened, sight->head, sight->head_len);
+    kvf_reason why = kvfi_record_open_value(header, tokens, payload, *opened, sight->head_len, &tenant->seal);
+    if (why == KVF_WHY_NOMEM) {
+        *header = closed;
+        *seal = KVF_SEAL_CLOSED;
+        *tokens = *payload = NULL;
+    }
+    return why == KVF_WHY_NOMEM ? KVF_WHY_NONE : why;
+}
+
 /* What the header, or the whole value, says about a record; `damage` when it says nothing good. */
-static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
+static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const kvfi_sight *sight) {
     kvfi_header header;
     const uint8_t *tokens = NULL, *payload = NULL;
-    if (whole) {
+    if (w->whole) {
         entry->damage = kvfi_record_parse(&header, &tokens, &payload, sight->head, sight->head_len);
     } else if (sight->head_len < KVFI_HEADER_BYTES) {
         entry->damage = KVF_WHY_TRUNCATED;
@@ -44,6 +72,12 @@ static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
         entry->damage = KVF_WHY_OTHER_SPACE;
         return;
     }
+    if (header.codec == KVFI_CODEC_SEALED) {
+        entry->damage = look_into(w, &entry->seal, opened, &header, &tokens, &payload, sight);
+        if (entry->damage != KVF_WHY_NONE) {
+            return;
+        }
+    }
     entry->kind = (header.flags & KVFI_FLAG_CARD) != 0 ? KVF_ENTRY_SPACE_CARD : KVF_ENTRY_BLOCK;
     memcpy(entry->space, header.addr.space, sizeof entry->space);
     entry->key = header.addr.key;
@@ -51,7 +85,7 @@ static void read_record(kvf_entry *entry, const kvfi_sight *sight, bool whole) {
     entry->first_token = header.first_token;
     entry->num_tokens = header.num_tokens;
     entry->stored_s = header.stored_s;
-    entry->tokens = header.num_tokens > 0 ? (const uint32_t *)(const void *)tokens : NULL;
+    entry->tokens = header.num_tokens > 0 && tokens != NULL ? (const uint32_t *)(const void *)tokens : NULL;
     entry->payload = payload;
 }
 
@@ -68,6 +102,7 @@ static void name_session(kvf_entry *entry, char id[KVF_MAX_ID_BYTES + 1], const 
 static int see(void *ctx, const kvfi_sight *sight) {
     walk *w = ctx;
     char id[KVF_MAX_ID_BYTES + 1];
+    uint8_t *opened = NULL;
     kvf_entry entry = {.kind = sight->kind,
                        .tier = w->tier,
                        .name = sight->name,
@@ -79,12 +114,13 @@ static int see(void *ctx, const kvfi_sight *sight) {
         entry.key = sight->addr->key;
     }
     if (sight->kind == KVF_ENTRY_BLOCK || sight->kind == KVF_ENTRY_SPACE_CARD) {
-        read_record(&entry, sight, w->whole);
+        read_record(w, &entry, &opened, sight);
     }
     if (entry.kind == KVF_ENTRY_BLOCK && entry.damage == KVF_WHY_NONE && memcmp(entry.space, w->sessions, 32) == 0) {
         name_session(&entry, id, sight);
     }
     w->stopped = w->visit(w->ctx, &entry) != 0;
+    kvfi_free(opened);
     return w->stopped;
 }
 
@@ -168,7 +204,7 @@ static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_w
 
 kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
     kvf_walk_options own = options_of(options);
-    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0};
+    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets};
     if (!kvfi_store_is_ours(store)) {
         return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
     }

@@ -51,39 +51,56 @@ kvf_status kvf_remove(kvf_store *store, kvf_error *err, const uint8_t space[32],
 
 static kvf_reason check_card(kvfi_item *item) {
     kvf_block block = {0};
+    if (item->seal != NULL) {
+        return kvfi_record_open(item->iov[0].iov_base, item->iov[2].iov_base, &item->addr, &block, item->iov + 1, 1,
+                                item->seal);
+    }
     return kvfi_record_check(item->iov[0].iov_base, item->iov[2].iov_base, &item->addr, &block, item->iov + 1, 1);
 }
 
-static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, char *text, size_t len) {
+static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, const kvfi_tenant *tenant, char *text, size_t len) {
     kvfi_ends ends;
     struct iovec iov[3] = {{ends.header, sizeof ends.header}, {text, len}, {ends.sum, sizeof ends.sum}};
-    kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 3, .bytes = sizeof ends + len, .status = KVF_AGAIN};
+    kvfi_item item = {.addr = *addr,
+                      .iov = iov,
+                      .num_iov = 3,
+                      .bytes = sizeof ends + len,
+                      .status = KVF_AGAIN,
+                      .seal = tenant != NULL ? &tenant->seal : NULL};
     kvfi_feed feed = {.items = &item,
                       .num = 1,
                       .limit = 1,
                       .deadline_us = kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000),
                       .check = check_card};
     tier->ops->get(tier, &feed);
-    return item.status == KVF_OK;
+    /* Whoever can write to the store can write a plain card; one that fits its space is true. */
+    return item.status == KVF_OK && kvfi_card_fits(text, len, addr->space, tenant != NULL ? &tenant->secret : NULL);
 }
 
-static char *read_card(kvfi_tier *tier, const kvfi_addr *addr) {
+/* KVF_WHY_NONE; KVF_WHY_VERSION: it is sealed under a secret that the store was not given; else it is not there. */
+static kvf_reason read_card(const kvf_store *store, kvfi_tier *tier, char **out, const kvfi_addr *addr) {
     kvfi_peek peek;
     kvfi_header header;
     uint64_t round_trips = 0;
+    const kvfi_tenant *tenant = NULL;
     tier->ops->peek(tier, addr, 1, &peek, &round_trips, kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000));
-    if (peek.why != KVF_WHY_NONE || kvfi_header_decode(&header, peek.header) != KVF_WHY_NONE ||
-        kvfi_header_admit(&header, NULL) != KVF_WHY_NONE || header.payload_bytes > (1u << 20) ||
-        header.num_tokens != 0) {
-        return NULL;
+    if (peek.why != KVF_WHY_NONE || kvfi_header_decode(&header, peek.header) != KVF_WHY_NONE) {
+        return KVF_WHY_ABSENT;
+    }
+    if (header.codec == KVFI_CODEC_SEALED && (tenant = kvfi_secrets_admit(&store->secrets, &header)) == NULL) {
+        return KVF_WHY_VERSION;
+    }
+    if (header.payload_bytes > (1u << 20) || header.num_tokens != 0) {
+        return KVF_WHY_ABSENT;
     }
     size_t len = (size_t)header.payload_bytes;
     char *text = kvfi_alloc_zero(1, len + 1);
-    if (text != NULL && !get_card(tier, addr, text, len)) {
+    if (text == NULL || !get_card(tier, addr, tenant, text, len)) {
         kvfi_free(text);
-        text = NULL;
+        return KVF_WHY_ABSENT;
     }
-    return text;
+    *out = text;
+    return KVF_WHY_NONE;
 }
 
 kvf_status kvf_space_describe(kvf_store *store, char **out, kvf_error *err, const uint8_t space[32]) {
@@ -93,11 +110,16 @@ kvf_status kvf_space_describe(kvf_store *store, char **out, kvf_error *err, cons
     if (!kvfi_store_is_ours(store)) {
         return not_ours(err);
     }
+    bool sealed = false;
     for (size_t i = 0; i < store->num_tiers; i++) {
-        *out = read_card(store->tiers[i], &addr);
-        if (*out != NULL) {
+        kvf_reason why = read_card(store, store->tiers[i], out, &addr);
+        if (why == KVF_WHY_NONE) {
             return KVF_OK;
         }
+        sealed = sealed || why == KVF_WHY_VERSION;
+    }
+    if (sealed) {
+        return kvfi_fail(err, KVF_REFUSED, "the card of this space is sealed: the store was not given its secret");
     }
     return kvfi_fail(err, KVF_MISS, "no card of this space is stored: its fields are not known");
 }

@@ -107,7 +107,10 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
     store->pid = getpid();
-    kvf_status status = open_tiers(store, err, urls, num_urls);
+    kvf_status status = kvfi_secrets_init(&store->secrets, err, &own);
+    if (status == KVF_OK) {
+        status = open_tiers(store, err, urls, num_urls);
+    }
     if (status == KVF_OK) {
         status = start(store, err, &own);
     }
@@ -141,6 +144,7 @@ void kvf_store_close(kvf_store *store) {
     for (size_t i = 0; i < store->num_tiers; i++) {
         store->tiers[i]->ops->close(store->tiers[i]);
     }
+    kvfi_secrets_cleanup(&store->secrets);
     kvfi_free(store);
 }
 

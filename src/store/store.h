@@ -11,6 +11,7 @@
 #include "store/backlog.h"
 #include "store/known.h"
 #include "store/pool.h"
+#include "store/secret.h"
 #include "store/tier.h"
 
 #define KVFI_MAX_TIERS 8u
@@ -33,6 +34,7 @@ struct kvf_store {
     kvfi_backlog backlog;
     kvfi_known known;
     kvfi_counters stats;
+    kvfi_secrets secrets;
 };
 
 static inline size_t kvfi_store_num_tiers(const kvf_store *store) {

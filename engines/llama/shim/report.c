@@ -298,11 +298,12 @@ static void open_store(const char *text) {
     size_t num = 0;
     char *copy = strdup(text), *rest = NULL;
     kvf_error err = {.status = KVF_OK};
+    kvf_options own = {.struct_size = sizeof own, .secret_files = text_of("KVFERRY_SECRET_FILE")};
     for (char *url = copy != NULL ? strtok_r(copy, " \t\n", &rest) : NULL; url != NULL && num < MAX_STORES;
          url = strtok_r(NULL, " \t\n", &rest)) {
         urls[num++] = url;
     }
-    if (num > 0 && kvf_store_open(&store, &err, urls, num, NULL) != KVF_OK) {
+    if (num > 0 && kvf_store_open(&store, &err, urls, num, &own) != KVF_OK) {
         store = NULL;
         kvfl_shim_say("nothing is loaded or stored: %s", err.what);
     }

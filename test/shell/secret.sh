@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# A tenant's secret on the command line: where it comes from, and what each verb says with it and without.
+# shellcheck source=common.bash disable=SC1091,SC2154
+. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+
+unset KVFERRY_SECRET_FILE
+store=(--store "file:$dir/store")
+key=$(printf '%064d' 7)
+head -c 300000 /dev/urandom >"$dir/payload"
+seq 1 256 >"$dir/tokens"
+(umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$dir/new" &&
+    head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$dir/old" && echo short >"$dir/short")
+new=(--secret-file "$dir/new")
+old=(--secret-file "$dir/old")
+
+# --- the file
+run 3 ls "${store[@]}" --secret-file "$dir/none"
+complains "can't be read"
+run 3 ls "${store[@]}" --secret-file "$dir/short"
+complains "openssl rand -base64 32"
+cp "$dir/new" "$dir/open"
+chmod 640 "$dir/open"
+run 3 ls "${store[@]}" --secret-file "$dir/open"
+complains "chmod 600"
+run 2 ls "${store[@]}" "${new[@]}" "${old[@]}" "${old[@]}"
+run 2 ls "${store[@]}" --secret-file "$dir/a:b"
+run 3 ls "${store[@]}" --secret-file "$dir"
+complains "not a regular file"
+
+# --- what is stored under it is there under it
+run 0 put "${fields[@]}" --tokens "$dir/tokens" --json "$dir/payload" "${store[@]}" "${old[@]}"
+sealed=$(json_value 'd["block"]')
+run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${old[@]}"
+cmp -s "$dir/payload" "$dir/got" || flunk "another payload came back"
+run 0 get "${sealed:0:10}" -o "$dir/got" "${store[@]}" "${old[@]}"
+cmp -s "$dir/payload" "$dir/got" || flunk "another payload came back by its key"
+KVFERRY_SECRET_FILE=$dir/old run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}"
+run 1 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}"
+run 1 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${new[@]}"
+run 1 get "${sealed:0:10}" -o "$dir/got" "${store[@]}"
+complains "--secret-file"
+
+# --- what is said without it
+for other in "" "${new[*]}"; do
+    # shellcheck disable=SC2086
+    run 0 ls "${store[@]}" $other
+    says "sealed"
+    says_not "engine=test-1"
+    # shellcheck disable=SC2086
+    run 0 verify "${store[@]}" $other
+    says "only their headers and lengths were checked"
+    # shellcheck disable=SC2086
+    run 0 inspect "${sealed:0:10}" "${store[@]}" $other
+    says "it is sealed"
+    says_not "engine=test-1"
+done
+run 0 ls --json "${store[@]}"
+json 'd["tiers"][0]["spaces"][0]["num_sealed"] == 1 and d["tiers"][0]["spaces"][0]["fields"] is None'
+run 0 inspect --json "${sealed:0:10}" "${store[@]}"
+json 'd["sealed"] and d["tokens"] == [] and d["num_tokens"] == 0'
+
+# --- and with it
+run 0 ls "${store[@]}" "${old[@]}"
+says "engine=test-1"
+says_not "sealed"
+run 0 ls --json "${store[@]}" "${old[@]}"
+json 'd["tiers"][0]["spaces"][0]["num_tokens"] == 256 and d["tiers"][0]["spaces"][0]["fields"]["model"] == "0123"'
+run 0 inspect --json "${sealed:0:10}" "${store[@]}" "${old[@]}"
+json 'd["tokens"] == list(range(1, 257)) and not d["sealed"]'
+run 0 verify "${store[@]}" "${old[@]}"
+says_not "sealed"
+says "2 records and 0 sessions"
+
+# --- one secret in the place of another
+run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${new[@]}" "${old[@]}"
+cmp -s "$dir/payload" "$dir/got" || flunk "another payload came back under two secrets"
+run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${new[@]}"
+cmp -s "$dir/payload" "$dir/got" || flunk "it was not sealed anew"
+KVFERRY_SECRET_FILE=$dir/new:$dir/old run 0 verify "${store[@]}"
+says_not "sealed"
+
+# --- damage inside is seen with the secret only
+file=$(find "$dir/store" -type f -size +200k | head -1)
+printf 'x' | dd of="$file" bs=1 seek=2000 conv=notrunc status=none
+run 0 verify "${store[@]}"
+run 1 verify "${store[@]}" "${new[@]}" "${old[@]}"
+says "checksum"
+
+# --- nobody else's key helps
+run 1 get "${fields[@]}" --key "$key" -o "$dir/got" "${store[@]}" "${new[@]}"

@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Secrets: where they come from, one in the place of another, and what can be seen without them.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "store/store.h"
+#include "support/faults.h"
+#include "support/kit.h"
+
+#define OLD     "the secret of yesterday"
+#define NEW     "the secret of today ..."
+#define BLOCKS  8u
+#define PAYLOAD 5000u
+
+/* ---- files ---- */
+
+static void write_file(const char *path, const void *bytes, size_t len, mode_t mode) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0 && write(fd, bytes, len) == (ssize_t)len);
+    close(fd);
+    assert_int_equal(chmod(path, mode), 0);
+}
+
+static kvf_status open_with(const char *files, kvf_error *err, kvf_store **out) {
+    const char *url = "mem:";
+    kvf_options options = {.struct_size = sizeof options, .secret_files = files};
+    return kvf_store_open(out, err, &url, 1, &options);
+}
+
+static void expect_refused(const char *files, const char *word) {
+    kvf_error err = {0};
+    kvf_store *store = NULL;
+    assert_int_equal(open_with(files, &err, &store), KVF_CONFIG);
+    if (strstr(err.what, word) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err.what, word);
+    }
+}
+
+static void expect_secret(const char *files, const char *secret, size_t num) {
+    kvf_error err = {0};
+    kvf_store *store = NULL;
+    if (open_with(files, &err, &store) != KVF_OK) {
+        fail_msg("%s", err.what);
+    }
+    assert_int_equal(store->secrets.num, num);
+    assert_int_equal(store->secrets.of[0].len, strlen(secret));
+    assert_memory_equal(store->secrets.of[0].bytes, secret, strlen(secret));
+    kvf_store_close(store);
+}
+
+static void files(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), path[512], other[512], both[1100], longest[1026];
+    snprintf(path, sizeof path, "%s/secret", dir);
+    snprintf(other, sizeof other, "%s/other", dir);
+    snprintf(both, sizeof both, "%s:%s", path, other);
+    expect_refused(path, "can't be read");
+    expect_refused("", "without a name");
+    for (mode_t mode = 0400; mode <= 0777; mode++) {
+        write_file(path, OLD "\n", strlen(OLD) + 1, mode);
+        if ((mode & 077) != 0) {
+            expect_refused(path, "open to others");
+        }
+    }
+    write_file(path, OLD "\n", strlen(OLD) + 1, 0400);
+    expect_secret(path, OLD, 1);
+    write_file(path, OLD "\r\n", strlen(OLD) + 2, 0600);
+    expect_secret(path, OLD, 1);
+    write_file(path, OLD, strlen(OLD), 0600);
+    expect_secret(path, OLD, 1);
+    write_file(path, "0123456789abcdef", 16, 0600);
+    expect_secret(path, "0123456789abcdef", 1);
+    write_file(path, "0123456789abcde\n", 16, 0600);
+    expect_refused(path, "less bytes than 16");
+    write_file(path, "", 0, 0600);
+    expect_refused(path, "less bytes than 16");
+    memset(longest, 'x', sizeof longest);
+    longest[1025] = '\0';
+    write_file(path, longest, 1025, 0600);
+    expect_refused(path, "more bytes than 1024");
+    longest[1024] = '\0';
+    write_file(path, longest, 1024, 0600);
+    expect_secret(path, longest, 1);
+    write_file(path, OLD, strlen(OLD), 0600);
+    write_file(other, NEW, strlen(NEW), 0600);
+    expect_secret(both, OLD, 2);
+    write_file(other, OLD, strlen(OLD), 0600);
+    expect_secret(both, OLD, 1); /* twice the same is one */
+    snprintf(both, sizeof both, "%s:%s:%s", path, other, path);
+    expect_refused(both, "more than 2");
+    snprintf(both, sizeof both, "%s:", path);
+    expect_refused(both, "without a name");
+    expect_refused(dir, "not a regular file");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    expect_refused(path, "not a regular file");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink(other, path), 0);
+    expect_secret(path, OLD, 1);
+    kvft_remove_dir(dir);
+}
+
+/* A file that belongs to somebody else says what that one wants it to. */
+static void file_of_another_user(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), path[512];
+    snprintf(path, sizeof path, "%s/secret", dir);
+    write_file(path, OLD, strlen(OLD), 0600);
+    if (chown(path, 12345, (gid_t)-1) == 0) {
+        expect_refused(path, "belongs to user 12345");
+    }
+    kvft_remove_dir(dir);
+}
+
+static void faults_of_files(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), path[512];
+    snprintf(path, sizeof path, "%s/secret", dir);
+    write_file(path, OLD "\n", strlen(OLD) + 1, 0600);
+    for (int kind = KVFT_ALLOC; kind <= KVFT_SHORT; kind++) {
+        for (uint64_t n = 1;; n++) {
+            kvf_store *store = NULL;
+            kvf_error err = {0};
+            kvft_faults_arm((kvft_fault_kind)kind, n);
+            kvf_status status = open_with(path, &err, &store);
+            bool hit = kvft_faults_disarm();
+            if (status == KVF_OK) {
+                assert_int_equal(store->secrets.of[0].len, strlen(OLD));
+            } else {
+                assert_true(hit && kind != KVFT_SHORT);
+            }
+            kvf_store_close(store);
+            if (!hit) {
+                break;
+            }
+        }
+    }
+    kvft_remove_dir(dir);
+}
+
+static void wrong_options(void **state) {
+    (void)state;
+    const char *url = "mem:";
+    kvf_store *store = NULL;
+    kvf_options options = {.struct_size = sizeof options, .previous_secret = OLD, .previous_secret_len = 3};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);
+    options = (kvf_options){.struct_size = sizeof options, .secret = "", .secret_len = 0};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);
+    options = (kvf_options){.struct_size = sizeof options, .secret = OLD, .secret_len = 1025};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);
+    options = (kvf_options){.struct_size = sizeof options, .secret = OLD, .secret_len = 9, .secret_files = "/x"};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_CONFIG);
+    options = (kvf_options){.struct_size = sizeof options, .seal_sessions = 1};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_CONFIG);
+}
+
+/* ---- one secret in the place of another ---- */
+
+static kvf_store *store_with(const char *url, const char *secret, const char *previous) {
+    kvf_store *store = NULL;
+    kvf_options options = {.struct_size = sizeof options, .secret = secret, .previous_secret = previous};
+    options.secret_len = secret != NULL ? strlen(secret) : 0;
+    options.previous_secret_len = previous != NULL ? strlen(previous) : 0;
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_OK);
+    return store;
+}
+
+typedef struct bench {
+    kvf_store *store;
+    kvf_space *space;
+    kvft_prompt *prompt;
+} bench;
+
+static bench open_bench(const char *url, const char *secret, const char *previous) {
+    bench b = {.store = store_with(url, secret, previous)};
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL); /* it has those of the store */
+    b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
+    return b;
+}
+
+static void close_bench(bench *b) {
+    kvft_prompt_free(b->prompt);
+    kvf_space_close(b->space);
+    kvf_store_close(b->store);
+}
+
+/* How many leading blocks load, each exact. */
+static size_t num_loaded(const char *url, const char *secret, const char *previous) {
+    bench b = open_bench(url, secret, previous);
+    size_t run = 0;
+    kvf_found found[BLOCKS];
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    kvft_prompt_poison(b.prompt);
+    size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0);
+    assert_int_equal(loaded, run);
+    for (size_t i = 0; i < run; i++) {
+        assert_int_equal(found[i].payload_bytes, PAYLOAD);
+        assert_int_equal(found[i].num_tokens, 16);
+    }
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, loaded), 0);
+    kvft_flush_all(b.store);
+    close_bench(&b);
+    return loaded;
+}
+
+static void save_under(const char *url, const char *secret, size_t from, size_t num) {
+    bench b = open_bench(url, secret, NULL);
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks + from, num, NULL), num);
+    kvft_flush_all(b.store);
+    close_bench(&b);
+}
+
+static void rotation(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, OLD, 0, BLOCKS);
+    assert_int_equal(num_loaded(url, NULL, NULL), 0);
+    assert_int_equal(num_loaded(url, NEW, NULL), 0);
+    assert_int_equal(num_loaded(url, OLD, NULL), BLOCKS);
+    assert_int_equal(num_loaded(url, NEW, OLD), BLOCKS); /* and they are sealed anew */
+    assert_int_equal(num_loaded(url, NEW, NULL), BLOCKS);
+    assert_int_equal(num_loaded(url, OLD, NULL), BLOCKS);
+    kvft_remove_dir(dir);
+}
+
+/* Both secrets have written blocks of one prompt, in turn. */
+static void rotation_by_turns(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    snprintf(url, sizeof url, "file:%s", dir);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        save_under(url, i % 3 == 1 ? NEW : OLD, i, 1);
+    }
+    assert_int_equal(num_loaded(url, NEW, NULL), 0);
+    assert_int_equal(num_loaded(url, OLD, NULL), 1);
+    assert_int_equal(num_loaded(url, NEW, OLD), BLOCKS);
+    assert_int_equal(num_loaded(url, NEW, NULL), BLOCKS);
+    kvft_remove_dir(dir);
+}
+
+/* A damaged record under the old secret is a miss; a load that is watched sees the others come. */
+static void rotation_watched(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, OLD, 0, BLOCKS - 1);
+    bench b = open_bench(url, NEW, OLD);
+    uint8_t each[BLOCKS] = {0};
+    kvf_arrivals arrivals = {.each = each};
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS,
+                       .arrivals = &arrivals};
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    while (kvf_reap(queue, &done, 1) == 0) {
+        struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        poll(&p, 1, 1000);
+    }
+    assert_int_equal(done.num_ok, BLOCKS - 1);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(kvf_arrival_of(&arrivals, i), i + 1 < BLOCKS ? KVF_HERE : KVF_MISSED);
+    }
+    assert_int_equal(kvf_arrival_why(&arrivals, BLOCKS - 1), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS - 1), 0);
+    kvf_queue_close(queue);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* ---- straight from the caller's memory, which stays as it is ---- */
+
+static void saved_through(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", NEW, NULL);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    while (kvf_reap(queue, &done, 1) == 0) {
+        struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        poll(&p, 1, 1000);
+    }
+    assert_int_equal(done.num_ok, BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* ---- tiers: what a slower one had is sealed anew for the faster one ---- */
+
+static void promotion(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), slow[512];
+    snprintf(slow, sizeof slow, "file:%s", dir);
+    save_under(slow, NEW, 0, BLOCKS);
+    const char *urls[] = {"mem:", slow};
+    kvf_options options = {.struct_size = sizeof options, .secret = NEW, .secret_len = strlen(NEW)};
+    bench b = {0};
+    assert_int_equal(kvf_store_open(&b.store, NULL, urls, 2, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
+    for (int round = 0; round < 2; round++) {
+        kvf_found found[BLOCKS];
+        size_t run = 0;
+        kvft_prompt_poison(b.prompt);
+        assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+        assert_int_equal(run, BLOCKS);
+        assert_int_equal(found[0].tier, round == 0 ? 1 : 0);
+        assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+        assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+        kvft_flush_all(b.store);
+    }
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_store_stats(b.store, &stats);
+    assert_int_equal(stats.promoted, BLOCKS);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* ---- what can be seen ---- */
+
+typedef struct census {
+    size_t plain, closed, opened, tokens, cards, damaged;
+    const kvft_prompt *prompt;
+    bool whole;
+} census;
+
+static int count(void *ctx, const kvf_entry *entry) {
+    census *c = ctx;
+    c->plain += entry->seal == KVF_SEAL_NONE;
+    c->closed += entry->seal == KVF_SEAL_CLOSED;
+    c->opened += entry->seal == KVF_SEAL_OPENED;
+    c->cards += entry->kind == KVF_ENTRY_SPACE_CARD;
+    c->damaged += entry->damage != KVF_WHY_NONE;
+    c->tokens += entry->num_tokens;
+    if (entry->seal == KVF_SEAL_CLOSED) {
+        assert_null(entry->tokens);
+        assert_null(entry->payload);
+        assert_int_equal(entry->first_token, 0);
+    } else if (c->whole && entry->kind == KVF_ENTRY_BLOCK) {
+        assert_memory_equal(entry->tokens, c->prompt->tokens + entry->first_token, 4 * (size_t)entry->num_tokens);
+        assert_memory_equal(entry->payload, c->prompt->memory + entry->first_token / 16 * PAYLOAD, PAYLOAD);
+    }
+    return 0;
+}
+
+static census census_of(const char *url, const char *secret, const char *previous, const kvft_prompt *p, bool whole) {
+    census c = {.prompt = p, .whole = whole};
+    kvf_store *store = store_with(url, secret, previous);
+    kvf_walk_options options = {.struct_size = sizeof options, .whole = whole};
+    assert_int_equal(kvf_walk(store, NULL, count, &c, &options), KVF_OK);
+    kvf_store_close(store);
+    return c;
+}
+
+static void what_is_seen(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512], *text = NULL;
+    uint8_t digest[32];
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, NEW, 0, BLOCKS);
+    bench b = open_bench("mem:", NEW, NULL);
+    kvf_space_digest(b.space, digest);
+    for (int whole = 0; whole < 2; whole++) {
+        census c = census_of(url, NULL, NULL, b.prompt, whole);
+        assert_int_equal(c.closed, BLOCKS + 1);
+        assert_int_equal(c.tokens + c.damaged + c.opened + c.plain, 0);
+        assert_int_equal(c.cards, 1);
+        c = census_of(url, OLD, NULL, b.prompt, whole);
+        assert_int_equal(c.closed, BLOCKS + 1);
+        c = census_of(url, OLD, NEW, b.prompt, whole);
+        assert_int_equal(c.opened, BLOCKS + 1);
+        assert_int_equal(c.tokens, 16 * BLOCKS);
+        assert_int_equal(c.damaged + c.closed + c.plain, 0);
+    }
+    kvf_store *store = store_with(url, NULL, NULL);
+    assert_int_equal(kvf_space_describe(store, &text, NULL, digest), KVF_REFUSED);
+    kvf_store_close(store);
+    store = store_with(url, OLD, NEW);
+    assert_int_equal(kvf_space_describe(store, &text, NULL, digest), KVF_OK);
+    assert_string_equal(text, "block_tokens=16\nengine=test\nkv=f16\nmodel=m\n");
+    kvf_free(text);
+    kvf_store_close(store);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* Whoever can write can write a plain card; what it says is believed only where its space is the hash of that. */
+static void forged_cards(void **state) {
+    (void)state;
+    static const char lie[] = "block_tokens=16\nengine=test\nkv=f16\nmodel=another\n";
+    for (int sealed = 0; sealed < 2; sealed++) {
+        const char *secret = sealed ? NEW : NULL;
+        bench b = open_bench("mem:", secret, NULL);
+        char *text = NULL;
+        uint8_t head[KVFI_HEADER_BYTES], sum[KVFI_SUM_BYTES];
+        kvfi_addr addr;
+        kvf_block none = {0};
+        struct iovec iov[3] = {{head, sizeof head}, {(void *)(uintptr_t)lie, sizeof lie - 1}, {sum, sizeof sum}};
+        kvf_space_digest(b.space, addr.space);
+        kvfi_card_key(&addr.key, addr.space);
+        kvfi_record_seal(head, sum, &addr, &none, iov + 1, 1, KVFI_FLAG_CARD, 1700000000);
+        kvfi_item item = {.addr = addr, .iov = iov, .num_iov = 3, .bytes = kvfi_iov_bytes(iov, 3)};
+        kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
+        b.store->tiers[0]->ops->put(b.store->tiers[0], &feed);
+        assert_int_equal(item.status, KVF_OK);
+        assert_int_equal(kvf_space_describe(b.store, &text, NULL, addr.space), KVF_MISS);
+        kvft_save_all(b.space, b.store, b.prompt); /* writes the true one over it */
+        assert_int_equal(kvf_space_describe(b.store, &text, NULL, addr.space), KVF_OK);
+        assert_non_null(strstr(text, "model=m\n"));
+        kvf_free(text);
+        close_bench(&b);
+    }
+}
+
+/* ---- without memory: misses, and nothing in the clear ---- */
+
+static void faults(void **state) {
+    (void)state;
+    for (int kind = KVFT_ALLOC; kind <= KVFT_CALL; kind++) {
+        for (uint64_t n = 1;; n++) {
+            bench b = {.store = store_with("mem:", NEW, OLD)};
+            b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+            b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
+            kvft_faults_arm((kvft_fault_kind)kind, n);
+            (void)kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL);
+            assert_int_equal(kvf_store_flush(b.store, 60000), KVF_OK);
+            kvft_prompt_poison(b.prompt);
+            size_t run = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0);
+            bool hit = kvft_faults_disarm();
+            assert_int_equal(kvft_prompt_wrong(b.prompt, 7, run), 0);
+            close_bench(&b);
+            if (!hit) {
+                assert_int_equal(run, BLOCKS);
+                break;
+            }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files),
+        cmocka_unit_test(file_of_another_user),
+        cmocka_unit_test(faults_of_files),
+        cmocka_unit_test(wrong_options),
+        cmocka_unit_test(rotation),
+        cmocka_unit_test(rotation_by_turns),
+        cmocka_unit_test(rotation_watched),
+        cmocka_unit_test(saved_through),
+        cmocka_unit_test(promotion),
+        cmocka_unit_test(what_is_seen),
+        cmocka_unit_test(forged_cards),
+        cmocka_unit_test(faults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
