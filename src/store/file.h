@@ -28,7 +28,7 @@ typedef struct kvfi_file {
     bool remote;    /* on a network file system: a mapping could fail under the reader's hands, so nothing is lent */
 
     _Atomic bool no_tmpfile;           /* the file system knows no unnamed files */
-    _Atomic bool warned;               /* that it can't be written */
+    _Atomic bool warned[2];            /* that something of it can't be read; can't be written */
     _Atomic bool sweeping;             /* a thread of this process is at it */
     _Atomic int64_t rest_until_us;     /* a sweep could not make room: no other one before this time */
     _Atomic int64_t no_count_until_us; /* a sweep was cut short: none for the count alone before this time */
@@ -53,6 +53,16 @@ void kvfi_file_path_below(const kvfi_file *, kvfi_path *out, const char *name);
 void kvfi_file_cut_name(kvfi_path *); /* of a value: leaves the path of its folder */
 int kvfi_file_make_dirs(char *path);  /* as mkdir -p does; 0, or -1 with errno. `path` is as it was afterwards. */
 
+/* What of a path keeps this user from it, for people: the deepest of it that there is. errno is kept. */
+typedef struct kvfi_culprit {
+    kvfi_path path;
+    char owner[64]; /* " of user 0, mode 0700", or "" where the owner is not the reason */
+    char mend[224]; /* a sentence */
+} kvfi_culprit;
+void kvfi_file_culprit(const kvfi_file *, kvfi_culprit *out, const kvfi_path *);
+/* Warns, once for reading and once for writing, of what this user may not do there. errno says why, and is kept. */
+void kvfi_file_warn(kvfi_file *, const kvfi_path *, bool writing);
+
 /* One name met in a scan, relative to the folder that `dir` is open for. */
 typedef struct kvfi_file_name {
     int dir;
@@ -61,7 +71,8 @@ typedef struct kvfi_file_name {
     const kvfi_addr *addr; /* NULL where the name is none of ours. Of the space only the first 8 bytes are known. */
 } kvfi_file_name;
 typedef int (*kvfi_file_name_fn)(void *ctx, const kvfi_file_name *); /* nonzero stops */
-/* kvfi_file_scan meets every name, of one space or of all, its folders in turn from number `first` (0 to 255) on. */
+/* kvfi_file_scan meets every name, of one space or of all, its folders in turn from number `first` (0 to 255) on. All
+ * that can be read, also where that is not everything: KVF_CONFIG, where this user may not read a folder; KVF_IO. */
 kvf_status kvfi_file_scan(const kvfi_file *, kvf_error *, const uint8_t *space, unsigned first, kvfi_file_name_fn,
                           void *ctx);
 int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),

@@ -265,6 +265,57 @@ static void examine_permissions(const exam *e) {
     }
 }
 
+/* ---- the folders that exist: one that another user made stops what belongs there, and all behind it in its prompt */
+
+typedef struct folders {
+    uint64_t num, num_denied;
+    char first[PATH_MAX]; /* denied */
+} folders;
+
+static void look_at_folder(folders *f, int dir, const char *base, const char *path) {
+    f->num++;
+    if (faccessat(dir, base, R_OK | W_OK | X_OK, AT_EACCESS) != 0 && f->num_denied++ == 0) {
+        snprintf(f->first, sizeof f->first, "%s", path);
+    }
+}
+
+static int look_at_space(void *ctx, int dir, const char *base) {
+    folders *f = ctx;
+    uint8_t digest[8];
+    char path[64];
+    bool space = kvfi_unhex(digest, base, sizeof digest);
+    if (!space && strcmp(base, "tmp") != 0) {
+        return 0;
+    }
+    look_at_folder(f, dir, base, base);
+    for (unsigned i = 0; space && i < 256; i++) {
+        struct stat st;
+        snprintf(path, sizeof path, "%.16s/%02x", base, i);
+        if (kvfi_sys->fstatat(dir, path, &st, 0) == 0) {
+            look_at_folder(f, dir, path, path);
+        }
+    }
+    return 0;
+}
+
+static void examine_folders(const exam *e) {
+    folders f = {.num = 0};
+    int dir = kvfi_sys->open(e->file->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (dir >= 0) {
+        kvfi_file_each_in(dir, look_at_space, &f);
+    }
+    if (f.num_denied > 0) {
+        kvfi_path path;
+        kvfi_culprit culprit;
+        kvfi_file_path_below(e->file, &path, f.first);
+        kvfi_file_culprit(e->file, &culprit, &path);
+        report(e, KVF_WARNING, "denied-folders", culprit.mend,
+               "%llu of %llu folders can't be read and written by this user, the first is %.200s%s: blocks in them are "
+               "misses, or are not stored, and so is all of a prompt behind them",
+               (unsigned long long)f.num_denied, (unsigned long long)f.num, culprit.path.text, culprit.owner);
+    }
+}
+
 static void examine_space(const exam *e) {
     struct statvfs fs;
     if (statvfs(e->folder, &fs) != 0) {
@@ -303,8 +354,11 @@ static void examine_kind(const exam *e) {
                e->folder, gib(e->file->max_bytes));
     }
     if (e->file->no_tmpfile) {
-        report(e, KVF_NOTE, "named-temporaries", "",
-               "%s has no unnamed temporary files (or there is no /proc): named ones are used", e->folder);
+        report(
+            e, KVF_NOTE, "named-temporaries", "",
+            "%s has no unnamed temporary files, or hard links are denied, or there is no /proc: records are written to "
+            "named ones and renamed",
+            e->folder);
     }
 }
 
@@ -316,6 +370,7 @@ void kvfi_file_doctor(kvfi_tier *tier, kvf_finding_fn fn, void *ctx) {
     report(&e, KVF_FINE, "folder", "", "%s: %llu records, %.1f of at most %.1f GiB", e.folder,
            (unsigned long long)e.usage.records, gib(e.usage.bytes), gib(file->max_bytes));
     examine_permissions(&e);
+    examine_folders(&e);
     examine_space(&e);
     examine_kind(&e);
 }

@@ -51,6 +51,39 @@ int kvfi_file_make_dirs(char *path) {
     return kvfi_sys->mkdirat(AT_FDCWD, path, 0700) == 0 || errno == EEXIST ? 0 : -1;
 }
 
+/* ---- what is in the way */
+
+void kvfi_file_culprit(const kvfi_file *file, kvfi_culprit *out, const kvfi_path *path) {
+    int error = errno;
+    struct stat st = {.st_uid = geteuid()};
+    out->path = *path;
+    while (kvfi_sys->fstatat(AT_FDCWD, out->path.text, &st, AT_SYMLINK_NOFOLLOW) != 0 &&
+           strlen(out->path.text) > file->root_len) {
+        kvfi_file_cut_name(&out->path);
+    }
+    out->owner[0] = '\0';
+    snprintf(out->mend, sizeof out->mend, "Give this user permission, or mount it read-write.");
+    if (st.st_uid != geteuid()) {
+        snprintf(out->owner, sizeof out->owner, " of user %u, mode %04o", (unsigned)st.st_uid,
+                 (unsigned)st.st_mode & 07777u);
+        snprintf(out->mend, sizeof out->mend, "As root: chown -R %u %.180s", (unsigned)geteuid(), file->root);
+    }
+    errno = error;
+}
+
+void kvfi_file_warn(kvfi_file *file, const kvfi_path *path, bool writing) {
+    int error = errno;
+    if ((error != EROFS && error != EACCES && error != EPERM) || atomic_exchange(&file->warned[writing], true)) {
+        return;
+    }
+    kvfi_culprit culprit;
+    kvfi_file_culprit(file, &culprit, path);
+    kvfi_log(KVF_LOG_WARN, "%.160s%s can't be %s (%s): %s. %s", culprit.path.text, culprit.owner,
+             writing ? "written" : "read", strerror(error),
+             writing ? "blocks are loaded from it, but none are stored" : "blocks in it are misses", culprit.mend);
+    errno = error;
+}
+
 /* ---- scanning */
 
 int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base), void *ctx) {
@@ -76,13 +109,16 @@ typedef struct scan {
     void *ctx;
     kvfi_addr addr; /* the space where the scan is */
     char folder[sizeof KVFI_FILE_DIR + SPACE_HEX + SHARD_HEX + 4];
-    int error; /* the first errno that kept the scan from a folder */
+    int error;        /* the first errno that kept the scan from a folder, */
+    kvfi_path denied; /* ... and which one: below the root */
 } scan;
 
-static int open_folder(scan *s, int dir, const char *name) {
+/* `below` is its name below the root of the store, for people. */
+static int open_folder(scan *s, int dir, const char *name, const char *below) {
     int fd = kvfi_sys->openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     if (fd < 0 && errno != ENOENT && s->error == 0) {
         s->error = errno;
+        snprintf(s->denied.text, sizeof s->denied.text, "%s", below);
     }
     return fd;
 }
@@ -108,9 +144,9 @@ static int scan_space(scan *s, int space_dir, const char *space_name) {
         char shard[SHARD_HEX + 1];
         uint8_t number = (uint8_t)(s->first + i);
         kvfi_hex(shard, &number, 1);
-        int fd = open_folder(s, space_dir, shard);
+        snprintf(s->folder, sizeof s->folder, "%s/%.16s/%s", KVFI_FILE_DIR, space_name, shard);
+        int fd = open_folder(s, space_dir, shard, s->folder + sizeof KVFI_FILE_DIR - 1);
         if (fd >= 0) {
-            snprintf(s->folder, sizeof s->folder, "%s/%.16s/%s", KVFI_FILE_DIR, space_name, shard);
             int stop = kvfi_file_each_in(fd, meet_key, s);
             if (stop != 0) {
                 return stop;
@@ -136,7 +172,8 @@ static int meet_space(void *ctx, int dir, const char *base) {
     if (s->space != NULL && memcmp(s->space, s->addr.space, SPACE_HEX / 2) != 0) {
         return 0;
     }
-    int fd = open_folder(s, dir, base);
+    snprintf(s->folder, sizeof s->folder, "/%.16s", base);
+    int fd = open_folder(s, dir, base, s->folder);
     if (fd < 0) {
         return 0;
     }
@@ -148,12 +185,18 @@ static int meet_space(void *ctx, int dir, const char *base) {
 kvf_status kvfi_file_scan(const kvfi_file *file, kvf_error *err, const uint8_t *space, unsigned first,
                           kvfi_file_name_fn fn, void *ctx) {
     scan s = {.space = space, .first = first, .fn = fn, .ctx = ctx};
-    int fd = open_folder(&s, AT_FDCWD, file->root);
+    int fd = open_folder(&s, AT_FDCWD, file->root, "");
     if (fd >= 0) {
         kvfi_file_each_in(fd, meet_space, &s);
     }
-    if (s.error != 0) {
-        return kvfi_fail(err, KVF_IO, "%.180s can't be read: %s", file->root, strerror(s.error));
+    if (s.error == 0) {
+        return KVF_OK;
     }
-    return KVF_OK;
+    kvfi_path path;
+    kvfi_culprit culprit;
+    snprintf(path.text, sizeof path.text, "%s%s", file->root, s.denied.text);
+    kvfi_file_culprit(file, &culprit, &path);
+    bool denied = s.error == EACCES || s.error == EPERM;
+    return kvfi_fail(err, denied ? KVF_CONFIG : KVF_IO, "%.100s%s can't be read: %s. %s", culprit.path.text,
+                     culprit.owner, strerror(s.error), denied ? culprit.mend : "");
 }

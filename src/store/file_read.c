@@ -62,6 +62,7 @@ void kvfi_file_drop(kvfi_file *file, const kvfi_path *path, const struct stat *s
 kvf_reason kvfi_file_open_value(kvfi_file *file, kvfi_opened *out, const kvfi_path *path) {
     out->fd = kvfi_sys->open(path->text, KVFI_FILE_READ, 0);
     if (out->fd < 0) {
+        kvfi_file_warn(file, path, false);
         return reason_of(errno);
     }
     kvf_reason why = KVF_WHY_NONE;

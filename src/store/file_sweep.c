@@ -14,7 +14,8 @@
 #define RECOUNT_S       3600
 #define RECOUNT_WRITERS 16u /* each adds 1/256 of the bound at a time, and may be killed before */
 #define REST_US         ((int64_t)1000000)
-#define STALE_S         60 /* younger temporaries may not have their lock yet */
+#define STALE_S         60   /* younger temporaries may not have their lock yet */
+#define DEAD_S          3600 /* where the file system knows no locks */
 
 typedef struct candidate {
     int64_t used_ns;
@@ -103,7 +104,10 @@ static int drop_stale(void *ctx, int dir, const char *base) {
     if (fd < 0) {
         return 0;
     }
-    if (kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    /* Where there are no locks, age alone must tell: no writer takes so long. */
+    bool dead =
+        kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && (age_s > DEAD_S || age_s < -DEAD_S));
+    if (dead) {
         (void)kvfi_sys->unlinkat(dir, base, 0);
     }
     kvfi_sys->close(fd);
@@ -182,7 +186,9 @@ static bool take_census(census *c, kvfi_usage *usage) {
     uint8_t first = 0; /* a scan that is cut short begins elsewhere the next time */
     (void)kvfi_sys->random(&first, sizeof first);
     drop_stale_temporaries(c->file);
-    bool whole = kvfi_file_scan(c->file, NULL, NULL, first, meet, c) == KVF_OK && !c->cut;
+    kvf_status status = kvfi_file_scan(c->file, NULL, NULL, first, meet, c);
+    /* What this user may not look into, he can't evict either: it stays out of the count. */
+    bool whole = (status == KVF_OK || status == KVF_CONFIG) && !c->cut;
     if (whole || usage->bytes < c->bytes) {
         usage->bytes = c->bytes;
         usage->records = c->records;

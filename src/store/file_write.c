@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The folder store: writing. A value is written to a file without a name, which is then linked into its place; where
- * the file system knows no such files, to a named temporary that is renamed. Either way a killed writer leaves no half
- * value behind. Nothing is synced to the disk: what a power failure tears is found by its length or checksum and is a
- * miss.
+ * that is not to be had (no such files, hard links denied, no /proc), to a named temporary that is renamed. Either way a
+ * killed writer leaves no half value behind. Nothing is synced to the disk: what a power failure tears is found by its
+ * length or checksum and is a miss.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,11 +15,14 @@
 
 #define CHUNK_BYTES ((size_t)4 << 20) /* between two looks at the clock */
 #define CHUNK_IOVS  256u
+#define TRY_US      ((int64_t)5000000)
 
 /* A value on its way into the folder. */
 typedef struct draft {
     int fd;         /* -1: none */
     kvfi_path name; /* its temporary name; "" while it has none */
+    bool unnamed;   /* it was made without a name, and that can't be done here, or it can't be given one: it is to be
+                       written again, with a name from the start */
 } draft;
 
 static kvf_reason reason_of(int error) {
@@ -33,6 +36,11 @@ static kvf_reason reason_of(int error) {
     default:
         return KVF_WHY_UNREACHABLE;
     }
+}
+
+static kvf_reason refused(kvfi_file *file, const kvfi_path *at) {
+    kvfi_file_warn(file, at, true);
+    return reason_of(errno);
 }
 
 /* ---- temporary names */
@@ -60,7 +68,7 @@ static int make_folder_of(kvfi_path *path) {
 }
 
 /* The lock tells a sweep that the writer lives. */
-static kvf_reason open_named(const kvfi_file *file, draft *d) {
+static kvf_reason open_named(kvfi_file *file, draft *d) {
     kvf_reason why = make_name(file, &d->name);
     if (why != KVF_WHY_NONE) {
         d->name.text[0] = '\0';
@@ -72,7 +80,7 @@ static kvf_reason open_named(const kvfi_file *file, draft *d) {
         d->fd = kvfi_sys->open(d->name.text, flags, 0600);
     }
     if (d->fd < 0) {
-        why = reason_of(errno);
+        why = refused(file, &d->name);
         d->name.text[0] = '\0';
         return why;
     }
@@ -80,15 +88,36 @@ static kvf_reason open_named(const kvfi_file *file, draft *d) {
     return KVF_WHY_NONE;
 }
 
-static bool knows_no_tmpfile(int error) {
-    return error == EOPNOTSUPP || error == EISDIR || error == EINVAL;
+/* Keeps errno. */
+static bool may_write_to(const kvfi_path *folder) {
+    int error = errno;
+    struct stat st;
+    bool may = kvfi_sys->fstatat(AT_FDCWD, folder->text, &st, 0) == 0 && st.st_uid == geteuid() &&
+               (st.st_mode & (S_IWUSR | S_IXUSR)) == (S_IWUSR | S_IXUSR);
+    errno = error;
+    return may;
+}
+
+/* Would a named file do where an unnamed one was refused? A policy (seccomp, SELinux) denies with the errno of a mode. */
+static bool knows_no_tmpfile(int error, const kvfi_path *folder) {
+    switch (error) {
+    case EOPNOTSUPP:
+    case EISDIR:
+    case EINVAL:
+    case ENOSYS:
+    case EPERM:
+        return true;
+    case EACCES:
+        return may_write_to(folder);
+    default:
+        return false;
+    }
 }
 
 /* `folder` is where the value will lie: made when it is missed. */
-static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder) {
-    d->fd = -1;
-    d->name.text[0] = '\0';
-    if (file->no_tmpfile) {
+static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder, bool named) {
+    *d = (draft){.fd = -1};
+    if (named) {
         return open_named(file, d);
     }
     const int flags = O_TMPFILE | O_WRONLY | O_CLOEXEC;
@@ -99,11 +128,8 @@ static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder) {
     if (d->fd >= 0) {
         return KVF_WHY_NONE;
     }
-    if (!knows_no_tmpfile(errno)) {
-        return reason_of(errno);
-    }
-    file->no_tmpfile = true;
-    return open_named(file, d);
+    d->unnamed = knows_no_tmpfile(errno, folder);
+    return d->unnamed ? KVF_WHY_UNREACHABLE : refused(file, folder);
 }
 
 static void close_draft(draft *d) {
@@ -160,6 +186,23 @@ static bool is_without_proc(void) {
     return without;
 }
 
+/* Can't an unnamed file be linked here at all? Some systems deny hard links (Android, containers, FAT behind a layer). */
+static bool knows_no_links(int error) {
+    switch (error) {
+    case EACCES:
+    case EPERM:
+    case EOPNOTSUPP:
+    case ENOSYS:
+    case EXDEV:
+    case EINVAL:
+        return true;
+    case ENOENT:
+        return is_without_proc();
+    default:
+        return false;
+    }
+}
+
 /* Gives an unnamed draft a temporary name, from which it can be renamed over another file. */
 static int name_draft(const kvfi_file *file, draft *d) {
     if (make_name(file, &d->name) == KVF_WHY_NONE) {
@@ -177,13 +220,11 @@ static int name_draft(const kvfi_file *file, draft *d) {
 
 /* 0, or -1 with errno: EEXIST where there is a value already and `replace` is false. */
 static int publish(const kvfi_file *file, draft *d, const kvfi_path *path, bool replace) {
-    if (d->name.text[0] == '\0') {
-        if (!replace) {
-            return link_draft(d, path);
-        }
-        if (name_draft(file, d) != 0) {
-            return -1;
-        }
+    if (d->name.text[0] == '\0' && !replace) {
+        return link_draft(d, path);
+    }
+    if (d->name.text[0] == '\0' && name_draft(file, d) != 0) {
+        return -1;
     }
     int rc = kvfi_sys->renameat(AT_FDCWD, d->name.text, AT_FDCWD, path->text);
     if (rc == 0) {
@@ -228,49 +269,54 @@ static standing look(kvfi_file *file, const kvfi_path *path, const kvfi_item *it
 
 /* ---- put */
 
-static kvf_reason write_value(kvfi_file *file, const kvfi_item *item, kvfi_path *path, standing found,
+/* d->unnamed: it did not come so far, and would with a name. */
+static kvf_reason write_draft(kvfi_file *file, draft *d, const kvfi_item *item, kvfi_path *path, standing found,
                               int64_t deadline_us) {
-    kvfi_path folder = *path;
-    kvfi_file_cut_name(&folder);
-    draft d;
-    kvf_reason why = open_draft(file, &d, &folder);
+    kvf_reason why = write_all(d->fd, item, deadline_us);
     if (why != KVF_WHY_NONE) {
-        goto out;
+        return why;
     }
-    why = write_all(d.fd, item, deadline_us);
-    if (why != KVF_WHY_NONE) {
-        goto out;
-    }
-    int rc = publish_again(file, &d, path, found.any);
+    int rc = publish_again(file, d, path, found.any);
     if (rc != 0 && errno == EEXIST) { /* another writer was faster */
         found = look(file, path, item);
         if (found.same) {
-            goto out;
+            return KVF_WHY_NONE;
         }
-        rc = publish_again(file, &d, path, true);
-    }
-    if (rc != 0 && !file->no_tmpfile && is_without_proc()) { /* write it again, under a name from the start */
-        file->no_tmpfile = true;
-        close_draft(&d);
-        return write_value(file, item, path, found, deadline_us);
+        rc = publish_again(file, d, path, true);
     }
     if (rc != 0) {
-        why = reason_of(errno);
-        goto out;
+        d->unnamed = d->name.text[0] == '\0' && knows_no_links(errno);
+        return d->unnamed ? KVF_WHY_UNREACHABLE : refused(file, path);
     }
     kvfi_file_usage_add(file, (int64_t)kvfi_file_charge(item->bytes) - (int64_t)found.charge, found.charge == 0);
-out:
+    return KVF_WHY_NONE;
+}
+
+static kvf_reason try_to_write(kvfi_file *file, const kvfi_item *item, kvfi_path *path, standing found,
+                               int64_t deadline_us, bool *named) {
+    kvfi_path folder = *path;
+    kvfi_file_cut_name(&folder);
+    draft d;
+    kvf_reason why = open_draft(file, &d, &folder, *named);
+    if (why == KVF_WHY_NONE) {
+        why = write_draft(file, &d, item, path, found, deadline_us);
+    }
     close_draft(&d);
+    *named = d.unnamed;
     return why;
 }
 
-static void warn_once(kvfi_file *file, int error) {
-    if ((error == EROFS || error == EACCES || error == EPERM) && !atomic_exchange(&file->warned, true)) {
-        kvfi_log(KVF_LOG_WARN,
-                 "%s can't be written (%s): blocks are loaded from it, but none are stored. "
-                 "Give this user write permission, or mount it read-write.",
-                 file->root, strerror(error));
+/* What one draft has shown stands for others only once a named one came through: until then, each finds out for
+ * itself. */
+static kvf_reason write_value(kvfi_file *file, const kvfi_item *item, kvfi_path *path, standing found,
+                              int64_t deadline_us) {
+    bool named = file->no_tmpfile;
+    kvf_reason why = try_to_write(file, item, path, found, deadline_us, &named);
+    if (named) {
+        why = try_to_write(file, item, path, found, deadline_us, &named);
+        file->no_tmpfile = file->no_tmpfile || why == KVF_WHY_NONE;
     }
+    return why;
 }
 
 static kvf_reason put_one(kvfi_file *file, const kvfi_item *item, int64_t deadline_us) {
@@ -291,9 +337,6 @@ static kvf_reason put_one(kvfi_file *file, const kvfi_item *item, int64_t deadli
     if (why == KVF_WHY_FULL && kvfi_file_sweep(file, charge, deadline_us) > 0) {
         why = write_value(file, item, &path, found, deadline_us);
     }
-    if (why == KVF_WHY_UNREACHABLE) {
-        warn_once(file, errno);
-    }
     kvfi_file_release(file, charge);
     return why;
 }
@@ -305,12 +348,17 @@ void kvfi_file_put(kvfi_tier *tier, kvfi_feed *feed) {
     }
 }
 
+/* A file is published the way that a value is, and taken away again. */
 bool kvfi_file_try_write(kvfi_file *file) {
-    kvfi_path folder;
-    kvfi_file_path_below(file, &folder, "");
-    folder.text[file->root_len] = '\0';
-    draft d;
-    kvf_reason why = open_draft(file, &d, &folder);
-    close_draft(&d);
-    return why == KVF_WHY_NONE;
+    static uint8_t text[] = "kvferry doctor\n";
+    struct iovec iov = {text, sizeof text - 1};
+    kvfi_item item = {.iov = &iov, .num_iov = 1, .bytes = iov.iov_len};
+    kvfi_path path;
+    if (make_name(file, &path) != KVF_WHY_NONE ||
+        write_value(file, &item, &path, (standing){.any = false}, kvfi_deadline(TRY_US)) != KVF_WHY_NONE) {
+        return false;
+    }
+    (void)kvfi_sys->unlinkat(AT_FDCWD, path.text, 0);
+    kvfi_file_usage_add(file, -(int64_t)kvfi_file_charge(item.bytes), -1);
+    return true;
 }

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The folder store under faults that others have reported of such stores, each as a kind: systems that deny a call,
+ * folders of another user, clocks that were wrong, prompts larger than the bound.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "support/place.h"
+
+/* ---- what was logged, and what the doctor found */
+
+static char said[4096];
+static void hear(void *ctx, kvf_log_level level, const char *message) {
+    (void)ctx, (void)level;
+    size_t len = strlen(said);
+    snprintf(said + len, sizeof said - len, "%s\n", message);
+}
+
+static void note(void *ctx, const kvf_finding *finding) {
+    char *text = ctx;
+    size_t len = strlen(text);
+    snprintf(text + len, 4096 - len, "%s: %s\n", finding->code, finding->what);
+}
+
+static const char *diagnose(kvfi_tier *tier) {
+    static char text[4096];
+    text[0] = '\0';
+    tier->ops->doctor(tier, note, text);
+    return text;
+}
+
+static size_t num_temporaries(const place *p) {
+    DIR *dir = opendir(below(p, "tmp"));
+    size_t num = 0;
+    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
+        num += entry->d_name[0] != '.';
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return num;
+}
+
+/* ---- calls that are denied */
+
+static int denied_with;
+static int deny_link(int fromdir, const char *from, int todir, const char *to, int flags) {
+    (void)fromdir, (void)from, (void)todir, (void)to, (void)flags;
+    errno = denied_with;
+    return -1;
+}
+static int deny_tmpfile(const char *path, int flags, mode_t mode) {
+    int fd = kvfi_sys_real.open(path, flags, mode);
+    if (fd >= 0 && (flags & O_TMPFILE) == O_TMPFILE) {
+        close(fd);
+        errno = denied_with;
+        return -1;
+    }
+    return fd;
+}
+static int deny_rename(int fromdir, const char *from, int todir, const char *to) {
+    (void)fromdir, (void)from, (void)todir, (void)to;
+    errno = denied_with;
+    return -1;
+}
+static int deny_lock(int fd, int op) {
+    (void)fd, (void)op;
+    errno = denied_with;
+    return -1;
+}
+static int deny_times(int fd, const struct timespec times[2]) {
+    (void)fd, (void)times;
+    errno = denied_with;
+    return -1;
+}
+
+/* Stores, finds, replaces: all that a store needs. */
+static void expect_works(const place *p) {
+    for (uint64_t seed = 0; seed < 5; seed++) {
+        assert_int_equal(kvft_put(p->tier, seed, SIZE), KVF_WHY_NONE);
+        assert_int_equal(kvft_put(p->tier, seed, SIZE), KVF_WHY_NONE);
+        assert_int_equal(kvft_get(p->tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_int_equal(kvft_put(p->tier, 4, SIZE + 1), KVF_WHY_NONE); /* as a session that is saved again */
+    assert_int_equal(kvft_get(p->tier, 4, SIZE + 1), KVF_WHY_NONE);
+    assert_int_equal(num_temporaries(p), 0);
+}
+
+static void test_hard_links_denied(void **state) {
+    (void)state;
+    static const int errors[] = {EACCES, EPERM, EOPNOTSUPP, ENOSYS, EXDEV, EINVAL};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        place p = open_place("");
+        denied_with = errors[i];
+        replace()->linkat = deny_link;
+        expect_works(&p);
+        p.tier->ops->close(p.tier);
+        p.tier = kvft_tier(p.url);
+        const char *found = diagnose(p.tier); /* which tries it as a save does */
+        assert_null(strstr(found, "not-writable"));
+        assert_non_null(strstr(found, "named-temporaries"));
+        assert_int_equal(num_temporaries(&p), 0);
+        replaced.renameat = deny_rename; /* nothing is left that would do */
+        assert_non_null(strstr(diagnose(p.tier), "not-writable"));
+        assert_int_equal(kvft_put(p.tier, 9, SIZE), KVF_WHY_UNREACHABLE);
+        assert_int_equal(num_temporaries(&p), 0);
+        restore();
+        close_place(&p);
+    }
+}
+
+static void test_unnamed_files_denied(void **state) {
+    (void)state;
+    static const int errors[] = {EACCES, EPERM, EOPNOTSUPP, ENOSYS, EISDIR, EINVAL};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        place p = open_place("");
+        denied_with = errors[i];
+        replace()->open = deny_tmpfile;
+        expect_works(&p);
+        assert_null(strstr(diagnose(p.tier), "not-writable"));
+        restore();
+        close_place(&p);
+    }
+}
+
+/* Without locks nobody would ever count, and the folder would grow with each process. */
+static void test_locks_denied(void **state) {
+    (void)state;
+    static const int errors[] = {ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        place p = open_place("?max=1M");
+        denied_with = errors[i];
+        replace()->flock = deny_lock;
+        expect_works(&p);
+        for (uint64_t seed = 100; seed < 160; seed++) {
+            p.tier->ops->close(p.tier);
+            p.tier = kvft_tier(p.url);
+            assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        }
+        assert_true(kvft_count(p.tier).records * CHARGE <= (1u << 20) + CHARGE);
+        make_file((mkdir(below(&p, "tmp"), 0700), below(&p, "tmp/dead")), 1000);
+        set_age(below(&p, "tmp/dead"), 5000);
+        make_file(below(&p, "tmp/slow"), 1000);
+        set_age(below(&p, "tmp/slow"), 100);
+        (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
+        assert_false(exists(below(&p, "tmp/dead")));
+        assert_true(exists(below(&p, "tmp/slow")));
+        restore();
+        close_place(&p);
+    }
+}
+
+static void test_times_denied(void **state) {
+    (void)state;
+    place p = open_place("?max=1M&ttl=100");
+    denied_with = EPERM;
+    replace()->futimens = deny_times;
+    expect_works(&p);
+    restore();
+    close_place(&p);
+}
+
+/* ---- no /proc: what one thread finds out is not yet true of what another has begun */
+
+static int no_proc_fstatat(int dir, const char *path, struct stat *out, int flags) {
+    if (strncmp(path, "/proc", 5) == 0) {
+        errno = ENOENT;
+        return -1;
+    }
+    return kvfi_sys_real.fstatat(dir, path, out, flags);
+}
+
+typedef struct writer {
+    pthread_t thread;
+    kvfi_tier *tier;
+    uint64_t first;
+    int failed;
+} writer;
+
+static pthread_barrier_t together;
+static void *write_ten(void *arg) {
+    writer *w = arg;
+    pthread_barrier_wait(&together);
+    for (uint64_t i = 0; i < 10; i++) {
+        w->failed += kvft_put(w->tier, w->first + i, SIZE) != KVF_WHY_NONE;
+    }
+    return NULL;
+}
+
+/* Whoever links first waits until all have begun. */
+static _Atomic int num_linking;
+static int wait_and_deny_link(int fromdir, const char *from, int todir, const char *to, int flags) {
+    num_linking++;
+    for (int i = 0; i < 200 && num_linking < 6; i++) {
+        (void)kvfi_sys_real.poll(NULL, 0, 1);
+    }
+    return deny_link(fromdir, from, todir, to, flags);
+}
+
+static void test_no_proc_and_many_threads(void **state) {
+    (void)state;
+    enum { WRITERS = 6 };
+    for (int round = 0; round < 3; round++) {
+        place p = open_place("");
+        writer writers[WRITERS];
+        denied_with = ENOENT;
+        num_linking = 0;
+        kvfi_systable *table = replace();
+        table->linkat = wait_and_deny_link;
+        table->fstatat = no_proc_fstatat;
+        pthread_barrier_init(&together, NULL, WRITERS);
+        for (uint64_t i = 0; i < WRITERS; i++) {
+            writers[i] = (writer){.tier = p.tier, .first = 100 * i};
+            assert_int_equal(pthread_create(&writers[i].thread, NULL, write_ten, &writers[i]), 0);
+        }
+        for (size_t i = 0; i < WRITERS; i++) {
+            pthread_join(writers[i].thread, NULL);
+            assert_int_equal(writers[i].failed, 0);
+        }
+        pthread_barrier_destroy(&together);
+        restore();
+        assert_int_equal(kvft_count(p.tier).records, 10 * WRITERS);
+        assert_int_equal(num_temporaries(&p), 0);
+        close_place(&p);
+    }
+}
+
+/* ---- folders of another user. In a child, since it gives up the rights of root. */
+
+#define EXPECT(cond)                                                  \
+    do {                                                              \
+        if (!(cond)) {                                                \
+            fprintf(stderr, "not true: %s; said: %s\n", #cond, said); \
+            _exit(1);                                                 \
+        }                                                             \
+    } while (0)
+
+enum { NOBODY = 65534, BLOCKS = 16 };
+
+static void expect_child(int (*run)(const place *p)) {
+    if (geteuid() != 0) {
+        skip();
+    }
+    place p = open_place("");
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        _exit(run(&p));
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    close_place(&p);
+}
+
+/* root stores all but the first block into a store of somebody else, who comes back. */
+static kvfi_tier *come_back(const place *p, mode_t folders, mode_t files) {
+    char path[2 * PATH_MAX];
+    EXPECT(chown(p->dir, NOBODY, NOBODY) == 0);
+    for (uint64_t seed = 0; seed < BLOCKS; seed++) {
+        EXPECT(kvft_put(p->tier, seed, SIZE) == KVF_WHY_NONE);
+        snprintf(path, sizeof path, "%s", path_of(p, seed));
+        for (int level = 0; level < 5; level++) {
+            bool shared = level >= 2; /* the space, the root, the folder */
+            EXPECT(chown(path, seed == 0 || shared ? NOBODY : 0, NOBODY) == 0);
+            EXPECT(seed == 0 || shared || chmod(path, level == 0 ? files : folders) == 0);
+            *strrchr(path, '/') = '\0';
+        }
+    }
+    EXPECT(setgid(NOBODY) == 0 && setuid(NOBODY) == 0);
+    kvf_set_log(hear, NULL, KVF_LOG_WARN);
+    return kvft_tier(p->url);
+}
+
+static const char *folder_of(const place *p, uint64_t seed) {
+    static char path[2 * PATH_MAX];
+    snprintf(path, sizeof path, "%s", path_of(p, seed));
+    *strrchr(path, '/') = '\0';
+    return path;
+}
+
+static int live_beside_closed_folders(const place *p) {
+    kvfi_tier *tier = come_back(p, 0700, 0600);
+    kvf_error err = {0};
+    uint64_t removed = 0;
+    EXPECT(kvft_get(tier, 0, SIZE) == KVF_WHY_NONE);
+    EXPECT(said[0] == '\0');
+    EXPECT(kvft_get(tier, 1, SIZE) == KVF_WHY_UNREACHABLE);
+    EXPECT(strstr(said, folder_of(p, 1)) != NULL && strstr(said, "of user 0, mode 0700") != NULL);
+    EXPECT(strstr(said, "can't be read") != NULL && strstr(said, "chown -R 65534 /") != NULL);
+    said[0] = '\0';
+    EXPECT(kvft_put(tier, 2, SIZE) == KVF_WHY_UNREACHABLE && kvft_put(tier, 3, SIZE) == KVF_WHY_UNREACHABLE);
+    EXPECT(strstr(said, folder_of(p, 2)) != NULL && strstr(said, folder_of(p, 3)) == NULL); /* once */
+    EXPECT(strstr(said, "can't be written") != NULL && strstr(said, "of user 0") != NULL);
+    const char *found = diagnose(tier);
+    EXPECT(strstr(found, "denied-folders: ") != NULL && strstr(found, "of user 0, mode 0700") != NULL);
+    EXPECT(strstr(found, "not-writable") == NULL);
+    EXPECT(tier->ops->clear(tier, &removed, &err, NULL, 1000) == KVF_CONFIG && removed == 1);
+    EXPECT(strstr(err.what, "of user 0") != NULL && strstr(err.what, "/store/kvf1/") != NULL);
+    tier->ops->close(tier);
+    return 0;
+}
+
+static int live_beside_folders_to_read(const place *p) {
+    kvfi_tier *tier = come_back(p, 0755, 0644);
+    for (uint64_t seed = 0; seed < BLOCKS; seed++) { /* a load needs no permission to write */
+        EXPECT(kvft_get(tier, seed, SIZE) == KVF_WHY_NONE);
+        EXPECT(kvft_peek(tier, seed) == KVF_WHY_NONE);
+    }
+    EXPECT(said[0] == '\0');
+    EXPECT(kvft_put(tier, 5, SIZE + 1) == KVF_WHY_UNREACHABLE);
+    EXPECT(strstr(said, folder_of(p, 5)) != NULL && strstr(said, "of user 0, mode 0755") != NULL);
+    EXPECT(strstr(diagnose(tier), "denied-folders: ") != NULL);
+    tier->ops->close(tier);
+    return 0;
+}
+
+static void test_folders_that_root_left(void **state) {
+    (void)state;
+    expect_child(live_beside_closed_folders);
+    expect_child(live_beside_folders_to_read);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hard_links_denied),
+        cmocka_unit_test(test_unnamed_files_denied),
+        cmocka_unit_test(test_locks_denied),
+        cmocka_unit_test(test_times_denied),
+        cmocka_unit_test(test_no_proc_and_many_threads),
+        cmocka_unit_test(test_folders_that_root_left),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
