@@ -48,6 +48,9 @@ static bool make_buffers(kvf_llama *kv) {
 
 static bool make_residents(kvf_llama *kv) {
     kv->num_seqs = llama_n_seq_max(kv->ctx);
+    for (size_t i = 0; i < kv->num_seqs; i++) {
+        kv->inherits = kv->inherits || llama_memory_seq_pos_max(kv->mem, (llama_seq_id)i) >= 0;
+    }
     kv->residents = calloc(kv->num_seqs, sizeof *kv->residents);
     return kv->residents != NULL;
 }
@@ -87,10 +90,10 @@ static kvf_status check_options(kvf_error *err, const kvf_store *store, const kv
     return KVF_OK;
 }
 
-static kvf_status open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *known) {
+static kvf_status set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *known) {
     kvfl_model_name name = {.overrides = ""};
     kvf_status status = known != NULL ? KVF_OK : kvfl_name_model(&name, err, kv->ctx, o);
-    return status == KVF_OK ? kvfl_open_space(kv, err, o, known != NULL ? known : &name) : status;
+    return status == KVF_OK ? kvfl_set_terms(kv, err, o, known != NULL ? known : &name) : status;
 }
 
 static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *known) {
@@ -105,7 +108,10 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
         status = kvfl_open_decode(kv, err);
     }
     if (status == KVF_OK && kv->store != NULL) {
-        status = open_space(kv, err, o, known);
+        status = set_terms(kv, err, o, known);
+    }
+    if (status == KVF_OK) {
+        status = kvfl_open_identity(kv, err, o->adapters != NULL ? o->adapters : "");
     }
     if (status == KVF_OK && kv->store != NULL) {
         status = kvf_queue_open(&kv->queue, err, kv->store, 2 * KVFL_NUM_FLIGHTS);
@@ -139,7 +145,8 @@ void kvf_llama_detach(kvf_llama *kv) {
         return;
     }
     kvf_queue_close(kv->queue);
-    kvf_space_close(kv->space);
+    kvfl_close_identities(kv);
+    kvfl_free_terms(kv->terms);
     for (size_t i = 0; kv->residents != NULL && i < kv->num_seqs; i++) {
         free(kv->residents[i].tokens);
     }

@@ -64,6 +64,8 @@ static void begin_piece(kvf_llama *kv, llama_seq_id seq, llama_pos pos) {
     *p = (kvfl_piece){.first = (size_t)pos, .end = (size_t)pos, .done = (size_t)pos, .alone = true};
     if (h == NULL || h->why != KVF_ASIDE_NONE) {
         p->why = h == NULL ? KVF_ASIDE_FOREIGN : h->why;
+    } else if (h->identity != kv->identity || kv->identity == 0) {
+        p->why = KVF_ASIDE_FOREIGN;
     } else if (h->num != (size_t)pos) {
         p->why = KVF_ASIDE_POSITIONS;
     }
@@ -155,9 +157,8 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
 
 /* ---- what another sequence holds ---- */
 
-/* The cells that all sequences would take if none shared any. (Of a window the least position says nothing of the other
- * caches.) */
-static size_t unshared_cells(const kvf_llama *kv) {
+/* Of a window the least position says nothing of the other caches. */
+size_t kvfl_unshared_cells(const kvf_llama *kv) {
     size_t sum = 0;
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
         llama_pos max = llama_memory_seq_pos_max(kv->mem, (llama_seq_id)seq);
@@ -181,7 +182,8 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     llama_seq_id donor = -1;
     for (size_t i = 0; i < kv->num_seqs; i++) {
         const kvfl_history *other = &kv->histories[i];
-        size_t same = (llama_seq_id)i != seq && other->num > h->num ? common_tokens(other, h, goal) : 0;
+        bool helps = (llama_seq_id)i != seq && other->num > h->num && other->identity == h->identity;
+        size_t same = helps ? common_tokens(other, h, goal) : 0;
         same = same / kv->block_tokens * kv->block_tokens;
         if (same > best) {
             best = same;
@@ -240,7 +242,7 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
  * begins. */
 static int32_t bring_all(kvf_llama *kv, const struct llama_batch *batch) {
     int32_t rc = 0;
-    bool roomy = kv->kind.num_caches == 0 || unshared_cells(kv) + (size_t)batch->n_tokens <= kv->n_ctx;
+    bool roomy = kv->kind.num_caches == 0 || kvfl_unshared_cells(kv) + (size_t)batch->n_tokens <= kv->n_ctx;
     if (kv->shares && !roomy) {
         return 1;
     }
@@ -364,8 +366,10 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     kvfl_history *h = &kv->histories[seq];
     kvfl_free_stash(&p->dropped);
     if (p->why != KVF_ASIDE_NONE || kv->paused == KVF_ASIDE_ATTENTION) {
-        kv->counters.aside_tokens[p->why != KVF_ASIDE_NONE ? p->why : kv->paused] += p->num;
-        kvfl_forget(kv, seq, p->why != KVF_ASIDE_NONE ? p->why : kv->paused);
+        kvf_llama_aside why = p->why != KVF_ASIDE_NONE ? p->why : kv->paused;
+        kv->counters.aside_tokens[why] += p->num;
+        /* What another identity computed goes on: it still begins as it did. */
+        kvfl_forget(kv, seq, h->identity != kv->identity ? KVF_ASIDE_POSITIONS : why);
         return;
     }
     if (!p->alone || kv->paused != KVF_ASIDE_NONE) {

@@ -9,6 +9,7 @@
  *   identity.c the fields of the space: everything that changes the bytes of a block
  *   model.c    what names a model: its files as they were loaded, the parameters it was loaded with
  *   weights.c  files that are held open, and their hash, remembered
+ *   adapters.c one space for each set of adapters, and the change from one to another
  *   load.c     blocks from the store into a sequence
  *   flight.c   blocks on their way
  *   plan.c     load or compute: the arithmetic
@@ -64,6 +65,7 @@ typedef struct kvfl_resident {
     llama_token *tokens; /* n_ctx of them */
     size_t num;
     uint8_t witness[KVFL_WITNESS_BYTES]; /* of their KV, see resident.c */
+    uint64_t identity;                   /* that computed it */
 } kvfl_resident;
 
 /* What a sequence holds, as kvf_llama_decode follows it: exactly `num` tokens, at positions 0 to num - 1, and behind
@@ -74,7 +76,8 @@ typedef struct kvfl_history {
     /* Not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
     size_t ragged;
     kvf_llama_aside why;
-    bool in_prompt; /* the report is of a prompt whose end has not come yet */
+    bool in_prompt;    /* the report is of a prompt whose end has not come yet */
+    uint64_t identity; /* that computed these tokens */
     kvf_llama_report report;
 } kvfl_history;
 
@@ -91,16 +94,31 @@ typedef struct kvfl_known_state {
     uint8_t digest[16];
     llama_token *tokens;
     size_t num;
+    uint64_t identity; /* that computed them */
 } kvfl_known_state;
 #define KVFL_KNOWN_STATES 64u
+
+/* A set of adapters that this context computes under, or has computed under a while ago. KV that one identity computed
+ * is never stored, copied or kept as that of another. */
+typedef struct kvfl_identity {
+    uint64_t number; /* never given twice; 0: a free place */
+    uint64_t used;   /* when, in changes of adapters */
+    char *adapters;
+    kvf_space *space; /* NULL: there is no store */
+} kvfl_identity;
+#define KVFL_IDENTITIES 32u
 
 struct kvf_llama {
     struct llama_context *ctx;
     const struct llama_model *model;
     llama_memory_t mem;
-    kvf_space *space; /* NULL: no store, compute only */
+    kvf_space *space; /* of the identity; NULL: no store, compute only */
     kvf_store *store;
-    kvf_queue *queue; /* of the loads */
+    uint64_t identity; /* its number; 0: what computes is not known, and every batch is left as it is */
+    kvfl_identity identities[KVFL_IDENTITIES];
+    uint64_t identity_clock;
+    struct kvfl_terms *terms; /* what all spaces of this context have in common */
+    kvf_queue *queue;         /* of the loads */
     llama_seq_id scratch;
     uint32_t n_ctx,
         step; /* step: tokens of one llama_decode, a multiple of KVFL_MIN_BATCH where the context allows it */
@@ -135,6 +153,7 @@ struct kvf_llama {
     size_t next_state;
     kvf_llama_aside paused;    /* not KVF_ASIDE_NONE: the context is in a mode in which every batch is left as it is */
     bool shares;               /* sequences may have cells in common because of us */
+    bool inherits;             /* they may because of a kvf_llama that was attached before this one */
     struct llama_batch rest;   /* what is left of a batch: arrays of our own, but for the lists of sequences */
     int32_t *output_of;        /* the caller's index of a batch to that of `rest` */
     int32_t num_mapped;        /* 0: the indexes are the caller's own */
@@ -162,6 +181,7 @@ typedef struct kvfl_bytes {
 kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *);
 /* Computes the probe again, after a change of adapters, into kv->kind.probe. The scratch sequence is empty before and
  * afterwards. */
+#define KVFL_PROBE_CELLS 2 /* that this takes meanwhile */
 kvf_status kvfl_probe(kvf_llama *, kvf_error *);
 /* What came from a store is what this context exports of positions [first, end): nothing else is given to llama.cpp. The
  * numbers of its rows are not looked at. */
@@ -208,8 +228,17 @@ bool kvfl_has_other_devices(void);
 /* attach.c: kvf_llama_attach for a model whose name is known; NULL: by its path. */
 kvf_status kvfl_attach(kvf_llama **out, kvf_error *, kvf_store *, struct llama_context *, const kvf_llama_options *,
                        const kvfl_model_name *);
-/* identity.c: opens the space. */
-kvf_status kvfl_open_space(kvf_llama *, kvf_error *, const kvf_llama_options *, const kvfl_model_name *);
+/* identity.c: fills kv->terms, and opens the space of a set of adapters that kv->kind.probe is of. */
+kvf_status kvfl_set_terms(kvf_llama *, kvf_error *, const kvf_llama_options *, const kvfl_model_name *);
+void kvfl_free_terms(struct kvfl_terms *);
+bool kvfl_needs_probe(const kvf_llama *);
+kvf_status kvfl_open_space(const kvf_llama *, kvf_space **out, kvf_error *, const char *adapters);
+
+/* adapters.c: takes another set of adapters, that kv->kind.probe is of. */
+kvf_status kvfl_open_identity(kvf_llama *, kvf_error *, const char *adapters);
+void kvfl_close_identities(kvf_llama *);
+/* What computes from now on is not known. */
+void kvfl_leave_identity(kvf_llama *);
 
 /* Where block `index` begins, for any index up to one behind the last; how many tokens it has, and how long it is when
  * exported. */
@@ -306,6 +335,8 @@ int32_t kvfl_decode_unseen(kvf_llama *, const bool *seqs, size_t num_tokens, kvf
                            void *arg);
 kvf_status kvfl_open_decode(kvf_llama *, kvf_error *);
 void kvfl_close_decode(kvf_llama *);
+/* The cells that all sequences would take if none shared any. */
+size_t kvfl_unshared_cells(const kvf_llama *);
 
 /* follow.c: what the program did to the memory, told after it was done (kvfl_before_moved: before). seq -1 is every
  * sequence where llama.h says so. */

@@ -36,13 +36,14 @@ kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
         }
         cut(h, (size_t)end); /* also where it was emptied, or cut back, without a word */
         h->why = KVF_ASIDE_NONE;
+        h->identity = h->num == 0 ? kv->identity : h->identity;
     } else if (h->why == KVF_ASIDE_NONE) {
         h->why = KVF_ASIDE_FOREIGN;
     }
     return h;
 }
 
-void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num) {
+static void follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num, uint64_t identity) {
     kvfl_history *h = &kv->histories[seq];
     if (num > kv->n_ctx || (num > 0 && !has_room(kv, h))) {
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
@@ -52,9 +53,14 @@ void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, siz
         memmove(h->tokens, tokens, num * sizeof *tokens);
     }
     h->num = num;
+    h->identity = identity;
     h->ragged = 0;
     h->why = KVF_ASIDE_NONE;
     h->in_prompt = false;
+}
+
+void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num) {
+    follow(kv, seq, tokens, num, kv->identity);
 }
 
 /* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins
@@ -82,7 +88,7 @@ void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
 }
 
 void kvfl_cleared(kvf_llama *kv) {
-    kv->shares = false;
+    kv->shares = kv->inherits = false;
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
         kvfl_follow(kv, (llama_seq_id)seq, NULL, 0);
     }
@@ -122,7 +128,7 @@ void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos fi
     size_t num = end >= 0 && (size_t)end < source->num ? (size_t)end : source->num;
     /* Only into a sequence that was empty, from its beginning on, and nothing but what is known. */
     if (first <= 0 && target->num == 0 && target->why == KVF_ASIDE_NONE && max + 1 == (llama_pos)num) {
-        kvfl_follow(kv, to, source->tokens, num);
+        follow(kv, to, source->tokens, num, source->identity);
     } else {
         kvfl_forget(kv, to, KVF_ASIDE_FOREIGN);
     }
@@ -151,7 +157,9 @@ void kvfl_before_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_p
     llama_pos min = llama_memory_seq_pos_min(kv->mem, seq), max = llama_memory_seq_pos_max(kv->mem, seq);
     llama_pos at = first > min ? first : min, stop = end >= 0 && end <= max ? end : max + 1;
     llama_pos step = (llama_pos)kv->block_tokens;
-    if (!kv->shares || max < 0) {
+    /* What another kvf_llama may have shared is parted where there is room for all. */
+    bool may_share = kv->shares || (kv->inherits && kvfl_unshared_cells(kv) <= kv->n_ctx);
+    if (!may_share || max < 0) {
         return;
     }
     for (; at < stop; at = at + step < stop ? at + step : stop) {
@@ -182,7 +190,7 @@ void kvfl_state_taken(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16])
     }
     memcpy(tokens, h->tokens, h->num * sizeof *tokens);
     free(state->tokens);
-    *state = (kvfl_known_state){.tokens = tokens, .num = h->num};
+    *state = (kvfl_known_state){.tokens = tokens, .num = h->num, .identity = h->identity};
     memcpy(state->digest, digest, sizeof state->digest);
     kv->next_state++;
 }
@@ -199,7 +207,8 @@ static const kvfl_known_state *find_state(const kvf_llama *kv, const uint8_t dig
 /* Of a partial state (a window, a recurrent state) the rest of the sequence must be what it was when the state was
  * taken. */
 static bool continues(const kvfl_history *h, const kvfl_known_state *state) {
-    return h->num >= state->num && memcmp(h->tokens, state->tokens, state->num * sizeof *state->tokens) == 0;
+    return h->num >= state->num && h->identity == state->identity &&
+           memcmp(h->tokens, state->tokens, state->num * sizeof *state->tokens) == 0;
 }
 
 void kvfl_state_set(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16], bool partial) {
@@ -208,6 +217,6 @@ void kvfl_state_set(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16], b
     if (state == NULL || (partial && !continues(h, state))) {
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
     } else {
-        kvfl_follow(kv, seq, state->tokens, state->num);
+        follow(kv, seq, state->tokens, state->num, state->identity);
     }
 }

@@ -4,6 +4,7 @@
  * it when it imports one.
  */
 #include <ggml-backend.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,6 +130,15 @@ static void add_build(fields *f, const struct llama_context_params *p, const kvf
     add_digest(f, "build", digest, sizeof digest);
 }
 
+/* ---- what all spaces of a context have ---- */
+
+struct kvfl_terms {
+    fields fields; /* all but the adapters, and what a probe of them tells */
+    bool portable;
+    void *secret;
+    size_t secret_len;
+};
+
 static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const kvfl_model_name *name) {
     const char *rotation = getenv("LLAMA_ATTN_ROT_DISABLE"); /* read by llama.cpp when it makes a quantised cache */
     if (rotation != NULL) {
@@ -138,14 +148,10 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
         add(f, "batch", "%u",
             kv->step); /* batches too small for kernels that agree: blocks of such a context are its own */
     }
-    if (o->adapters != NULL && o->adapters[0] != '\0') {
-        add_digest(f, "adapters", o->adapters, strlen(o->adapters));
-    }
     if (o->tenant != NULL && o->tenant[0] != '\0') {
         add_digest(f, "tenant", o->tenant, strlen(o->tenant));
     }
     if (!o->portable) {
-        add_digest(f, "probe", kv->kind.probe, sizeof kv->kind.probe);
         add_build(f, o->context_params, name);
     }
 }
@@ -158,20 +164,67 @@ static void add_overrides(fields *f, const kvf_llama *kv, const kvfl_model_name 
     }
 }
 
-kvf_status kvfl_open_space(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *name) {
-    fields f = {.num = 0};
-    add(&f, "engine", "llama.cpp state-seq-%d", LLAMA_STATE_SEQ_VERSION);
-    add(&f, "model", "sha256:%s", name->weights);
-    add_overrides(&f, kv, name);
-    add_shape(&f, kv, o->context_params);
-    add_rope(&f, kv, o->context_params);
-    add_rest(&f, kv, o, name);
-    if (f.failed) {
+static kvf_status keep_secret(struct kvfl_terms *t, kvf_error *err, const kvf_llama_options *o) {
+    if (o->secret == NULL) {
+        return KVF_OK;
+    }
+    t->secret = malloc(o->secret_len + 1);
+    if (t->secret == NULL) {
         return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
     }
+    memcpy(t->secret, o->secret, o->secret_len);
+    t->secret_len = o->secret_len;
+    return KVF_OK;
+}
+
+kvf_status kvfl_set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *name) {
+    struct kvfl_terms *t = calloc(1, sizeof *t);
+    kv->terms = t;
+    if (t == NULL) {
+        return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
+    }
+    t->portable = o->portable != 0;
+    add(&t->fields, "engine", "llama.cpp state-seq-%d", LLAMA_STATE_SEQ_VERSION);
+    add(&t->fields, "model", "sha256:%s", name->weights);
+    add_overrides(&t->fields, kv, name);
+    add_shape(&t->fields, kv, o->context_params);
+    add_rope(&t->fields, kv, o->context_params);
+    add_rest(&t->fields, kv, o, name);
+    return keep_secret(t, err, o);
+}
+
+void kvfl_free_terms(struct kvfl_terms *t) {
+    if (t != NULL && t->secret != NULL) {
+        OPENSSL_cleanse(t->secret, t->secret_len);
+        free(t->secret);
+    }
+    free(t);
+}
+
+/* ---- one of them ---- */
+
+bool kvfl_needs_probe(const kvf_llama *kv) {
+    return kv->terms != NULL && !kv->terms->portable;
+}
+
+kvf_status kvfl_open_space(const kvf_llama *kv, kvf_space **out, kvf_error *err, const char *adapters) {
+    const struct kvfl_terms *t = kv->terms;
+    fields own = {.num = 0};
+    kvf_field all[2 * MAX_FIELDS];
+    if (adapters[0] != '\0') {
+        add_digest(&own, "adapters", adapters, strlen(adapters));
+    }
+    if (!t->portable) {
+        add_digest(&own, "probe", kv->kind.probe, sizeof kv->kind.probe);
+    }
+    if (t->fields.failed || own.failed) {
+        return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
+    }
+    memcpy(all, t->fields.field, t->fields.num * sizeof *all);
+    memcpy(all + t->fields.num, own.field, own.num * sizeof *all);
     kvf_space_options options = {.struct_size = sizeof options,
                                  .block_tokens = kv->block_tokens,
-                                 .secret = o->secret,
-                                 .secret_len = o->secret_len};
-    return kvf_space_open(&kv->space, err, kv->store, f.field, f.num, &options);
+                                 .secret = t->secret,
+                                 .secret_len = t->secret_len};
+    return kvf_space_open(out, err, kv->store, all, t->fields.num + own.num, &options);
 }

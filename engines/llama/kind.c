@@ -133,7 +133,7 @@ static kvf_status take_empty(kvf_llama *kv, kvf_error *err) {
  * rotation's frequencies) shows in the KV of all layers but the first. Two, for a sum of two numbers is the same
  * wherever their cells lie; of more, it rounds by the cells, which differ when the context is in use. */
 
-#define PAIR          2
+#define PAIR          KVFL_PROBE_CELLS
 #define NEAR_POSITION 977 /* not 0, where every rotation is the identity */
 
 /* Some models compute otherwise far out: the last positions that this one was trained for. */

@@ -43,7 +43,8 @@ static bool is_intact(const kvf_llama *kv, llama_seq_id seq, const kvfl_resident
 size_t kvfl_keep_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t cut) {
     kvfl_resident *resident = &kv->residents[seq];
     size_t same = 0; /* stays so where there are states: they can't be taken back */
-    while (same < resident->num && same < cut && resident->tokens[same] == tokens[same]) {
+    bool ours = resident->identity == kv->identity && kv->identity != 0;
+    while (ours && same < resident->num && same < cut && resident->tokens[same] == tokens[same]) {
         same++;
     }
     same = same / kv->block_tokens * kv->block_tokens;
@@ -65,5 +66,6 @@ void kvfl_note_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *toke
     if (resident->tokens != NULL && cut > 0 && !kvfl_has_states(kv) && take_witness(kv, seq, cut, resident->witness)) {
         memcpy(resident->tokens, tokens, cut * sizeof *tokens);
         resident->num = cut;
+        resident->identity = kv->identity;
     }
 }

@@ -64,11 +64,17 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     return saved;
 }
 
+/* Some of it is known to be computed under other adapters. */
+static bool is_of_other(const kvf_llama *kv, llama_seq_id seq) {
+    const kvfl_history *h = &kv->histories[seq];
+    return h->num > 0 && h->identity != kv->identity;
+}
+
 size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                       size_t num) {
     kvf_llama_report unread = {0};
     size_t blocks = num / kv->block_tokens;
-    if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
+    if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) || is_of_other(kv, seq) ||
         (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
         return 0;

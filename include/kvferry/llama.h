@@ -34,8 +34,8 @@ typedef struct kvf_llama_options {
                                  and the hash is remembered per file. It must still be the file that was loaded: one
                                  that has changed since, or that another path leads to now, is refused */
     const struct llama_context_params *context_params; /* what the context was created with */
-    const char *adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. Attach again
-                             after a change. */
+    const char *adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. After a change:
+                             kvf_llama_set_adapters */
     const char *tenant;   /* NULL = none */
     const void *secret;   /* see kvf_space_options */
     size_t secret_len;
@@ -59,7 +59,18 @@ typedef struct kvf_llama_options {
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
                                                    struct llama_context *ctx, const kvf_llama_options *options);
 KVF_API void kvf_llama_detach(kvf_llama *);
+/* The space of the adapters at hand, as long as they are; NULL: none, nothing is loaded or stored. */
 KVF_API kvf_space *kvf_llama_space(kvf_llama *);
+
+/* kvf_llama_set_adapters is to be called after every llama_set_adapters_lora and llama_set_adapter_cvec that changes
+ * something, before the next token is computed. `adapters` describes all that is in use from now on, as in the options:
+ * two descriptions are the same set exactly where they are the same text. What sequences hold of another set is not
+ * stored, copied or kept as that of this one, and is known again when that one comes back. The last 32 sets are
+ * remembered, so that changing between them costs nothing; a new one is probed (unless `portable`), which takes a cell
+ * and what outputs an earlier llama_decode left. Returns KVF_OK; KVF_LIMIT (no cell is free now, or loads of earlier
+ * sets are still under way: call it again later); KVF_REFUSED, KVF_IO, KVF_NOMEM as kvf_llama_attach. After a failure
+ * nothing is loaded or stored until a call succeeds; decoding goes on. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_llama_set_adapters(kvf_llama *, kvf_error *err, const char *adapters);
 
 typedef enum kvf_llama_plan {
     KVF_LLAMA_PLAN_NONE,    /* nothing was stored, or there is no store */
@@ -159,7 +170,8 @@ typedef enum kvf_llama_aside {
     KVF_ASIDE_EMBEDDINGS, /* the input is embeddings: an image, say */
     KVF_ASIDE_POSITIONS,  /* positions that don't continue what is known of the sequence */
     KVF_ASIDE_SEVERAL,    /* a token of several sequences */
-    KVF_ASIDE_FOREIGN,    /* the sequence holds what did not come through here: a state that was set, a copy */
+    KVF_ASIDE_FOREIGN,    /* the sequence holds what did not come through here: a state that was set, a copy; or what
+                             other adapters computed */
     KVF_ASIDE_MOVED,      /* its positions were moved: a context shift, a reused chunk */
     KVF_ASIDE_OUTPUT,     /* the context gives out embeddings or hidden states of every token */
     KVF_ASIDE_ATTENTION,  /* attention that is not causal, or a warm-up */

@@ -239,7 +239,6 @@ static void detach(kvfl_shim_context *c) {
         c->state = KVFL_UNTRIED;
         pthread_mutex_unlock(&lock);
         kvf_llama_detach(kv);
-        kvfl_earlier_free(&c->earlier);
         kvfl_shim_inside--;
     }
 }
@@ -248,6 +247,8 @@ void kvfl_shim_close(struct llama_context *ctx) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     if (c != NULL) {
         detach(c);
+        kvfl_earlier_free(&c->earlier);
+        kvfl_shim_adapters_free(&c->adapters);
         pthread_mutex_lock(&lock);
         c->ctx = NULL;
         pthread_mutex_unlock(&lock);
@@ -267,7 +268,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
                                        .scratch_seq = (llama_seq_id)c->num_seqs,
                                        .model_path = m->path,
                                        .context_params = &c->params,
-                                       .adapters = c->adapters,
+                                       .adapters = c->adapters.text,
                                        .tenant = o->tenant,
                                        .block_tokens = o->block_tokens,
                                        .budget_ms = o->budget_ms,
@@ -283,6 +284,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
     }
     kv->on_prompt = kvfl_shim_on_prompt;
     kv->on_prompt_ctx = c;
+    c->adapters.changed = false;
     pthread_mutex_lock(&lock);
     c->kv = kv;
     c->state = KVFL_SERVED;
@@ -292,12 +294,51 @@ static void attach(kvfl_shim_context *c, const model *m) {
                   (long long)((kvfl_now_us() - begin) / 1000), kv->block_tokens);
 }
 
+/* ---- adapters ---- */
+
+/* Until they are others: the context is followed on, and neither loads nor stores. */
+static void pause_for(kvfl_shim_context *c, const char *why) {
+    c->idle = true;
+    c->adapters.changed = false;
+    kvfl_shim_say("nothing is loaded or stored under these adapters: %s", why);
+    kvfl_shim_note_refused(why);
+}
+
+static void tell_adapters(kvfl_shim_context *c) {
+    kvf_error err = {.status = KVF_OK};
+    kvfl_shim_inside++;
+    kvf_status status = kvf_llama_set_adapters(c->kv, &err, c->adapters.text);
+    kvfl_shim_inside--;
+    if (status == KVF_OK) {
+        if (c->idle) {
+            kvfl_shim_note_refused("");
+        }
+        c->adapters.changed = c->idle = false;
+    } else if (status != KVF_LIMIT) { /* that is tried again at the next batch */
+        pause_for(c, err.what[0] != '\0' ? err.what : kvf_status_name(status));
+    }
+}
+
+static void take_adapters(kvfl_shim_context *c) {
+    if (c->adapters.unknown) {
+        if (c->kv != NULL) {
+            kvfl_leave_identity(c->kv);
+        }
+        pause_for(c, "an adapter did not come from a file");
+    } else if (c->kv != NULL) {
+        tell_adapters(c);
+    }
+}
+
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     if (c == NULL || c->state == KVFL_REFUSED || (c->state == KVFL_UNTRIED && (c->warm_up || c->not_causal))) {
         return NULL; /* in such a mode it computes as another model does */
     }
-    if (c->state == KVFL_UNTRIED) {
+    if (c->adapters.changed) {
+        take_adapters(c);
+    }
+    if (c->state == KVFL_UNTRIED && !c->adapters.unknown) {
         model *m = find_model(c->model);
         if (m == NULL || m->path == NULL) {
             refuse(c, "the model did not come from a file");
@@ -311,20 +352,6 @@ kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
         c->last_try_us = kvfl_now_us();
     }
     return c->state == KVFL_SERVED ? c : NULL;
-}
-
-void kvfl_shim_adapt(kvfl_shim_context *c, const char *adapters) {
-    if (adapters != NULL && strcmp(adapters, c->adapters) == 0 && c->state != KVFL_REFUSED) {
-        return;
-    }
-    if (adapters == NULL || strlen(adapters) >= sizeof c->adapters) {
-        detach(c);
-        refuse(c, "an adapter did not come from a file");
-        return;
-    }
-    detach(c);
-    c->state = KVFL_UNTRIED;
-    snprintf(c->adapters, sizeof c->adapters, "%s", adapters);
 }
 
 void kvfl_shim_set_mode(kvfl_shim_context *c) {

@@ -110,73 +110,28 @@ HOOK uint32_t llama_n_seq_max(const struct llama_context *ctx) {
 
 /* ---- adapters ---- */
 
-#define MAX_ADAPTERS 64u
-
-typedef struct adapter {
-    const struct llama_adapter_lora *lora;
-    char hash[65];
-} adapter;
-static adapter adapters[MAX_ADAPTERS];
-
-/* The file must be the same before and after llama.cpp has read it. */
-static bool hash_adapter(char out[65], const kvfl_files *files) {
-    return files != NULL && kvfl_files_are_in_place(files) && kvfl_files_hash(out, NULL, files) == KVF_OK;
-}
-
 HOOK struct llama_adapter_lora *llama_adapter_lora_init(struct llama_model *model, const char *path) {
     kvfl_files *files = NULL;
     (void)kvfl_files_open(&files, NULL, &path, 1);
     struct llama_adapter_lora *lora = REAL(llama_adapter_lora_init)(model, path);
-    for (size_t i = 0; lora != NULL && i < MAX_ADAPTERS; i++) {
-        if (adapters[i].lora == NULL || adapters[i].lora == lora) {
-            adapters[i].lora = hash_adapter(adapters[i].hash, files) ? lora : NULL;
-            break;
-        }
+    if (lora != NULL) {
+        kvfl_shim_lora_loaded(lora, files);
     }
     kvfl_files_close(files);
     return lora;
 }
 
 HOOK void llama_adapter_lora_free(struct llama_adapter_lora *lora) {
-    for (size_t i = 0; i < MAX_ADAPTERS; i++) {
-        adapters[i].lora = adapters[i].lora == lora ? NULL : adapters[i].lora;
-    }
+    kvfl_shim_lora_freed(lora);
     REAL(llama_adapter_lora_free)(lora);
-}
-
-static const char *hash_of(const struct llama_adapter_lora *lora) {
-    for (size_t i = 0; i < MAX_ADAPTERS; i++) {
-        if (adapters[i].lora == lora) {
-            return adapters[i].hash;
-        }
-    }
-    return NULL;
-}
-
-/* "lora=<hash>*<scale> ...": false where one is not known, or there are too many. */
-static bool describe(char *out, size_t size, struct llama_adapter_lora **loras, size_t num, const float *scales) {
-    size_t len = 0;
-    out[0] = '\0';
-    for (size_t i = 0; i < num; i++) {
-        const char *hash = hash_of(loras[i]);
-        if (scales[i] == 0.0f) {
-            continue;
-        }
-        if (hash == NULL || len + 100 > size) {
-            return false;
-        }
-        len += (size_t)snprintf(out + len, size - len, "lora=%s*%.9g ", hash, (double)scales[i]);
-    }
-    return true;
 }
 
 HOOK int32_t llama_set_adapters_lora(struct llama_context *ctx, struct llama_adapter_lora **loras, size_t num,
                                      float *scales) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     int32_t rc = REAL(llama_set_adapters_lora)(ctx, loras, num, scales);
-    if (c != NULL) {
-        char text[480];
-        kvfl_shim_adapt(c, rc == 0 && describe(text, sizeof text, loras, num, scales) ? text : NULL);
+    if (c != NULL && rc == 0) {
+        kvfl_shim_set_loras(c, loras, num, scales);
     }
     return rc;
 }
@@ -185,8 +140,8 @@ HOOK int32_t llama_set_adapter_cvec(struct llama_context *ctx, const float *data
                                     int32_t first, int32_t last) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     int32_t rc = REAL(llama_set_adapter_cvec)(ctx, data, len, n_embd, first, last);
-    if (c != NULL && data != NULL) {
-        kvfl_shim_adapt(c, NULL);
+    if (c != NULL && rc == 0) {
+        kvfl_shim_set_control(c, data, len, n_embd, first, last);
     }
     return rc;
 }

@@ -207,7 +207,7 @@ static explanation explain(const kvfl_shim_context *c, llama_seq_id seq, const k
     size_t stored = r->resident_tokens + r->copied_tokens + r->stored_tokens, have = r->num_tokens - r->computed_tokens;
     bool absent = r->why == KVF_WHY_ABSENT;
     if (absent || is_unasked(r)) {
-        x.cause = kvfl_earlier_explain(&c->earlier, &x.at, c->kv->histories[seq].tokens, r->num_tokens,
+        x.cause = kvfl_earlier_explain(&c->earlier, &x.at, c->kv->identity, c->kv->histories[seq].tokens, r->num_tokens,
                                        stored > have ? stored : have, c->kv->block_tokens);
     }
     /* Where a state is missing, or blocks that were found are computed, it is not known which block was not there. */
@@ -253,7 +253,7 @@ void kvfl_shim_on_prompt(void *ctx, llama_seq_id seq, const kvf_llama_report *r)
     if (r->num_tokens >= TOLD_TOKENS) {
         explanation x = explain(c, seq, r);
         say_prompt(&x, c->kv->block_tokens);
-        kvfl_earlier_keep(&c->earlier, c->kv->histories[seq].tokens, r->num_tokens);
+        kvfl_earlier_keep(&c->earlier, c->kv->identity, c->kv->histories[seq].tokens, r->num_tokens);
         pthread_mutex_lock(&lock);
         last = x;
         pthread_mutex_unlock(&lock);
@@ -269,7 +269,7 @@ void kvfl_shim_before_cut(kvfl_shim_context *c, llama_seq_id seq, llama_pos firs
     }
     const kvfl_history *h = &c->kv->histories[seq];
     if (h->num >= TOLD_TOKENS && h->num > (size_t)(first > 0 ? first : 0) + DRAFT_TOKENS) {
-        kvfl_earlier_keep(&c->earlier, h->tokens, h->num);
+        kvfl_earlier_keep(&c->earlier, h->identity, h->tokens, h->num);
     }
 }
 

@@ -5,6 +5,7 @@
  * to load and what to follow is decided by the engine (decode.c, follow.c), which is linked into it.
  *
  *   hooks.c    the functions of libllama
+ *   adapters.c LoRA adapters and control vectors
  *   batch.c    what a llama_batch_ext holds, which llama.cpp does not tell
  *   context.c  models and contexts; attaching to them
  *   report.c   options, the log and the numbers
@@ -33,8 +34,33 @@ void *kvfl_shim_next(const char *name);
 /* While this is not 0, the calls of this thread are libllama's own, or the engine's: they go straight through. */
 extern _Thread_local unsigned kvfl_shim_inside;
 
+/* ---- adapters.c */
+#define KVFL_SHIM_LORAS 64u /* set at a time */
+typedef struct kvfl_shim_adapters {
+    const struct llama_adapter_lora *loras[KVFL_SHIM_LORAS]; /* in the order in which libllama took them */
+    float scales[KVFL_SHIM_LORAS];
+    size_t num_loras;
+    uint8_t (*layers)[32]; /* of the control vector: hashes, of layer 1 and those behind it */
+    size_t num_layers;
+    int32_t first_layer, last_layer; /* that it is added to */
+    bool too_many, lost;             /* of the LoRAs; a layer, for want of memory */
+    char *text;                      /* NULL: none; or not known, where it says so */
+    bool unknown;
+    bool changed; /* since the engine was told */
+} kvfl_shim_adapters;
+
+typedef struct kvfl_shim_context kvfl_shim_context;
+/* `files` were opened before the load; NULL: they could not be. */
+void kvfl_shim_lora_loaded(const struct llama_adapter_lora *, const kvfl_files *files);
+void kvfl_shim_lora_freed(const struct llama_adapter_lora *);
+/* After libllama has taken them. */
+void kvfl_shim_set_loras(kvfl_shim_context *, struct llama_adapter_lora *const *, size_t num, const float *scales);
+void kvfl_shim_set_control(kvfl_shim_context *, const float *data, size_t len, int32_t n_embd, int32_t first,
+                           int32_t last);
+void kvfl_shim_adapters_free(kvfl_shim_adapters *);
+
 /* ---- context.c */
-typedef struct kvfl_shim_context {
+struct kvfl_shim_context {
     struct llama_context *ctx; /* NULL: a free place */
     struct llama_model *model;
     llama_memory_t mem;
@@ -42,11 +68,12 @@ typedef struct kvfl_shim_context {
     uint32_t num_seqs; /* as the program asked for; the scratch sequence is behind them */
     enum { KVFL_UNTRIED, KVFL_SERVED, KVFL_REFUSED } state;
     kvf_llama *kv;
-    char adapters[512];
+    kvfl_shim_adapters adapters;
     bool outputs_all, hidden, not_causal, warm_up;
+    bool idle; /* its adapters are not known, or can't be */
     int64_t last_try_us;
     kvfl_earlier earlier;
-} kvfl_shim_context;
+};
 
 /* The context when it is served and this call is the program's own; NULL: nothing to do but to pass the call on. */
 kvfl_shim_context *kvfl_shim_of(const struct llama_context *);
@@ -59,9 +86,6 @@ void kvfl_shim_close(struct llama_context *);
 /* `files` were opened before the load, and are taken; NULL: not from files of known names. */
 void kvfl_shim_model_loaded(struct llama_model *, kvfl_files *files, const struct llama_model_params *);
 void kvfl_shim_model_freed(struct llama_model *);
-/* The context's adapters changed: what is stored under another set must not be loaded. NULL: not known what they
- * are. */
-void kvfl_shim_adapt(kvfl_shim_context *, const char *adapters);
 void kvfl_shim_set_mode(kvfl_shim_context *);
 
 /* ---- batch.c */

@@ -15,6 +15,7 @@ typedef struct kvfl_earlier {
     struct kvfl_earlier_text {
         int32_t *tokens; /* NULL: a free place */
         size_t num;
+        uint64_t under; /* which identity computed it */
         uint64_t seen;
     } texts[KVFL_EARLIER_TEXTS];
     uint64_t clock;
@@ -30,11 +31,13 @@ typedef enum kvfl_absence {
 } kvfl_absence;
 const char *kvfl_absence_name(kvfl_absence);
 
-/* Copies the tokens; in place of those that they go on from, or else of those that were seen longest ago. */
-void kvfl_earlier_keep(kvfl_earlier *, const int32_t *tokens, size_t num);
+/* Copies the tokens; in place of those that they go on from, or else of those that were seen longest ago. `under` is
+ * the number of the identity (adapters and so on) that computed them: what is stored under one says nothing of another.
+ */
+void kvfl_earlier_keep(kvfl_earlier *, uint64_t under, const int32_t *tokens, size_t num);
 /* Why a prompt is not there behind its first `found` tokens, in blocks of `block_tokens`. */
-kvfl_absence kvfl_earlier_explain(const kvfl_earlier *, size_t *at, const int32_t *tokens, size_t num, size_t found,
-                                  size_t block_tokens);
+kvfl_absence kvfl_earlier_explain(const kvfl_earlier *, size_t *at, uint64_t under, const int32_t *tokens, size_t num,
+                                  size_t found, size_t block_tokens);
 void kvfl_earlier_free(kvfl_earlier *);
 
 #endif

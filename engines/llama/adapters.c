@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A context computes under one set of adapters after the other: a server may take another set for every batch. Each set
+ * is an identity of its own, with its own space. The handle stays, and with it all that is known of the sequences.
+ * Each of them says which identity computed it, and counts for that one alone.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "llama/engine.h"
+
+static kvfl_identity *find(kvf_llama *kv, const char *adapters) {
+    for (size_t i = 0; i < KVFL_IDENTITIES; i++) {
+        kvfl_identity *identity = &kv->identities[i];
+        if (identity->number != 0 && strcmp(identity->adapters, adapters) == 0) {
+            return identity;
+        }
+    }
+    return NULL;
+}
+
+static void take(kvf_llama *kv, kvfl_identity *identity) {
+    identity->used = ++kv->identity_clock;
+    kv->identity = identity->number;
+    kv->space = identity->space;
+}
+
+void kvfl_leave_identity(kvf_llama *kv) {
+    kv->identity = 0;
+    kv->space = NULL;
+}
+
+static void clear(kvfl_identity *identity) {
+    kvf_space_close(identity->space);
+    free(identity->adapters);
+    *identity = (kvfl_identity){.number = 0};
+}
+
+/* A place that is free, or that of the set that was used longest ago. NULL: its space may be in use, by a load that was
+ * called off and has not ended yet. */
+static kvfl_identity *place(kvf_llama *kv) {
+    kvfl_identity *oldest = &kv->identities[0];
+    for (size_t i = 1; i < KVFL_IDENTITIES; i++) {
+        oldest = kv->identities[i].used < oldest->used ? &kv->identities[i] : oldest;
+    }
+    if (oldest->number != 0) {
+        kvfl_flights_look(kv);
+        if (kvfl_flights_busy(kv) || (kv->lookup.ticket != 0 && !kv->lookup.over)) {
+            return NULL;
+        }
+        clear(oldest);
+    }
+    return oldest;
+}
+
+kvf_status kvfl_open_identity(kvf_llama *kv, kvf_error *err, const char *adapters) {
+    kvfl_identity *identity = place(kv);
+    if (identity == NULL) {
+        return kvfl_fail(err, KVF_LIMIT, "too many sets of adapters while loads of earlier ones are under way");
+    }
+    identity->adapters = strdup(adapters);
+    kvf_status status = identity->adapters == NULL ? kvfl_fail(err, KVF_NOMEM, "no memory for another set of adapters")
+                        : kv->store != NULL        ? kvfl_open_space(kv, &identity->space, err, adapters)
+                                                   : KVF_OK;
+    if (status != KVF_OK) {
+        clear(identity);
+        return status;
+    }
+    identity->number = kv->identity_clock + 1; /* take() counts on */
+    take(kv, identity);
+    return KVF_OK;
+}
+
+void kvfl_close_identities(kvf_llama *kv) {
+    for (size_t i = 0; i < KVFL_IDENTITIES; i++) {
+        clear(&kv->identities[i]);
+    }
+}
+
+/* Where no cell is free llama.cpp would log an error, for each batch anew. */
+static bool has_room_for_probe(const kvf_llama *kv) {
+    return kv->kind.num_caches == 0 || kvfl_unshared_cells(kv) + KVFL_PROBE_CELLS <= kv->n_ctx;
+}
+
+static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
+    if (!kvfl_needs_probe(kv)) {
+        return KVF_OK;
+    }
+    if (kv->paused == KVF_ASIDE_ATTENTION || !llama_get_causal_attn(kv->ctx)) {
+        return kvfl_fail(err, KVF_LIMIT, "attention is not as it is for a prompt: nothing to be probed now");
+    }
+    if (!has_room_for_probe(kv)) {
+        return kvfl_fail(err, KVF_LIMIT, "the context is full: no cell is free to probe the adapters in");
+    }
+    kv->num_mapped = 0; /* the outputs of the last batch are gone */
+    return kvfl_probe(kv, err);
+}
+
+kvf_status kvf_llama_set_adapters(kvf_llama *kv, kvf_error *err, const char *adapters) {
+    const char *wanted = adapters != NULL ? adapters : "";
+    kvfl_identity *known = find(kv, wanted);
+    if (known != NULL) {
+        take(kv, known);
+        return KVF_OK;
+    }
+    kvfl_leave_identity(kv);
+    kvf_status status = probe_now(kv, err);
+    return status == KVF_OK ? kvfl_open_identity(kv, err, wanted) : status;
+}
