@@ -98,6 +98,11 @@ check-tls: build ## TLS: what is wrong is refused with its reason, what is right
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test
 
+check: check-mutants
+.PHONY: check-mutants
+check-mutants: setup ## the library changed in one place at a time: at least 85 % of 200 changes fail a test; SEED=n, MUTANTS=n, PORTION=i/n
+	@python3 scripts/mutants.py
+
 # --- of llama-server
 .PHONY: check-server-restart check-upstream check-decode check-shared
 

@@ -1,0 +1,682 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Changes the library in one place at a time and looks whether a test fails.
+
+usage: scripts/mutants.py [--self-test | --list | --map]
+
+A mutant is the library with one change: a comparison, a logical or arithmetic operator, a constant, a returned value, a
+condition, or a statement that is left out. The tests that execute its line run on it, the fastest first, until one fails:
+the mutant is killed. One that hangs a test is killed, too. Tests run under AddressSanitizer and UndefinedBehaviorSanitizer,
+as in `make test`. What the compiler refuses, and what it makes the same machine code of, does not count. Locks stay as they
+are: it takes ThreadSanitizer to miss one. The exit status is 0 where at least FLOOR % of the others are killed.
+
+Which test executes which line is measured once, by gcov, for each single test; that takes minutes, and is done anew
+after a change of the tests. For a source file that has changed since, the tests that execute the function are taken.
+
+Environment:
+  SEED=n          which mutants are drawn (1)
+  MUTANTS=n       how many (200)
+  PORTION=i/n     only each n-th of them, from the i-th on (1/1)
+  ONLY=TEXT       only those of files whose path contains it
+  JOBS=n          at once (half of the processors)
+  SECONDS=n       of tests for one mutant at most; the slower tests of a line are left out (60)
+  FLOOR=n         percent (85)
+Results are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again.
+"""
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "mutants"
+AREAS = ("record", "resp", "redis", "store", "prefix", "session")
+KINDS = ("unit", "live")
+
+
+def number(name, default):
+    return int(os.environ.get(name) or default)
+
+
+# ---- C, as far as it is needed ------------------------------------------------------------------------------------
+
+TOKEN = re.compile(
+    r"""(?P<skip>\s+|//[^\n]*|/\*.*?\*/|^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*)
+      | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+      | (?P<number>\.?\d(?:[eEpP][+-]|[\w.])*)
+      | (?P<name>[A-Za-z_]\w*)
+      | (?P<op><<=|>>=|\.\.\.|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|.)""",
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+
+
+class Token:
+    __slots__ = ("kind", "text", "start", "end", "line")
+
+    def __init__(self, kind, text, start, end, line):
+        self.kind, self.text, self.start, self.end, self.line = kind, text, start, end, line
+
+
+def tokens_of(source):
+    out, line = [], 1
+    for m in TOKEN.finditer(source):
+        if m.lastgroup != "skip":
+            out.append(Token(m.lastgroup, m.group(), m.start(), m.end(), line))
+        line += m.group().count("\n")
+    return out
+
+
+def partner(tokens, at):
+    """The index of what closes the bracket at that index."""
+    pairs = {"(": ")", "[": "]", "{": "}"}
+    depth = 0
+    for i in range(at, len(tokens)):
+        depth += tokens[i].text in pairs
+        depth -= tokens[i].text in pairs.values()
+        if depth == 0:
+            return i
+    return len(tokens) - 1
+
+
+def bodies(tokens):
+    """(name, first, last) of each function: the indices of its braces."""
+    out, i = [], 0
+    while i < len(tokens):
+        if tokens[i].text != "{":
+            i += 1
+            continue
+        close = partner(tokens, i)
+        if i > 0 and tokens[i - 1].text == ")":
+            depth, j = 0, i - 1
+            while True:
+                depth += (tokens[j].text == ")") - (tokens[j].text == "(")
+                if depth == 0:
+                    break
+                j -= 1
+            out.append((tokens[j - 1].text, i, close))
+        i = close + 1
+    return out
+
+
+LOCKS = {"pthread_mutex_lock", "pthread_mutex_unlock", "pthread_mutex_destroy", "pthread_cond_destroy"}
+MESSAGES = {"kvfi_fail", "kvfi_log", "_Static_assert"}
+
+
+def is_message(tokens, at):
+    """A call whose arguments are words for people."""
+    if tokens[at].kind != "name" or at + 1 >= len(tokens) or tokens[at + 1].text != "(":
+        return False
+    if tokens[at].text in MESSAGES:
+        return True
+    close = partner(tokens, at + 1)
+    return any(t.kind == "string" and " " in t.text for t in tokens[at + 2 : close])
+
+
+def silent(tokens):
+    """The indices of tokens within such calls."""
+    out = set()
+    for i in range(len(tokens)):
+        if i not in out and is_message(tokens, i):
+            out.update(range(i + 2, partner(tokens, i + 1)))
+    return out
+
+
+SWAPS = {
+    "==": ("!=",), "!=": ("==",), "<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"),
+    "&&": ("||",), "||": ("&&",),
+    "+": ("-",), "-": ("+",), "*": ("/",), "/": ("*",), "%": ("/",), "&": ("|",), "|": ("&",), "<<": (">>",), ">>": ("<<",),
+    "+=": ("-=",), "-=": ("+=",), "|=": ("&=",), "&=": ("|=",), "++": ("--",), "--": ("++",),
+}
+KIND_OF = {op: "comparison" for op in ("==", "!=", "<", "<=", ">", ">=")} | {"&&": "logic", "||": "logic"}
+WORDS = {"true": "false", "false": "true"}
+KEYWORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "goto", "case", "default", "break", "continue"}
+
+
+class Mutant:
+    def __init__(self, path, kind, token, start, end, text, function):
+        self.path, self.kind, self.line = path, kind, token.line
+        self.start, self.end, self.text, self.function = start, end, text, function
+
+    def apply(self, source):
+        # A statement of several lines keeps them: the lines behind it keep their numbers, and __LINE__ its value.
+        lines = source[self.start : self.end].count("\n") - self.text.count("\n")
+        return source[: self.start] + self.text + "\n" * lines + source[self.end :]
+
+    def describe(self, source):
+        def short(text):
+            text = " ".join(text.split())
+            return text if len(text) <= 70 else text[:67] + "..."
+
+        return f"{self.kind}: {short(source[self.start:self.end])} -> {short(self.text) or '(nothing)'}"
+
+
+def is_binary(source, token):
+    """As clang-format writes it: a blank on both sides."""
+    return source[token.start - 1] in " \n" and source[token.end : token.end + 1] in (" ", "\n")
+
+
+def operators(path, source, tokens, i, function):
+    t = tokens[i]
+    if t.kind == "op" and t.text in SWAPS and (t.text in ("++", "--") or is_binary(source, t)):
+        for text in SWAPS[t.text]:
+            yield Mutant(path, KIND_OF.get(t.text, "arithmetic"), t, t.start, t.end, text, function)
+    elif t.kind == "number":
+        yield Mutant(path, "constant", t, t.start, t.end, {"0": "1", "1": "0"}.get(t.text, f"({t.text} + 1)"), function)
+    elif t.text in WORDS:
+        yield Mutant(path, "constant", t, t.start, t.end, WORDS[t.text], function)
+
+
+def conditions(path, source, tokens, i, function):
+    t = tokens[i]
+    if t.text in ("if", "while") and tokens[i + 1].text == "(":
+        inner = tokens[i + 1], tokens[partner(tokens, i + 1)]
+        start, end = inner[0].end, inner[1].start
+        yield Mutant(path, "condition", t, start, end, f"!({source[start:end]})", function)
+
+
+def end_of_statement(tokens, i):
+    """The index of its semicolon, or None where braces come first."""
+    while tokens[i].text not in (";", "{", "}"):
+        i = partner(tokens, i) + 1 if tokens[i].text in ("(", "[") else i + 1
+        if tokens[i - 1].text == "=" and tokens[i].text == "{":
+            return None
+    return i if tokens[i].text == ";" else None
+
+
+def statements(path, source, tokens, i, function):
+    t, before = tokens[i], tokens[i - 1].text
+    if before not in (";", "{", "}", ":"):
+        return
+    semicolon = end_of_statement(tokens, i)
+    if semicolon is None or semicolon == i:
+        return
+    start, end = t.start, tokens[semicolon].end
+    if t.text == "return":
+        if semicolon == i + 1:
+            yield Mutant(path, "statement", t, start, end, ";", function)
+        elif tokens[i + 1].text not in WORDS and tokens[i + 1].text != "0":
+            yield Mutant(path, "return", t, start, end, "return 0;", function)
+        return
+    if t.text in ("break", "continue"):
+        yield Mutant(path, "statement", t, start, end, ";", function)
+        return
+    first = i + 3 if [x.text for x in tokens[i : i + 3]] == ["(", "void", ")"] else i
+    head, then = tokens[first], tokens[first + 1].text
+    if head.text in KEYWORDS or is_message(tokens, first) or first == semicolon - 1 or tokens[first + 1].kind == "name":
+        return  # among others `(void)name;`, and a declaration
+    if head.text in LOCKS or (head.kind == "name" and then == "*"):
+        return  # the latter is a declaration
+    if head.kind == "name" or head.text in ("*", "++", "--"):
+        assigns = any(x.text in ("=", "++", "--") or x.text in SWAPS and x.text[-1:] == "=" for x in tokens[i:semicolon])
+        yield Mutant(path, "statement" if assigns else "call", t, start, end, ";", function)
+
+
+def mutants_of(path, source):
+    tokens = tokens_of(source)
+    quiet = silent(tokens)
+    for function, first, last in bodies(tokens):
+        for i in range(first + 1, last):
+            if i not in quiet:
+                for make in (operators, conditions, statements):
+                    yield from make(path, source, tokens, i, function)
+
+
+def function_at(source, line):
+    tokens = tokens_of(source)
+    for name, first, last in bodies(tokens):
+        if tokens[first].line <= line <= tokens[last].line:
+            return name
+    return ""
+
+
+# ---- building and running -----------------------------------------------------------------------------------------
+
+
+def must(command, **more):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+    if done.returncode != 0:
+        sys.exit(f"{shlex.join(map(str, command))}\n{done.stdout[-4000:]}\nmutants: it does not build")
+    return done.stdout
+
+
+def build(name, flags, jobs):
+    folder = WORK / name
+    must(["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_C_FLAGS={flags}",
+          "-DKVF_LLAMA=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"])
+    programs = [f"{kind}_{p.stem}" for kind in KINDS for p in sorted((ROOT / "test" / kind).glob("*_test.c"))]
+    known = set(must(["ninja", "-C", folder, "-t", "targets", "all"]).replace(":", " ").split())
+    programs = [p for p in programs if p in known]
+    must(["ninja", "-C", folder, f"-j{jobs}", "kvferry-cli", *programs])
+    return folder, programs
+
+
+def limits():
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def end_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def run_test(program, test, timeout, cli, more=None):
+    """One test of a program: its exit status, or None when it took too long; and the seconds it took."""
+    temp = tempfile.mkdtemp(prefix="kvfm-", dir="/tmp")
+    os.chmod(temp, 0o755)  # some tests become another user
+    env = dict(os.environ, TMPDIR=temp, KVFT_ONLY=test, KVFT_SKIP="", KVFT_SEEDS="400", KVFERRY=str(cli), **(more or {}))
+    env.pop("MAKEFLAGS", None)
+    begin = time.monotonic()
+    process = subprocess.Popen([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=temp,
+                               stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=limits)
+    try:
+        status = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        status = None
+    end_group(process)
+    shutil.rmtree(temp, ignore_errors=True)
+    return status, time.monotonic() - begin
+
+
+# ---- which test executes which line -------------------------------------------------------------------------------
+
+
+def digest(*paths):
+    h = hashlib.sha256()
+    for path in sorted(p for top in paths for p in ([top] if top.is_file() else top.rglob("*"))):
+        if path.suffix in (".c", ".h"):
+            h.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return h.hexdigest()[:16]
+
+
+def tests_of(program):
+    env = dict(os.environ, KVFT_LIST="1")
+    done = subprocess.run([program], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return re.findall(r"^\w+$", done.stdout, re.MULTILINE)
+
+
+def lines_run(folder):
+    """What gcov has seen: {path: {line: function}}."""
+    seen = {}
+    data = [str(p) for p in folder.rglob("*.gcda")]
+    if not data:
+        return seen
+    text = subprocess.run(["gcov", "--json-format", "--stdout", *data], cwd=folder, capture_output=True, text=True).stdout
+    for line in text.splitlines():
+        unit = json.loads(line) if line.startswith("{") else {"files": ()}
+        for entry in unit["files"]:
+            path = os.path.relpath(os.path.join(unit["current_working_directory"], entry["file"]), ROOT)
+            if path.startswith("src/") and path.endswith(".c"):
+                lines = seen.setdefault(path, {})
+                for at in entry["lines"]:
+                    if at["count"] > 0:
+                        lines[at["line_number"]] = at.get("function_name", "")
+    return seen
+
+
+def measure_one(cover, program, kind, test, cli):
+    """Runs it with counters in a folder of its own, beside links to the compiler's notes."""
+    with tempfile.TemporaryDirectory(prefix="kvfm-", dir="/tmp") as top:
+        objects = cover / "CMakeFiles" / "kvferry_objects.dir"
+        inside = pathlib.Path(top + str(objects))
+        for note in objects.rglob("*.gcno"):
+            link = inside / note.relative_to(objects)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(note)
+        status, seconds = run_test(cover / "test" / program, test, 60, cli, {"GCOV_PREFIX": top})
+        if status != 0:
+            return None
+        return {"program": program, "kind": kind, "test": test, "seconds": seconds}, lines_run(inside)
+
+
+def measure(jobs):
+    """Runs each test by itself and notes what it executes."""
+    cover, programs = build("cover", "-O0 --coverage", jobs)
+    cli = cover / "kvferry"
+    todo = [(cover, p, p.split("_")[0], t, cli) for p in programs for t in tests_of(cover / "test" / p)]
+    found = {"tests": [], "lines": {}, "functions": {}, "sources": {}}
+    for path in sorted((ROOT / "src").rglob("*.c")):
+        found["sources"][str(path.relative_to(ROOT))] = digest(path)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for job, result in zip(todo, pool.map(lambda job: measure_one(*job), todo)):
+            if result is None:
+                print(f"mutants: {job[1]} {job[3]} fails or is slow without a mutation: it is left out", flush=True)
+                continue
+            test, seen = result
+            at = len(found["tests"])
+            found["tests"].append(test)
+            for path, lines in seen.items():
+                for line, function in lines.items():
+                    found["lines"].setdefault(path, {}).setdefault(str(line), []).append(at)
+                    users = found["functions"].setdefault(path, {}).setdefault(function, [])
+                    if not users or users[-1] != at:
+                        users.append(at)
+    return found
+
+
+def tests_map(jobs, anew=False):
+    path = WORK / "map.json"
+    key = digest(ROOT / "test" / "unit", ROOT / "test" / "live", ROOT / "test" / "support")
+    if path.exists() and not anew:
+        found = json.loads(path.read_text())
+        if found["key"] == key or os.environ.get("MAP") == "keep":
+            return found
+    begin = time.monotonic()
+    print("mutants: each test is run once, to see which lines it executes: minutes", flush=True)
+    found = measure(jobs)
+    found["key"] = key
+    path.write_text(json.dumps(found))
+    print(f"mutants: {len(found['tests'])} tests looked at in {time.monotonic() - begin:.0f} s", flush=True)
+    return found
+
+
+def tests_for(found, mutant, source):
+    """Tests that execute the line, units first, the fastest first."""
+    same = found["sources"].get(mutant.path) == digest(ROOT / mutant.path)
+    numbers = (found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same
+               else found["functions"].get(mutant.path, {}).get(mutant.function, []))
+    tests = [found["tests"][n] for n in numbers]
+    return sorted(tests, key=lambda t: (t["kind"] != "unit", t["seconds"]))
+
+
+# ---- one mutant ---------------------------------------------------------------------------------------------------
+
+
+SANITIZED = "-O1 -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined"
+ASAN = {"ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1"}
+
+
+class Bench:
+    """Compiles one file and links one test program, beside what is built already."""
+
+    def __init__(self, jobs):
+        self.folder, self.programs = build("base", SANITIZED, jobs)
+        self.compile = {}
+        for entry in json.loads((self.folder / "compile_commands.json").read_text()):
+            path = os.path.relpath(entry["file"], ROOT)
+            words = shlex.split(entry["command"])
+            words = [w for w in words if not w.startswith(("-W", "-g")) and w not in ("-c", entry["file"])]
+            del words[words.index("-o") : words.index("-o") + 2]
+            self.compile[path] = words + ["-w", "-g0"]
+        self.links = {}
+        self.original = {}
+        self.soundness = {}
+        self.lock = threading.Lock()
+
+    def object_of(self, path, source, out, *flags):
+        """Compiles the text as that file; the bytes of the object, or None."""
+        c = out.with_suffix(".c")
+        c.write_text(f'#line 1 "{path}"\n' + source)
+        words = [*self.compile[path], *flags, "-c", str(c), "-o", str(out)]
+        done = subprocess.run(words, cwd=self.folder, capture_output=True)
+        return out.read_bytes() if done.returncode == 0 else None
+
+    def plain(self, path, source, folder):
+        """The machine code by which two sources are compared."""
+        return self.object_of(path, source, folder / "mutant.o", "-O2", "-fno-sanitize=all")
+
+    def plain_original(self, path, source, folder):
+        with self.lock:
+            if path not in self.original:
+                self.original[path] = self.plain(path, source, folder)
+            return self.original[path]
+
+    def is_sound(self, test):
+        """Whether the test passes on the library as it is."""
+        key = (test["program"], test["test"])
+        with self.lock:
+            if key not in self.soundness:
+                self.soundness[key] = fails(self, test, self.folder / "test" / test["program"]) == ""
+                if not self.soundness[key]:
+                    print(f"mutants: {key[0]} {key[1]} fails without a mutation: it is left out", flush=True)
+            return self.soundness[key]
+
+    def link_words(self, program):
+        with self.lock:
+            if program not in self.links:
+                last = must(["ninja", "-C", self.folder, "-t", "commands", f"test/{program}"]).strip().splitlines()[-1]
+                self.links[program] = shlex.split(last.replace(": && ", "").replace(" && :", ""))
+            words = list(self.links[program])
+        return words
+
+    def link(self, program, mutant_object, out):
+        words = self.link_words(program)
+        at = words.index("-o")
+        words[at : at + 2] = [str(mutant_object), "-o", str(out)]
+        return subprocess.run(words, cwd=self.folder, capture_output=True).returncode == 0
+
+
+def fails(bench, found_test, program):
+    """Whether it fails on the mutant. A live test must do so twice: the machine may be busy."""
+    timeout = 10 + 6 * found_test["seconds"]
+    for _ in range(2 if found_test["kind"] == "live" else 1):
+        status, _ = run_test(program, found_test["test"], timeout, bench.folder / "kvferry", ASAN)
+        if status is None:
+            return "hangs"
+        if status == 0:
+            return ""
+    return "fails"
+
+
+def judge(bench, found, mutant, source):
+    """(verdict, by): killed, survived, same, refused, unrun."""
+    with tempfile.TemporaryDirectory(prefix="kvfm-", dir="/tmp") as name:
+        folder = pathlib.Path(name)
+        original = bench.plain_original(mutant.path, source, folder)
+        changed = bench.plain(mutant.path, mutant.apply(source), folder)
+        if changed is None:
+            return "refused", ""
+        if changed == original:
+            return "same", ""
+        bench.object_of(mutant.path, mutant.apply(source), folder / "mutant.o")
+        tests = tests_for(found, mutant, source)
+        if not tests:
+            return "survived", "no test executes it"
+        left, ran, linked = number("SECONDS", 60), 0, set()
+        for test in tests:
+            if test["seconds"] > left:
+                continue
+            left -= test["seconds"]
+            program = folder / test["program"]
+            if program not in linked:
+                if not bench.link(test["program"], folder / "mutant.o", program):
+                    return "refused", "it does not link"
+                linked.add(program)
+            how = fails(bench, test, program)
+            ran += 1
+            if how and bench.is_sound(test):
+                return "killed", f"{test['program']} {test['test']} {how}"
+        return "survived", f"{ran} of {len(tests)} tests of its line ran"
+
+
+# ---- many ---------------------------------------------------------------------------------------------------------
+
+
+def sources():
+    only = os.environ.get("ONLY", "")
+    for area in AREAS:
+        for path in sorted((ROOT / "src" / area).glob("*.c")):
+            if only in str(path.relative_to(ROOT)):
+                yield str(path.relative_to(ROOT)), path.read_text()
+
+
+def draw(seed, num):
+    """The seed's mutants: of each area by its size, but no fewer than a twentieth."""
+    chance = random.Random(seed)
+    texts = dict(sources())
+    by_area = {}
+    for path, source in texts.items():
+        by_area.setdefault(path.split("/")[1], []).extend(mutants_of(path, source))
+    total = sum(map(len, by_area.values()))
+    drawn = []
+    for area in sorted(by_area):
+        all_of_it = by_area[area]
+        chance.shuffle(all_of_it)
+        # More than wanted: not all of them compile, or change anything.
+        share = max(round(num * len(all_of_it) / total), num // 20)
+        drawn.append((all_of_it, share))
+    return texts, drawn
+
+
+def key_of(mutant, source):
+    text = f"{mutant.path}\0{mutant.start}\0{mutant.end}\0{mutant.text}\0{source}"
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+class Results:
+    def __init__(self, key):
+        self.path = WORK / "results.tsv"
+        self.key = key
+        self.lock = threading.Lock()
+        self.done = {}
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                fields = line.split("\t")
+                if len(fields) == 4:
+                    self.done[fields[0]] = fields[1:]
+
+    def get(self, mutant, source):
+        """A survivor counts as done for the same tests only."""
+        verdict = self.done.get(key_of(mutant, source))
+        return verdict if verdict is not None and (verdict[0] != "survived" or verdict[2] == self.key) else None
+
+    def put(self, mutant, source, verdict, by):
+        with self.lock:
+            self.done[key_of(mutant, source)] = [verdict, by, self.key]
+            with open(self.path, "a", encoding="utf-8") as out:
+                out.write(f"{key_of(mutant, source)}\t{verdict}\t{by}\t{self.key}\n")
+
+
+def hunt(seed, num, portion, jobs):
+    WORK.mkdir(parents=True, exist_ok=True)
+    bench = Bench(jobs)
+    found = tests_map(jobs)
+    results = Results(found["key"])
+    texts, drawn = draw(seed, num)
+    counts = {"killed": 0, "survived": 0, "same": 0, "refused": 0}
+    survivors = []
+
+    def one(mutant):
+        source = texts[mutant.path]
+        done = results.get(mutant, source)
+        if done is None:
+            verdict, by = judge(bench, found, mutant, source)
+            results.put(mutant, source, verdict, by)
+            print(f"{verdict:8} {mutant.path}:{mutant.line} {mutant.describe(source)} [{by}]", flush=True)
+        else:
+            verdict, by = done[0], done[1]
+        return mutant, verdict, by
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for all_of_it, share in drawn:
+            at, counted = 0, 0
+            while counted < share and at < len(all_of_it):
+                batch = all_of_it[at : at + share - counted]
+                mine = [m for i, m in enumerate(batch, at) if i % portion[1] == portion[0]]
+                at += len(batch)
+                verdicts = list(pool.map(one, mine))
+                for mutant, verdict, by in verdicts:
+                    counts[verdict] += 1
+                    if verdict == "survived":
+                        survivors.append((mutant, by))
+                # Those of other portions are not known here; they count as if they compiled.
+                counted += sum(v in ("killed", "survived") for _, v, _ in verdicts) + len(batch) - len(mine)
+    return texts, counts, survivors
+
+
+def report(seed, texts, counts, survivors):
+    floor = number("FLOOR", 85)
+    for mutant, by in sorted(survivors, key=lambda s: (s[0].path, s[0].line)):
+        print(f"survivor {mutant.path}:{mutant.line} {mutant.describe(texts[mutant.path])} [{by}]")
+    counted = counts["killed"] + counts["survived"]
+    percent = 100 * counts["killed"] / counted if counted else 0
+    print(f"check-mutants: {counts['killed']} of {counted} mutants killed ({percent:.1f} %, at least {floor}), seed {seed}; "
+          f"{counts['same']} changed nothing, {counts['refused']} do not compile")
+    return 0 if counted and percent >= floor else 1
+
+
+# ---- of itself ----------------------------------------------------------------------------------------------------
+
+SAMPLE = '''/* a == b */
+#define TWICE(x) ((x) + \\
+                  (x))
+static const int table[] = {1, 2};
+static kvf_status f(struct s *s, size_t num) {
+    size_t left = num * 2;
+    if (s->num < left && !s->over) {
+        (void)kvfi_fail(NULL, KVF_LIMIT, "%zu == 3 of them", num + 1);
+        s->num = left;
+        wake(s);
+        return s->status;
+    }
+    (void)num;
+    return KVF_OK;
+}
+'''
+
+EXPECTED = {
+    (6, "*", "/"), (6, "2", "(2 + 1)"), (7, "<", "<="), (7, "<", ">="), (7, "&&", "||"),
+    (7, "s->num < left && !s->over", "!(s->num < left && !s->over)"), (9, "s->num = left;", ";"), (10, "wake(s);", ";"),
+    (11, "return s->status;", "return 0;"), (14, "return KVF_OK;", "return 0;"),
+}
+
+
+def self_test():
+    """What is made of a sample, and that each mutant of the tree is text with one change on the line it names."""
+    made = {(m.line, SAMPLE[m.start : m.end], m.text) for m in mutants_of("sample.c", SAMPLE)}
+    assert made == EXPECTED, made ^ EXPECTED
+    assert function_at(SAMPLE, 9) == "f" and function_at(SAMPLE, 4) == ""
+    total, areas = 0, set()
+    for path, source in sources():
+        for m in mutants_of(path, source):
+            changed = m.apply(source)
+            assert changed != source and changed.count("\n") == source.count("\n"), (path, m.line)
+            assert source.count("\n", 0, m.start) + 1 in range(m.line, m.line + 20), (path, m.line)
+            total += 1
+        areas.add(path.split("/")[1])
+    assert areas == set(AREAS), areas
+    first = [[(m.path, m.start, m.text) for m in ms[:20]] for ms, _ in draw(1, 100)[1]]
+    again = [[(m.path, m.start, m.text) for m in ms[:20]] for ms, _ in draw(1, 100)[1]]
+    other = [[(m.path, m.start, m.text) for m in ms[:20]] for ms, _ in draw(2, 100)[1]]
+    assert first == again and first != other
+    print(f"mutants: {total} possible in {len(areas)} areas; the generator does what it should")
+    return 0
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    if sys.argv[1:] == ["--list"]:
+        for path, source in sources():
+            for m in mutants_of(path, source):
+                print(f"{m.path}:{m.line} {m.describe(source)}")
+        return 0
+    jobs = number("JOBS", max(1, (os.cpu_count() or 2) // 2))
+    if sys.argv[1:] == ["--map"]:
+        WORK.mkdir(parents=True, exist_ok=True)
+        tests_map(jobs, anew=True)
+        return 0
+    if sys.argv[1:]:
+        sys.exit(__doc__)
+    index, _, of = (os.environ.get("PORTION") or "1/1").partition("/")
+    portion = (int(index) - 1, int(of))
+    seed = number("SEED", 1)
+    return report(seed, *hunt(seed, number("MUTANTS", 200), portion, jobs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
