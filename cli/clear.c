@@ -14,6 +14,7 @@ static const char help[] = "usage: kvferry clear SPACE | --session ID | --all [-
                            "\n"
                            "Options:\n"
                            "      --session ID  remove this session\n"
+                           "      --sealed      with --session: the one that is sealed under the secret\n"
                            "      --all         remove everything of kvferry\n"
                            "  -y, --yes         with --all: do not ask (needed on a terminal)\n" KVFCLI_COMMON_HELP "\n"
                            "Exit codes: 0; 1 when there is no such space or session.\n";
@@ -109,6 +110,7 @@ static int take(void *ctx, int opt, const char *value) {
 int kvfcli_clear(int argc, char **argv) {
     static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
                                             {"session", required_argument, NULL, OPT_SESSION},
+                                            {"sealed", no_argument, NULL, KVFCLI_OPT_SEAL},
                                             {"all", no_argument, NULL, OPT_ALL},
                                             {"yes", no_argument, NULL, 'y'},
                                             {0}};

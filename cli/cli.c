@@ -211,6 +211,9 @@ int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct opti
         case KVFCLI_OPT_SECRET:
             code = add_secret(common, optarg);
             break;
+        case KVFCLI_OPT_SEAL:
+            common->seal_sessions = true;
+            break;
         case KVFCLI_OPT_JSON:
             common->json = true;
             break;
@@ -249,6 +252,7 @@ int kvfcli_open(kvf_store **out, const kvfcli_common *common, const kvf_options 
     kvf_error err = {.status = KVF_OK};
     kvf_options own = options != NULL ? *options : (kvf_options){.struct_size = sizeof own};
     own.secret_files = common->secret_files;
+    own.seal_sessions = common->seal_sessions;
     if (kvf_store_open(out, &err, common->urls, common->num_urls, &own) != KVF_OK) {
         return kvfcli_fail(&err);
     }

@@ -50,12 +50,18 @@ typedef struct kvfcli_common {
     char *from_environment; /* what `urls` point into when they came from there */
     char *secret_files;     /* as in kvf_options; NULL = none */
     bool secret_given;      /* by an option, not by the environment */
+    bool seal_sessions;     /* as in kvf_options; for verbs that take sessions */
     bool json, verbose;
     const char *verb;
     const char *help; /* the text of --help */
 } kvfcli_common;
 
-enum { KVFCLI_OPT_JSON = 1000, KVFCLI_OPT_SECRET, KVFCLI_OPT_OWN /* verbs number their long options from here on */ };
+enum {
+    KVFCLI_OPT_JSON = 1000,
+    KVFCLI_OPT_SECRET,
+    KVFCLI_OPT_SEAL,
+    KVFCLI_OPT_OWN /* verbs number their long options from here on */
+};
 
 #define KVFCLI_COMMON_OPTIONS                                                                               \
     {"store", required_argument, NULL, 's'}, {"json", no_argument, NULL, KVFCLI_OPT_JSON},                  \

@@ -8,18 +8,20 @@
 #include <string.h>
 #include <time.h>
 
-static const char help[] = "usage: kvferry inspect NAME [-m MODEL] [options]\n"
-                           "       kvferry inspect --session ID [options]\n"
-                           "\n"
-                           "Shows all that is known of one thing in a store. NAME is a space or the key of a block, as "
-                           "kvferry ls prints them;\n"
-                           "the first digits are enough. A block is read whole and verified.\n"
-                           "\n"
-                           "Options:\n"
-                           "  -m, --model MODEL  a GGUF file: shows the text of the block's tokens, too\n"
-                           "      --space SPACE  NAME is a block of this space\n"
-                           "      --session ID   the session of this id\n" KVFCLI_COMMON_HELP "\n"
-                           "Exit codes: 0; 1 when it is not there or damaged; 4 when MODEL can't be used.\n";
+static const char help[] =
+    "usage: kvferry inspect NAME [-m MODEL] [options]\n"
+    "       kvferry inspect --session ID [options]\n"
+    "\n"
+    "Shows all that is known of one thing in a store. NAME is a space or the key of a block, as "
+    "kvferry ls prints them;\n"
+    "the first digits are enough. A block is read whole and verified.\n"
+    "\n"
+    "Options:\n"
+    "  -m, --model MODEL  a GGUF file: shows the text of the block's tokens, too\n"
+    "      --space SPACE  NAME is a block of this space\n"
+    "      --session ID   the session of this id\n"
+    "      --sealed       with --session: one that is sealed under the secret\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0; 1 when it is not there or damaged; 4 when MODEL can't be used.\n";
 
 enum { OPT_SESSION = KVFCLI_OPT_OWN, OPT_SPACE };
 
@@ -448,6 +450,7 @@ static int take(void *ctx, int opt, const char *value) {
 int kvfcli_inspect(int argc, char **argv) {
     static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
                                             {"session", required_argument, NULL, OPT_SESSION},
+                                            {"sealed", no_argument, NULL, KVFCLI_OPT_SEAL},
                                             {"space", required_argument, NULL, OPT_SPACE},
                                             {"model", required_argument, NULL, 'm'},
                                             {0}};

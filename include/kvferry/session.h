@@ -35,6 +35,9 @@ typedef struct kvf_session_options {
     const uint8_t *space; /* 32 bytes: the digest of the space the arrays belong to (kvf_space_digest); NULL = none */
 } kvf_session_options;
 
+/* In a store with seal_sessions (kvf_options) sessions are sealed under its secret, and only such are loaded and removed.
+ * A save then takes as much memory as the session for its time. */
+
 /* kvf_session_save replaces the session as a whole: a reader sees the old one or the new one. It is written to the
  * first tier that outlives this process (or the only one). Arrays larger than the server's bulk limit are spread over
  * more fields, which `meta` announces. Returns KVF_OK, KVF_LIMIT (id empty or too long, shape does not fit),

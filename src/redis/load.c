@@ -111,7 +111,7 @@ static void ask(loader *l) {
 
 static bool is_aging(const kvfi_redis *tier, const kvfi_item *item) {
     kvfi_header header;
-    if (tier->conf.ttl_s == 0 || item->iov[0].iov_len < KVFI_HEADER_BYTES ||
+    if (tier->conf.ttl_s == 0 || item->ttl_s != 0 || item->iov[0].iov_len < KVFI_HEADER_BYTES ||
         kvfi_header_decode(&header, item->iov[0].iov_base) != KVF_WHY_NONE) {
         return false;
     }

@@ -51,10 +51,19 @@ static size_t hash_piece(void *seal, size_t bytes) {
     return kvfi_seal_next(seal, bytes);
 }
 
+/* How long the item is to live; 0: for ever. */
+static uint64_t time_of(const saver *s) {
+    if (s->item->ttl_s > 0) {
+        return (uint64_t)s->item->ttl_s * 1000;
+    }
+    return s->tier->conf.ttl_s > 0 ? kvfi_ttl_ms(s->tier->conf.ttl_s, &s->item->addr) : 0;
+}
+
 /* SET key body PX ms */
 static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body) {
     kvfi_name name;
-    bool expires = s->tier->conf.ttl_s > 0;
+    uint64_t ttl_ms = time_of(s);
+    bool expires = ttl_ms > 0;
     kvfi_name_of(&name, s->tier->conf.prefix, &s->item->addr, part);
     if (s->conn->asking) {
         kvfi_cmd_array(out, 1);
@@ -69,7 +78,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");
-        kvfi_cmd_number(out, kvfi_ttl_ms(s->tier->conf.ttl_s, &s->item->addr));
+        kvfi_cmd_number(out, ttl_ms);
     }
 }
 

@@ -14,8 +14,18 @@ static int64_t deadline_of(uint32_t budget_ms) {
     return kvfi_deadline((int64_t)(budget_ms == 0 ? DEFAULT_BUDGET_MS : budget_ms) * 1000);
 }
 
-static bool has_fields(const kvfi_tier *tier) {
-    return tier->ops->session_put != NULL;
+/* A sealed session is one value everywhere. */
+static bool has_fields(const kvfi_session_call *call) {
+    return call->tier->ops->session_put != NULL && call->tenant == NULL;
+}
+
+/* In how many ways a session may lie in a tier: sealed under each of the secrets, or plain. */
+static size_t num_ways(const kvf_store *store) {
+    return store->secrets.seal_sessions ? store->secrets.num : 1;
+}
+
+static const kvfi_tenant *tenant_of(const kvf_store *store, size_t way) {
+    return store->secrets.seal_sessions ? &store->secrets.of[way] : NULL;
 }
 
 /* ---- sessions in memory */
@@ -159,16 +169,17 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
         .err = err,
         .id = id,
         .deadline_us = deadline_of(own.budget_ms),
+        .tenant = tenant_of(store, 0),
     };
     uint32_t ttl_s = own.ttl_s == 0 ? DEFAULT_TTL_S : own.ttl_s;
-    if (has_fields(call.tier)) {
+    if (has_fields(&call)) {
         return kvfi_session_save_fields(&call, &meta, k->data, v->data, ttl_s);
     }
     return kvfi_session_save_value(&call, &meta, k->data, v->data, ttl_s);
 }
 
 static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {
-    return has_fields(call->tier) ? kvfi_session_load_fields(call, out) : kvfi_session_load_value(call, out);
+    return has_fields(call) ? kvfi_session_load_fields(call, out) : kvfi_session_load_value(call, out);
 }
 
 /* The first tier that has it wins. When none has, a failure says more than a miss: the session may be where we could
@@ -177,9 +188,11 @@ kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err,
     KVFI_TRY(check_call(store, err, id));
     int64_t deadline_us = deadline_of(budget_ms);
     kvf_error worst = {.status = KVF_OK};
-    for (size_t i = 0; i < kvfi_store_num_tiers(store); i++) {
+    size_t tiers = kvfi_store_num_tiers(store);
+    for (size_t i = 0; i < tiers * num_ways(store); i++) {
         kvf_error mine = {.status = KVF_MISS, .what = "no such session"};
-        kvfi_session_call call = {kvfi_store_tier(store, i), &mine, id, deadline_us};
+        kvfi_session_call call = {kvfi_store_tier(store, i % tiers), &mine, id, deadline_us,
+                                  tenant_of(store, i / tiers)};
         kvfi_loaded *loaded = NULL;
         kvf_status status = load_from(&call, &loaded);
         if (status == KVF_OK) {
@@ -197,12 +210,13 @@ kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err,
 kvf_status kvf_session_remove(kvf_store *store, kvf_error *err, const char *id) {
     KVFI_TRY(check_call(store, err, id));
     kvf_status result = KVF_MISS;
-    for (size_t i = 0; i < kvfi_store_num_tiers(store); i++) {
+    size_t tiers = kvfi_store_num_tiers(store);
+    for (size_t i = 0; i < tiers * num_ways(store); i++) {
         kvf_error mine = {.status = KVF_OK};
-        kvfi_session_call call = {kvfi_store_tier(store, i), &mine, id, deadline_of(0)};
-        kvf_status status = has_fields(call.tier)
-                                ? call.tier->ops->session_remove(call.tier, &mine, id, call.deadline_us)
-                                : kvfi_session_remove_value(&call);
+        kvfi_session_call call = {kvfi_store_tier(store, i % tiers), &mine, id, deadline_of(0),
+                                  tenant_of(store, i / tiers)};
+        kvf_status status = has_fields(&call) ? call.tier->ops->session_remove(call.tier, &mine, id, call.deadline_us)
+                                              : kvfi_session_remove_value(&call);
         if (status != KVF_OK && status != KVF_MISS) {
             /* It goes on: what can be removed is removed, and the failure is reported. */
             result = kvfi_fail(err, status, "%s", mine.what);

@@ -11,6 +11,7 @@
 #define KVFI_SESSION_H
 
 #include "kvferry/session.h"
+#include "store/secret.h"
 #include "store/tier.h"
 
 #define KVFI_MAX_META_BYTES  ((size_t)1 << 20)
@@ -72,6 +73,7 @@ typedef struct kvfi_session_call {
     kvf_error *err;
     const char *id;
     int64_t deadline_us;
+    const kvfi_tenant *tenant; /* the session is sealed under this secret, and is one value in every tier; NULL = not */
 } kvfi_session_call;
 
 kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, const void *keys,
@@ -84,8 +86,8 @@ kvf_status kvfi_session_load_value(const kvfi_session_call *, kvfi_loaded **out)
 kvf_status kvfi_session_remove_value(const kvfi_session_call *);
 
 /* Where sessions that are values live: all of them in one space, by which a walk tells them from blocks. */
-void kvfi_session_space(uint8_t out[32]);
-void kvfi_session_addr(kvfi_addr *out, const char *id);
+void kvfi_session_space(uint8_t out[32], const kvfi_tenant *);
+void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *);
 /* The id that a value's payload of `len` bytes names, for listings; false where it names none. Only the meta at its
  * beginning is read. */
 bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], const void *payload, size_t len);

@@ -13,17 +13,25 @@ enum { ALIGN = 64, FRONT = KVFI_HEADER_BYTES + 4 };
 static const char space_label[] = "kvf1 sessions";
 static const char key_label[] = "kvf1 session";
 
-void kvfi_session_space(uint8_t out[32]) {
+static const kvfi_secret *secret_of(const kvfi_tenant *tenant) {
+    return tenant != NULL ? &tenant->secret : NULL;
+}
+
+static const kvfi_secret *seal_of(const kvfi_tenant *tenant) {
+    return tenant != NULL ? &tenant->seal : NULL;
+}
+
+void kvfi_session_space(uint8_t out[32], const kvfi_tenant *tenant) {
     kvfi_sha sha;
-    kvfi_sha_init(&sha, NULL);
+    kvfi_sha_init(&sha, secret_of(tenant));
     kvfi_sha_add(&sha, space_label, sizeof space_label - 1);
     kvfi_sha_end(&sha, out);
 }
 
-void kvfi_session_addr(kvfi_addr *out, const char *id) {
+void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *tenant) {
     kvfi_sha sha;
-    kvfi_session_space(out->space);
-    kvfi_sha_init(&sha, NULL);
+    kvfi_session_space(out->space, tenant);
+    kvfi_sha_init(&sha, secret_of(tenant));
     kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
     kvfi_sha_add(&sha, id, strlen(id));
     kvfi_sha_end(&sha, out->key.bytes);
@@ -74,6 +82,28 @@ static kvf_status transfer(const kvfi_session_call *call, void (*op)(kvfi_tier *
 }
 
 /* ---- save */
+/* The record, sealed, in memory of its own: the caller's arrays stay as they are. *iov becomes the whole of it. */
+static kvf_status seal_value(const kvfi_session_call *call, kvfi_loaded **out, kvfi_item *item, struct iovec *iov,
+                             size_t num_iov, int64_t stored_s) {
+    uint8_t salt[KVFI_SALT_BYTES];
+    kvfi_record_key key;
+    kvf_block block = {0};
+    size_t bytes = KVFI_HEADER_BYTES + kvfi_iov_bytes(iov, num_iov) + KVFI_SUM_BYTES;
+    kvfi_loaded *sealed = kvfi_loaded_new(bytes);
+    *out = sealed;
+    if (sealed == NULL || kvfi_sys->random(salt, sizeof salt) != 0) {
+        return kvfi_fail(call->err, KVF_NOMEM, "no memory to seal a session of %zu bytes", bytes);
+    }
+    kvfi_record_key_of(&key, &call->tenant->seal, &item->addr, salt);
+    bool whole = kvfi_sealed_write(sealed->mem, sealed->mem + KVFI_HEADER_BYTES, sealed->mem + bytes - KVFI_SUM_BYTES,
+                                   &key, &item->addr, &block, iov, num_iov, 0, stored_s);
+    explicit_bzero(&key, sizeof key);
+    iov[0] = (struct iovec){sealed->mem, bytes};
+    item->num_iov = 1;
+    item->bytes = bytes;
+    return whole ? KVF_OK : kvfi_fail(call->err, KVF_NOMEM, "no memory to seal a session");
+}
+
 kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_meta *meta, const void *keys,
                                    const void *values, uint32_t ttl_s) {
     static const uint8_t zeros[ALIGN];
@@ -82,7 +112,7 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     if (meta->keys.bytes + meta->values.bytes > KVF_MAX_PAYLOAD_BYTES - KVFI_MAX_META_BYTES - 2 * ALIGN) {
         return kvfi_fail(call->err, KVF_LIMIT, "a session in this store may have 16G at most");
     }
-    /* No tier of this shape has a time to live for one value, so the value has its own. */
+    /* Not every tier has a time to live for one value, so the value has its own. */
     meta->expires_s = meta->stored_s + ttl_s;
     memcpy(meta->id, call->id, strlen(call->id) + 1);
     KVFI_TRY(kvfi_session_meta_encode(&head, &meta_len, call->err, meta, FRONT, ALIGN));
@@ -96,14 +126,23 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
         {(void *)(uintptr_t)values, (size_t)meta->values.bytes},
         {sum, sizeof sum},
     };
-    kvfi_item item = {.iov = iov, .num_iov = 5};
-    kvf_block block = {0};
-    kvfi_session_addr(&item.addr, call->id);
-    kvfi_record_seal(head, sum, &item.addr, &block, iov, 4, 0, meta->stored_s);
-    iov[0] = (struct iovec){head, FRONT + meta_len};
-    item.bytes = kvfi_iov_bytes(iov, 5);
-    kvf_reason why;
-    kvf_status status = transfer(call, call->tier->ops->put, &item, &why);
+    kvfi_item item = {.iov = iov, .num_iov = 5, .ttl_s = ttl_s};
+    kvfi_loaded *sealed = NULL;
+    kvf_status status = KVF_OK;
+    kvf_reason why = KVF_WHY_NONE;
+    kvfi_session_addr(&item.addr, call->id, call->tenant);
+    if (call->tenant != NULL) {
+        status = seal_value(call, &sealed, &item, iov, 4, meta->stored_s);
+    } else {
+        kvf_block block = {0};
+        kvfi_record_seal(head, sum, &item.addr, &block, iov, 4, 0, meta->stored_s);
+        iov[0] = (struct iovec){head, FRONT + meta_len};
+        item.bytes = kvfi_iov_bytes(iov, 5);
+    }
+    if (status == KVF_OK) {
+        status = transfer(call, call->tier->ops->put, &item, &why);
+    }
+    kvfi_loaded_free(sealed);
     kvfi_free(head);
     return status == KVF_MISS ? kvfi_fail(call->err, KVF_IO, "the store refused the session: %s", kvf_reason_name(why))
                               : status;
@@ -138,11 +177,14 @@ static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uin
     if (why == KVF_WHY_NONE) {
         why = kvfi_header_decode(&header, peek.header);
     }
-    if (why == KVF_WHY_NONE && (memcmp(&header.addr, addr, sizeof *addr) != 0 || header.num_tokens != 0)) {
+    if (why == KVF_WHY_NONE && memcmp(&header.addr, addr, sizeof *addr) != 0) {
         why = KVF_WHY_OTHER_SPACE;
     }
     if (why == KVF_WHY_NONE) {
-        why = kvfi_header_admit(&header, NULL);
+        why = kvfi_header_admit(&header, seal_of(call->tenant));
+    }
+    if (why == KVF_WHY_NONE && header.num_tokens != 0) {
+        why = KVF_WHY_OTHER_SPACE;
     }
     if (why != KVF_WHY_NONE) {
         return outcome(call->err, KVF_MISS, why);
@@ -154,11 +196,13 @@ static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uin
 static kvf_status read_value(const kvfi_session_call *call, kvfi_loaded *loaded, const kvfi_addr *addr,
                              uint64_t payload_bytes, kvf_reason *why) {
     struct iovec whole = {loaded->mem, KVFI_HEADER_BYTES + (size_t)payload_bytes + KVFI_SUM_BYTES};
-    kvfi_item item = {.addr = *addr, .iov = &whole, .num_iov = 1, .bytes = whole.iov_len};
+    kvfi_item item = {.addr = *addr, .iov = &whole, .num_iov = 1, .bytes = whole.iov_len, .ttl_s = 1};
     KVFI_TRY(transfer(call, call->tier->ops->get, &item, why));
     struct iovec payload = {loaded->mem + KVFI_HEADER_BYTES, (size_t)payload_bytes};
     kvf_block block = {0};
-    *why = kvfi_record_check(loaded->mem, loaded->mem + whole.iov_len - KVFI_SUM_BYTES, addr, &block, &payload, 1);
+    uint8_t *sum = loaded->mem + whole.iov_len - KVFI_SUM_BYTES;
+    *why = call->tenant != NULL ? kvfi_record_open(loaded->mem, sum, addr, &block, &payload, 1, &call->tenant->seal)
+                                : kvfi_record_check(loaded->mem, sum, addr, &block, &payload, 1);
     return *why == KVF_WHY_NONE ? KVF_OK : outcome(call->err, KVF_MISS, *why);
 }
 
@@ -196,7 +240,7 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, co
 kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **out) {
     kvfi_addr addr;
     kvf_reason why = KVF_WHY_NONE;
-    kvfi_session_addr(&addr, call->id);
+    kvfi_session_addr(&addr, call->id, call->tenant);
     kvf_status status = load_once(call, out, &addr, &why);
     /* Between the look and the read another writer may have replaced it by one of another length. */
     if (status == KVF_MISS && (why == KVF_WHY_TRUNCATED || why == KVF_WHY_CHECKSUM)) {
@@ -207,7 +251,7 @@ kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **
 
 kvf_status kvfi_session_remove_value(const kvfi_session_call *call) {
     kvfi_addr addr;
-    kvfi_session_addr(&addr, call->id);
+    kvfi_session_addr(&addr, call->id, call->tenant);
     return call->tier->ops->remove(call->tier, call->err, &addr, call->deadline_us);
 }
 

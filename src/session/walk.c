@@ -15,7 +15,8 @@ typedef struct walk {
     uint32_t tier;
     bool whole;
     bool stopped;
-    uint8_t sessions[32]; /* the space of sessions that are values */
+    uint8_t sessions[1 + KVFI_MAX_SECRETS]
+                    [32]; /* the spaces of sessions that are values: plain, and under each secret */
     const kvfi_secrets *secrets;
 } walk;
 
@@ -89,10 +90,20 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
     entry->payload = payload;
 }
 
-/* A session that is a value is named by its own beginning, as far as that was read. */
+/* Whether the record is a session that is a value. A sealed one only where it can be looked into. */
+static bool is_session(const walk *w, const kvf_entry *entry) {
+    bool found = entry->seal == KVF_SEAL_NONE && memcmp(entry->space, w->sessions[0], 32) == 0;
+    for (size_t i = 0; i < w->secrets->num; i++) {
+        found = found || (entry->seal == KVF_SEAL_OPENED && memcmp(entry->space, w->sessions[1 + i], 32) == 0);
+    }
+    return found;
+}
+
+/* It is named by its own beginning, as far as that was read. */
 static void name_session(kvf_entry *entry, char id[KVF_MAX_ID_BYTES + 1], const kvfi_sight *sight) {
-    const uint8_t *payload = sight->head + KVFI_HEADER_BYTES;
-    size_t seen = sight->head_len - KVFI_HEADER_BYTES;
+    bool sealed = entry->seal != KVF_SEAL_NONE;
+    const uint8_t *payload = sealed ? entry->payload : sight->head + KVFI_HEADER_BYTES;
+    size_t seen = !sealed ? sight->head_len - KVFI_HEADER_BYTES : payload != NULL ? (size_t)entry->payload_bytes : 0;
     bool named = seen >= 4 && kvfi_get32(payload) <= seen - 4 && /* nothing behind the meta is looked at */
                  kvfi_session_value_id(id, payload, (size_t)entry->payload_bytes);
     entry->kind = KVF_ENTRY_SESSION;
@@ -116,7 +127,7 @@ static int see(void *ctx, const kvfi_sight *sight) {
     if (sight->kind == KVF_ENTRY_BLOCK || sight->kind == KVF_ENTRY_SPACE_CARD) {
         read_record(w, &entry, &opened, sight);
     }
-    if (entry.kind == KVF_ENTRY_BLOCK && entry.damage == KVF_WHY_NONE && memcmp(entry.space, w->sessions, 32) == 0) {
+    if (entry.kind == KVF_ENTRY_BLOCK && entry.damage == KVF_WHY_NONE && is_session(w, &entry)) {
         name_session(&entry, id, sight);
     }
     w->stopped = w->visit(w->ctx, &entry) != 0;
@@ -208,7 +219,10 @@ kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *
     if (!kvfi_store_is_ours(store)) {
         return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
     }
-    kvfi_session_space(w.sessions);
+    kvfi_session_space(w.sessions[0], NULL);
+    for (size_t i = 0; i < store->secrets.num; i++) {
+        kvfi_session_space(w.sessions[1 + i], &store->secrets.of[i]);
+    }
     for (; w.tier < store->num_tiers && !w.stopped; w.tier++) {
         KVFI_TRY(see_tier(&w, store->tiers[w.tier], err, &own));
     }

@@ -31,6 +31,7 @@ struct kvfi_item {
                   be written to again. (It may be given back to the system.) */
     kvf_status status; /* out: KVF_AGAIN until kvfi_feed_done said otherwise */
     kvf_reason why;
+    uint32_t ttl_s;          /* where it has a time to live of its own, which a get leaves as it is; 0 = the tier's */
     size_t number;           /* its place in the batch of the layer above */
     void *user;              /* of the layer above */
     void *cover;             /* the same */

@@ -439,6 +439,100 @@ static void forged_cards(void **state) {
     }
 }
 
+/* ---- sessions ---- */
+
+static kvf_store *sealing_store(const char *url, const char *secret, const char *previous) {
+    kvf_store *store = NULL;
+    kvf_options options = {.struct_size = sizeof options,
+                           .secret = secret,
+                           .secret_len = strlen(secret),
+                           .previous_secret = previous,
+                           .previous_secret_len = previous != NULL ? strlen(previous) : 0,
+                           .seal_sessions = 1};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_OK);
+    return store;
+}
+
+#define KEYS   "the keys of a conversation, which nobody else may read"
+#define VALUES "its values, which are as much of a secret"
+
+static kvf_status save_session(kvf_store *store, const char *keys) {
+    kvf_error err = {0};
+    kvf_tensor k = {.data = keys, .len = strlen(keys)}, v = {.data = VALUES, .len = strlen(VALUES)};
+    return kvf_session_save(store, &err, "user:42", &k, &v, NULL);
+}
+
+static kvf_status load_session(kvf_store *store, const char *keys) {
+    kvf_error err = {0};
+    kvf_session *session = NULL;
+    kvf_status status = kvf_session_load(store, &session, &err, "user:42", 0);
+    if (status == KVF_OK) {
+        assert_int_equal(session->k.len, strlen(keys));
+        assert_memory_equal(session->k.data, keys, strlen(keys));
+        assert_memory_equal(session->v.data, VALUES, strlen(VALUES));
+        kvf_session_free(session);
+    }
+    return status;
+}
+
+static int name_of_session(void *ctx, const kvf_entry *entry) {
+    if (entry->kind == KVF_ENTRY_SESSION) {
+        assert_string_equal(entry->name, "user:42");
+        ++*(int *)ctx;
+    }
+    return 0;
+}
+
+static void sealed_sessions(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    snprintf(url, sizeof url, "file:%s", dir);
+    kvf_store *plain = store_with(url, NULL, NULL), *old = sealing_store(url, OLD, NULL);
+    assert_int_equal(save_session(old, KEYS), KVF_OK);
+    assert_int_equal(load_session(old, KEYS), KVF_OK);
+    assert_int_equal(load_session(plain, KEYS), KVF_MISS);
+    kvf_store *new = sealing_store(url, NEW, NULL);
+    assert_int_equal(load_session(new, KEYS), KVF_MISS);
+    assert_int_equal(save_session(plain, "what somebody else put there"), KVF_OK);
+    assert_int_equal(load_session(new, KEYS), KVF_MISS); /* a plain one is not taken */
+    assert_int_equal(load_session(old, KEYS), KVF_OK);
+    kvf_store_close(new);
+    /* One secret in the place of another: the next save seals it under the new one. */
+    new = sealing_store(url, NEW, OLD);
+    assert_int_equal(load_session(new, KEYS), KVF_OK);
+    assert_int_equal(save_session(new, "keys of a later turn"), KVF_OK);
+    assert_int_equal(load_session(new, "keys of a later turn"), KVF_OK);
+    assert_int_equal(load_session(old, KEYS), KVF_OK);
+    int sessions = 0;
+    kvf_walk_options options = {.struct_size = sizeof options, .whole = 1};
+    assert_int_equal(kvf_walk(new, NULL, name_of_session, &sessions, &options), KVF_OK);
+    assert_int_equal(sessions, 3); /* under each secret, and the plain one */
+    assert_int_equal(kvf_session_remove(new, NULL, "user:42"), KVF_OK);
+    assert_int_equal(load_session(new, KEYS), KVF_MISS);
+    assert_int_equal(load_session(old, KEYS), KVF_MISS);
+    kvf_store_close(new);
+    kvf_store_close(old);
+    kvf_store_close(plain);
+    kvft_remove_dir(dir);
+}
+
+static void faults_of_sessions(void **state) {
+    (void)state;
+    for (int kind = KVFT_ALLOC; kind <= KVFT_CALL; kind++) {
+        for (uint64_t n = 1;; n++) {
+            kvf_store *store = sealing_store("mem:", NEW, OLD);
+            kvft_faults_arm((kvft_fault_kind)kind, n);
+            kvf_status saved = save_session(store, KEYS), loaded = load_session(store, KEYS);
+            bool hit = kvft_faults_disarm();
+            assert_true(hit || (saved == KVF_OK && loaded == KVF_OK));
+            kvf_store_close(store);
+            if (!hit) {
+                break;
+            }
+        }
+    }
+}
+
 /* ---- without memory: misses, and nothing in the clear ---- */
 
 static void faults(void **state) {
@@ -478,6 +572,8 @@ int main(void) {
         cmocka_unit_test(what_is_seen),
         cmocka_unit_test(forged_cards),
         cmocka_unit_test(faults),
+        cmocka_unit_test(sealed_sessions),
+        cmocka_unit_test(faults_of_sessions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

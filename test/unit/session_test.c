@@ -644,7 +644,7 @@ static void a_value_expires(void **state) {
     kvf_error err = {0};
     kvf_tensor k = keys_tensor(), v = values_tensor();
     kvfi_session_meta meta = {.stored_s = 1000};
-    kvfi_session_call call = {kvfi_store_tier(store, 0), &err, "id", kvfi_deadline(1000000)};
+    kvfi_session_call call = {kvfi_store_tier(store, 0), &err, "id", kvfi_deadline(1000000), NULL};
     meta.keys.bytes = k.len;
     meta.values.bytes = v.len;
     assert_int_equal(kvfi_session_save_value(&call, &meta, k.data, v.data, 60), KVF_OK); /* ended in 1970 */
@@ -659,7 +659,7 @@ static kvf_status put_value(kvf_store *store, const void *payload, size_t len) {
     struct iovec iov[3] = {{head, sizeof head}, {(void *)(uintptr_t)payload, len}, {sum, sizeof sum}};
     kvfi_item item = {.iov = iov, .num_iov = 3, .bytes = sizeof head + len + sizeof sum, .status = KVF_AGAIN};
     kvf_block block = {0};
-    kvfi_session_addr(&item.addr, "id");
+    kvfi_session_addr(&item.addr, "id", NULL);
     kvfi_record_seal(head, sum, &item.addr, &block, iov + 1, 1, 0, 0);
     kvfi_feed feed = {.items = &item, .num = 1, .deadline_us = kvfi_deadline(1000000)};
     atomic_init(&feed.next, 0);
@@ -718,10 +718,10 @@ static void a_value_names_its_id(void **state) {
     assert_false(kvfi_session_value_id(id, bytes + 128, 3 + len));
     kvfi_free(bytes);
     assert_true(kvfi_unhex(golden, "055aec82a761ecbb8df9e18eddbc3c04ff54b6a89309c31ada5c8f1bcd233a24", 32));
-    kvfi_session_space(space);
+    kvfi_session_space(space, NULL);
     assert_memory_equal(space, golden, 32);
     assert_true(kvfi_unhex(golden, "9d6e9e28469acfd31766d4acf032f389f7c38181d621da7501be54801670f0f1", 32));
-    kvfi_session_addr(&addr, "user:42");
+    kvfi_session_addr(&addr, "user:42", NULL);
     assert_memory_equal(addr.key.bytes, golden, 32);
 }
 
