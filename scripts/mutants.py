@@ -42,6 +42,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
+TREE = WORK / "tree"  # a copy of the sources: they may be edited meanwhile
 AREAS = ("record", "resp", "redis", "store", "prefix", "session")
 KINDS = ("unit", "live")
 
@@ -251,11 +252,26 @@ def must(command, **more):
     return done.stdout
 
 
+def copy_tree():
+    """Brings the copy up to date; what has not changed keeps its time."""
+    tops = ("src", "include", "engines", "cli", "test", "bench", "CMakeLists.txt", "kvferry.pc.in")
+    paths = [p for top in tops for p in ((ROOT / top).rglob("*") if (ROOT / top).is_dir() else [ROOT / top])]
+    wanted = {str(p.relative_to(ROOT)) for p in paths if p.is_file()}
+    for path in [p for p in TREE.rglob("*") if p.is_file()]:
+        if str(path.relative_to(TREE)) not in wanted:
+            path.unlink()
+    for name in wanted:
+        here, there = ROOT / name, TREE / name
+        if not there.exists() or there.read_bytes() != here.read_bytes():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(here, there)
+
+
 def build(name, flags, jobs):
     folder = WORK / name
-    must(["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_C_FLAGS={flags}",
+    must(["cmake", "-S", TREE, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_C_FLAGS={flags}",
           "-DKVF_LLAMA=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"])
-    programs = [f"{kind}_{p.stem}" for kind in KINDS for p in sorted((ROOT / "test" / kind).glob("*_test.c"))]
+    programs = [f"{kind}_{p.stem}" for kind in KINDS for p in sorted((TREE / "test" / kind).glob("*_test.c"))]
     known = set(must(["ninja", "-C", folder, "-t", "targets", "all"]).replace(":", " ").split())
     programs = [p for p in programs if p in known]
     must(["ninja", "-C", folder, f"-j{jobs}", "kvferry-cli", *programs])
@@ -299,7 +315,7 @@ def digest(*paths):
     h = hashlib.sha256()
     for path in sorted(p for top in paths for p in ([top] if top.is_file() else top.rglob("*"))):
         if path.suffix in (".c", ".h"):
-            h.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+            h.update(str(path.relative_to(TREE)).encode() + b"\0" + path.read_bytes())
     return h.hexdigest()[:16]
 
 
@@ -319,7 +335,7 @@ def lines_run(folder):
     for line in text.splitlines():
         unit = json.loads(line) if line.startswith("{") else {"files": ()}
         for entry in unit["files"]:
-            path = os.path.relpath(os.path.join(unit["current_working_directory"], entry["file"]), ROOT)
+            path = os.path.relpath(os.path.join(unit["current_working_directory"], entry["file"]), TREE)
             if path.startswith("src/") and path.endswith(".c"):
                 lines = seen.setdefault(path, {})
                 for at in entry["lines"]:
@@ -349,8 +365,8 @@ def measure(jobs):
     cli = cover / "kvferry"
     todo = [(cover, p, p.split("_")[0], t, cli) for p in programs for t in tests_of(cover / "test" / p)]
     found = {"tests": [], "lines": {}, "functions": {}, "sources": {}}
-    for path in sorted((ROOT / "src").rglob("*.c")):
-        found["sources"][str(path.relative_to(ROOT))] = digest(path)
+    for path in sorted((TREE / "src").rglob("*.c")):
+        found["sources"][str(path.relative_to(TREE))] = digest(path)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for job, result in zip(todo, pool.map(lambda job: measure_one(*job), todo)):
             if result is None:
@@ -370,7 +386,7 @@ def measure(jobs):
 
 def tests_map(jobs, anew=False):
     path = WORK / "map.json"
-    key = digest(ROOT / "test" / "unit", ROOT / "test" / "live", ROOT / "test" / "support")
+    key = digest(TREE / "test" / "unit", TREE / "test" / "live", TREE / "test" / "support")
     if path.exists() and not anew:
         found = json.loads(path.read_text())
         if found["key"] == key or os.environ.get("MAP") == "keep":
@@ -386,7 +402,7 @@ def tests_map(jobs, anew=False):
 
 def tests_for(found, mutant, source):
     """Tests that execute the line, units first, the fastest first."""
-    same = found["sources"].get(mutant.path) == digest(ROOT / mutant.path)
+    same = found["sources"].get(mutant.path) == digest(TREE / mutant.path)
     numbers = (found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same
                else found["functions"].get(mutant.path, {}).get(mutant.function, []))
     tests = [found["tests"][n] for n in numbers]
@@ -407,7 +423,7 @@ class Bench:
         self.folder, self.programs = build("base", SANITIZED, jobs)
         self.compile = {}
         for entry in json.loads((self.folder / "compile_commands.json").read_text()):
-            path = os.path.relpath(entry["file"], ROOT)
+            path = os.path.relpath(entry["file"], TREE)
             words = shlex.split(entry["command"])
             words = [w for w in words if not w.startswith(("-W", "-g")) and w not in ("-c", entry["file"])]
             del words[words.index("-o") : words.index("-o") + 2]
@@ -509,9 +525,9 @@ def judge(bench, found, mutant, source):
 def sources():
     only = os.environ.get("ONLY", "")
     for area in AREAS:
-        for path in sorted((ROOT / "src" / area).glob("*.c")):
-            if only in str(path.relative_to(ROOT)):
-                yield str(path.relative_to(ROOT)), path.read_text()
+        for path in sorted((TREE / "src" / area).glob("*.c")):
+            if only in str(path.relative_to(TREE)):
+                yield str(path.relative_to(TREE)), path.read_text()
 
 
 def draw(seed, num):
@@ -562,7 +578,6 @@ class Results:
 
 
 def hunt(seed, num, portion, jobs):
-    WORK.mkdir(parents=True, exist_ok=True)
     bench = Bench(jobs)
     found = tests_map(jobs)
     results = Results(found["key"])
@@ -658,6 +673,7 @@ def self_test():
 
 
 def main():
+    copy_tree()
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     if sys.argv[1:] == ["--list"]:
@@ -667,7 +683,6 @@ def main():
         return 0
     jobs = number("JOBS", max(1, (os.cpu_count() or 2) // 2))
     if sys.argv[1:] == ["--map"]:
-        WORK.mkdir(parents=True, exist_ok=True)
         tests_map(jobs, anew=True)
         return 0
     if sys.argv[1:]:

@@ -286,6 +286,24 @@ static void test_the_header_of_another_key_is_no_match(void **state) {
     close_bench(&b);
 }
 
+/* Lookups are counted by blocks, and what of them is there. */
+static void test_lookups_are_counted(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    size_t run = 0;
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(stats_of(b.store).lookups, BLOCKS);
+    assert_int_equal(stats_of(b.store).lookup_hits, 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    remove_from(&b, 0, 4);
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(run, 4);
+    assert_int_equal(stats_of(b.store).lookups, 2 * BLOCKS);
+    assert_int_equal(stats_of(b.store).lookup_hits, 4);
+    close_bench(&b);
+}
+
 static void get_truncated(kvfi_tier *tier, kvfi_feed *feed) {
     (void)tier;
     for (kvfi_item *item; (item = kvfi_feed_next(feed)) != NULL;) {
@@ -369,6 +387,7 @@ int main(void) {
         cmocka_unit_test(test_a_place_in_the_queue_is_used_again),
         cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
+        cmocka_unit_test(test_lookups_are_counted),
         cmocka_unit_test(test_what_was_truncated_is_written_again),
         cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
         cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),
