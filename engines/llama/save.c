@@ -56,6 +56,7 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
             break;
         }
         kvf_block block = kvfl_block_of(kv, i);
+        reserved.chain_bytes = (uint64_t)i * kvfl_bytes_of(kv, 0) + reserved.len;
         kvf_commit(kv->space, &reserved, &block, reserved.len);
         saved++;
     }

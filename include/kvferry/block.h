@@ -103,6 +103,10 @@ typedef struct kvf_reserved {
     void *data;
     size_t len;
     void *opaque;
+    uint64_t chain_bytes; /* in, of kvf_commit: what the whole prefix up to the end of this block takes in a store; 0
+                             (as kvf_reserve leaves it) = not known. Where that is more than three quarters of a bounded
+                             store, the block is not stored (KVF_WHY_FULL): it would evict its own front. kvf_save and
+                             queues tell it from first_token and num_tokens, as if all blocks were equally long. */
 } kvf_reserved;
 KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, size_t payload_bytes);
 KVF_API void kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);

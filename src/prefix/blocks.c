@@ -63,6 +63,7 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
                         .status = KVF_AGAIN,
                         .number = (size_t)(block - first),
                         .user = block,
+                        .chain_bytes = kvfi_chain_bytes(block, kvfi_iov_bytes(iov, runs + 2)),
                         .seal = kvfi_seal_of(&space->identity)};
     kvfi_address(&item->addr, &space->identity, &block->key);
     at->iov += runs + 2;

@@ -40,6 +40,11 @@ int64_t kvfi_budget_deadline(uint32_t budget_ms); /* 0 = the default */
  * are. */
 void kvfi_space_card(kvf_space *);
 
+/* What the prefix up to the end of a block takes, where its blocks are alike; 0: its position is not known. */
+static inline uint64_t kvfi_chain_bytes(const kvf_block *block, size_t bytes) {
+    return block->num_tokens == 0 ? 0 : bytes + (uint64_t)bytes / block->num_tokens * block->first_token;
+}
+
 /* A batch of blocks as items of a feed; all of its memory is one allocation. */
 typedef struct kvfi_blocks {
     kvf_space *space;

@@ -44,6 +44,7 @@ void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block
     staged->payload_bytes = used_bytes;
     staged->first_token = block->first_token;
     staged->num_tokens = block->num_tokens;
+    staged->chain_bytes = reserved->chain_bytes;
     staged->tiers = kvfi_store_all_tiers(space->store);
     if (block->num_tokens > 0) {
         memcpy(kvfi_staged_head(staged) + KVFI_HEADER_BYTES, block->tokens, 4 * (size_t)block->num_tokens);
@@ -77,6 +78,7 @@ static kvf_status stage(kvf_space *space, const kvf_block *block, const kvf_view
     kvf_reserved reserved;
     KVFI_TRY(kvf_reserve(space, &reserved, kvfi_iov_bytes(iov, num)));
     copy_in(reserved.data, iov, num);
+    reserved.chain_bytes = kvfi_chain_bytes(block, reserved.len);
     kvf_commit(space, &reserved, block, reserved.len);
     return KVF_OK;
 }

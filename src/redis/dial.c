@@ -267,6 +267,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->mute = conn->config = false;
     conn->refuses = false;
     conn->room = NULL;
+    conn->most = 0;
     conn->loads = NULL;
     conn->said[0] = '\0';
     kvf_reason why = dial(&conn->fd, to, deadline_us);

@@ -361,6 +361,7 @@ void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_red
     char what[WHAT_BYTES];
     look l = {.facts = facts, .conf = conf, .verdict = out, .what = what};
     *out = (kvfi_verdict){.code = "", .room = KVFI_UNKNOWN};
+    out->most = facts->maxmemory != KVFI_UNKNOWN ? facts->maxmemory : 0;
     out->fit = (kvfi_fit){conf->part, conf->window, conf->conns, conf->save_conns};
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const struct rule *r = &rules[i];

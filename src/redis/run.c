@@ -3,6 +3,7 @@
  * The loop of the hot path: an exchange (load.c, save.c) on connections of one server until the feed is dry.
  */
 #include "redis/redis.h"
+#include "redis/talk.h"
 
 static void give_up(kvfi_feed *feed, kvf_reason why) {
     for (kvfi_item *item = kvfi_feed_draw(feed); item != NULL; item = kvfi_feed_draw(feed)) {
@@ -23,6 +24,14 @@ static bool run_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_fe
     return done;
 }
 
+/* What all servers of the tier hold before they evict, where each holds as much as this one; 0 = not known. */
+static uint64_t most_of(kvfi_redis *tier, kvfi_node *node) {
+    kvfi_node *nodes[KVFI_MAX_NODES];
+    uint64_t most = atomic_load_explicit(&node->most, memory_order_relaxed), all = 0;
+    size_t num = tier->topology != NULL ? kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES) : 1;
+    return __builtin_mul_overflow(most, (uint64_t)(num > 0 ? num : 1), &all) ? 0 : all;
+}
+
 /* The same for saves, where they may go. KVF_WHY_UNREACHABLE: the connection is gone. */
 static kvf_reason save_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_feed *feed,
                             kvfi_exchange *exchange, bool asking, bool *done) {
@@ -32,6 +41,7 @@ static kvf_reason save_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, 
         return why;
     }
     conn->room = kvfi_node_admission(node).bounded ? &node->room : NULL;
+    conn->most = most_of(tier, node);
     conn->loads = &node->lanes[KVFI_LANE_LOAD].num_taken;
     *done = run_once(tier, node, conn, feed, exchange, asking);
     if (*done || conn->refuses) {

@@ -121,7 +121,8 @@ static void draw(saver *s) {
         s->dry = true;
         return;
     }
-    kvf_reason why = kvfi_feed_prepare(s->feed, s->item);
+    bool too_deep = s->conn->most > 0 && kvfi_is_too_deep(s->item, s->conn->most);
+    kvf_reason why = too_deep ? KVF_WHY_FULL : kvfi_feed_prepare(s->feed, s->item);
     if (why != KVF_WHY_NONE) {
         kvfi_feed_done(s->feed, s->item, KVF_MISS, why);
         s->item = NULL;

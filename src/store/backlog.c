@@ -183,7 +183,8 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .may_lend = true,
                                .status = KVF_AGAIN,
                                .number = number,
-                               .user = staged};
+                               .user = staged,
+                               .chain_bytes = staged->chain_bytes};
 }
 
 /* Another process may have computed the same prefix at the same time, and stored it meanwhile: one look spares sending

@@ -27,11 +27,12 @@ typedef struct kvfi_staged {
     size_t payload_bytes; /* what was asked for at first; what is used of it once queued */
     kvfi_addr addr;
     uint32_t first_token, num_tokens;
-    uint16_t flags; /* KVFI_FLAG_... */
-    uint8_t tiers;  /* bit t: to be written to tier t */
-    bool sealed;    /* it is a whole record already: a promotion, or written to another tier before */
-    bool seals;     /* to be sealed with `key`; then `key` is used up */
-    bool spoiled;   /* it could not be sealed: what lies here is of no use any more */
+    uint64_t chain_bytes; /* as in kvfi_item */
+    uint16_t flags;       /* KVFI_FLAG_... */
+    uint8_t tiers;        /* bit t: to be written to tier t */
+    bool sealed;          /* it is a whole record already: a promotion, or written to another tier before */
+    bool seals;           /* to be sealed with `key`; then `key` is used up */
+    bool spoiled;         /* it could not be sealed: what lies here is of no use any more */
     kvfi_record_key key;
     bool lent; /* a server may still read it (kvfi_item.lent): not used again, but given back to the system */
 } kvfi_staged;

@@ -14,8 +14,9 @@
 #define RECOUNT_S       3600
 #define RECOUNT_WRITERS 16u /* each adds 1/256 of the bound at a time, and may be killed before */
 #define REST_US         ((int64_t)1000000)
-#define STALE_S         60   /* younger temporaries may not have their lock yet */
-#define DEAD_S          3600 /* where the file system knows no locks */
+#define AHEAD_NS        ((int64_t)2000000000) /* what two clocks may differ by */
+#define STALE_S         60                    /* younger temporaries may not have their lock yet */
+#define DEAD_S          3600                  /* where the file system knows no locks */
 
 typedef struct candidate {
     int64_t used_ns;
@@ -60,13 +61,27 @@ static bool make_place(census *c) {
     return c->num < c->cap;
 }
 
-static void count(census *c, const kvfi_addr *addr, const struct stat *st) {
+/* A time of the future was set by a clock that was wrong: it counts as now, so that its file grows old like others. */
+static int64_t last_use(const kvfi_file_name *name, const struct stat *st) {
+    int64_t used_ns = kvfi_file_used_ns(st), now_ns = kvfi_sys->wall_us() * 1000;
+    if (used_ns <= now_ns) {
+        return used_ns;
+    }
+    if (used_ns - now_ns > AHEAD_NS) {
+        const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
+        (void)kvfi_sys->utimensat(name->dir, name->base, times, AT_SYMLINK_NOFOLLOW);
+    }
+    return now_ns;
+}
+
+static void count(census *c, const kvfi_file_name *name, const struct stat *st) {
+    const kvfi_addr *addr = name->addr;
     uint64_t charge = kvfi_file_charge((uint64_t)st->st_size);
     c->bytes += charge;
     c->records++;
     if (make_place(c)) {
         candidate *one = &c->oldest[c->num++];
-        one->used_ns = kvfi_file_used_ns(st);
+        one->used_ns = last_use(name, st);
         one->charge = charge;
         memcpy(one->space, addr->space, sizeof one->space);
         one->key = addr->key;
@@ -82,7 +97,7 @@ static int meet(void *ctx, const kvfi_file_name *name) {
     }
     bool dead = st.st_size < KVFI_HEADER_BYTES || kvfi_file_expired(c->file, &st);
     if (!dead || kvfi_sys->unlinkat(name->dir, name->base, 0) != 0) {
-        count(c, name->addr, &st);
+        count(c, name, &st);
     }
     c->cut = c->records % 64 == 0 && kvfi_sys->now_us() >= c->deadline_us;
     return c->cut;

@@ -321,7 +321,8 @@ static kvf_reason write_value(kvfi_file *file, const kvfi_item *item, kvfi_path 
 
 static kvf_reason put_one(kvfi_file *file, const kvfi_item *item, int64_t deadline_us) {
     uint64_t charge = kvfi_file_charge(item->bytes);
-    if (charge > file->max_bytes - file->max_bytes / 10) { /* an eviction leaves no more than this */
+    if (charge > file->max_bytes - file->max_bytes / 10 || /* an eviction leaves no more than this */
+        kvfi_is_too_deep(item, file->max_bytes)) {
         return KVF_WHY_FULL;
     }
     kvfi_path path;

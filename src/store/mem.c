@@ -295,7 +295,7 @@ static kvf_reason put_one(mem *m, const kvfi_item *item) {
     if (item->bytes < KVFI_HEADER_BYTES) {
         return KVF_WHY_TRUNCATED;
     }
-    if (item->bytes > m->max_bytes) {
+    if (item->bytes > m->max_bytes || kvfi_is_too_deep(item, m->max_bytes)) {
         return KVF_WHY_FULL;
     }
     buffer buf = {0};

@@ -36,7 +36,15 @@ struct kvfi_item {
     void *user;              /* of the layer above */
     void *cover;             /* the same */
     const kvfi_secret *seal; /* what its record is sealed under; NULL = not sealed */
+    uint64_t chain_bytes;    /* to be put: what the whole prefix up to its end takes, about; 0 = not known */
 };
+
+/* A prompt may be larger than a store. Least recently used first out would then evict its front for its end, and nothing
+ * could be loaded of it, however often it is stored. So of one prefix no more is kept than this part of the bound: its
+ * front. */
+static inline bool kvfi_is_too_deep(const kvfi_item *item, uint64_t bound) {
+    return item->chain_bytes > bound - bound / 4;
+}
 
 /* Somebody looks while the items come, and may want fewer of them than he asked for. */
 typedef struct kvfi_watch {

@@ -246,7 +246,7 @@ static void test_no_proc_and_many_threads(void **state) {
         }                                                             \
     } while (0)
 
-enum { NOBODY = 65534, BLOCKS = 16 };
+enum { NOBODY = 65534, VALUES = 16 };
 
 static void expect_child(int (*run)(const place *p)) {
     if (geteuid() != 0) {
@@ -269,7 +269,7 @@ static void expect_child(int (*run)(const place *p)) {
 static kvfi_tier *come_back(const place *p, mode_t folders, mode_t files) {
     char path[2 * PATH_MAX];
     EXPECT(chown(p->dir, NOBODY, NOBODY) == 0);
-    for (uint64_t seed = 0; seed < BLOCKS; seed++) {
+    for (uint64_t seed = 0; seed < VALUES; seed++) {
         EXPECT(kvft_put(p->tier, seed, SIZE) == KVF_WHY_NONE);
         snprintf(path, sizeof path, "%s", path_of(p, seed));
         for (int level = 0; level < 5; level++) {
@@ -315,7 +315,7 @@ static int live_beside_closed_folders(const place *p) {
 
 static int live_beside_folders_to_read(const place *p) {
     kvfi_tier *tier = come_back(p, 0755, 0644);
-    for (uint64_t seed = 0; seed < BLOCKS; seed++) { /* a load needs no permission to write */
+    for (uint64_t seed = 0; seed < VALUES; seed++) { /* a load needs no permission to write */
         EXPECT(kvft_get(tier, seed, SIZE) == KVF_WHY_NONE);
         EXPECT(kvft_peek(tier, seed) == KVF_WHY_NONE);
     }
@@ -333,6 +333,119 @@ static void test_folders_that_root_left(void **state) {
     expect_child(live_beside_folders_to_read);
 }
 
+/* ---- a prompt larger than the bound: its front is kept, its end is not, and nothing is written twice */
+
+static size_t load_run(kvf_space *space, kvft_prompt *prompt) {
+    size_t run = 0;
+    assert_int_equal(kvf_match(space, &run, NULL, prompt->keys, prompt->num_blocks, 10000000), KVF_OK);
+    kvft_prompt_poison(prompt);
+    run = run > 0 ? kvf_load(space, prompt->blocks, run, NULL, 0) : 0;
+    assert_int_equal(kvft_prompt_wrong(prompt, 7, run), 0);
+    kvft_prompt_fill(prompt, 7);
+    return run;
+}
+
+static void expect_front_is_kept(const char *url, bool staged) {
+    enum { BLOCKS = 40, PAYLOAD = 60000 };
+    size_t first = 0;
+    uint64_t saved = 0;
+    for (int round = 0; round < 4; round++) {
+        kvf_store *store = kvft_store(url);
+        kvf_space *space = kvft_space(store, "larger", 16);
+        kvft_prompt *prompt = kvft_prompt_new(space, 7, BLOCKS, PAYLOAD);
+        kvft_prompt_fill(prompt, 7);
+        size_t have = load_run(space, prompt);
+        if (round == 1) {
+            first = have;
+            assert_true(have >= BLOCKS / 4 && have < BLOCKS / 2); /* of 40 blocks, the bound holds 17 */
+        }
+        assert_true(round == 0 || have == first);
+        if (staged) {
+            (void)kvf_save(space, prompt->blocks + have, BLOCKS - have, NULL);
+            assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+        } else {
+            kvf_queue *queue = NULL;
+            kvf_completion completion;
+            uint64_t ticket = 0;
+            assert_int_equal(kvf_queue_open(&queue, NULL, store, 2), KVF_OK);
+            kvf_batch batch = {.struct_size = sizeof batch,
+                               .op = KVF_OP_SAVE,
+                               .space = space,
+                               .blocks = prompt->blocks + have,
+                               .num = BLOCKS - have};
+            assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+            while (kvf_reap(queue, &completion, 1) == 0) {
+                kvft_nap_ms(1);
+            }
+            kvf_queue_close(queue);
+        }
+        kvf_stats stats = {.struct_size = sizeof stats};
+        kvf_store_stats(store, &stats);
+        saved += stats.saved;
+        kvft_prompt_free(prompt);
+        kvf_space_close(space);
+        kvf_store_close(store);
+    }
+    assert_true(saved <= first + 4); /* and the card of the space, once for each process */
+}
+
+static void test_a_prompt_larger_than_the_bound(void **state) {
+    (void)state;
+    for (int staged = 0; staged < 2; staged++) {
+        place p = open_place("?max=1M");
+        expect_front_is_kept(p.url, staged);
+        close_place(&p);
+    }
+}
+
+/* In one process, since memory does not outlive it. */
+static void test_a_prompt_larger_than_memory(void **state) {
+    (void)state;
+    kvf_store *store = kvft_store("mem:?max=1M");
+    kvf_space *space = kvft_space(store, "larger", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 7, 40, 60000);
+    size_t first = 0;
+    for (int round = 0; round < 4; round++) {
+        kvft_prompt_fill(prompt, 7);
+        size_t have = load_run(space, prompt);
+        first = round == 1 ? have : first;
+        assert_true(round == 0 || (have == first && have >= 10));
+        (void)kvf_save(space, prompt->blocks + have, 40 - have, NULL);
+        assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+    }
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
+/* ---- a clock that was ahead: what was used then is not young for ever */
+
+static void test_times_of_the_future_are_taken_as_now(void **state) {
+    (void)state;
+    place p = open_place("?max=1M");
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        set_age(path_of(&p, seed), seed < 8 ? -1000000 : 0);
+    }
+    (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        assert_true(!exists(path_of(&p, seed)) || age_of(path_of(&p, seed)) >= 0);
+    }
+    for (uint64_t seed = 8; seed < 16; seed++) { /* from now on, ages are true */
+        if (exists(path_of(&p, seed))) {
+            set_age(path_of(&p, seed), -1);
+        }
+    }
+    for (uint64_t seed = 100; seed < 110; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        set_age(path_of(&p, seed), -1);
+    }
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        assert_false(exists(path_of(&p, seed)));
+    }
+    close_place(&p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hard_links_denied),
@@ -341,6 +454,9 @@ int main(void) {
         cmocka_unit_test(test_times_denied),
         cmocka_unit_test(test_no_proc_and_many_threads),
         cmocka_unit_test(test_folders_that_root_left),
+        cmocka_unit_test(test_a_prompt_larger_than_the_bound),
+        cmocka_unit_test(test_a_prompt_larger_than_memory),
+        cmocka_unit_test(test_times_of_the_future_are_taken_as_now),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
