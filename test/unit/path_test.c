@@ -232,6 +232,31 @@ static void test_a_place_in_the_queue_is_used_again(void **state) {
     close_bench(&b);
 }
 
+static void test_bad_batches_are_refused(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    const kvf_batch good = {
+        .struct_size = sizeof good, .op = KVF_OP_MATCH, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
+    kvf_batch old = good, many = good, odd = good, later = good;
+    old.struct_size = offsetof(kvf_batch, arrivals) - 1;
+    many.num = KVF_MAX_BLOCKS + 1;
+    odd.op = KVF_OP_MATCH + 1;
+    later.flags = 1u << 31;
+    const kvf_batch *bad[] = {&old, &many, &odd, &later};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(kvf_submit(queue, &ticket, bad[i]), KVF_LIMIT);
+    }
+    old.struct_size++; /* what the first version of the library knew */
+    assert_int_equal(kvf_submit(queue, &ticket, &old), KVF_OK);
+    assert_int_equal(reap(queue).ticket, ticket);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
 /* ---- reservations ---- */
 
 /* More bytes than were reserved are not those of a block: nothing is stored, and the reservation is given back. */
@@ -385,6 +410,7 @@ int main(void) {
         cmocka_unit_test(test_a_fence_waits_for_its_slots),
         cmocka_unit_test(test_a_view_is_closed_when_its_slots_are_free),
         cmocka_unit_test(test_a_place_in_the_queue_is_used_again),
+        cmocka_unit_test(test_bad_batches_are_refused),
         cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
         cmocka_unit_test(test_lookups_are_counted),

@@ -119,6 +119,28 @@ static void what_is_refused(void **state) {
     check_refused(fields, 3, &options, KVF_LIMIT, "empty");
 }
 
+/* The largest of everything that is documented is taken. */
+static void limits_are_taken(void **state) {
+    (void)state;
+    static char names[64][65], value[4097], secret[1024];
+    kvf_field fields[64] = {{"engine", "e"}, {"model", "m"}, {"kv", "k"}};
+    memset(value, 'v', 4096);
+    memset(secret, 's', sizeof secret);
+    for (size_t i = 3; i < 64; i++) {
+        memset(names[i], 'a', 62);
+        snprintf(names[i] + 62, 3, "%02zu", i);
+        fields[i] = (kvf_field){names[i], i == 3 ? value : ""};
+    }
+    for (uint32_t tokens = 1; tokens <= 4096; tokens *= 4096) {
+        kvfi_identity identity;
+        kvf_space_options options = {
+            .struct_size = sizeof options, .block_tokens = tokens, .secret = secret, .secret_len = sizeof secret};
+        assert_int_equal(kvfi_identity_init(&identity, NULL, fields, 64, &options), KVF_OK);
+        assert_int_equal(identity.block_tokens, tokens);
+        kvfi_identity_cleanup(&identity);
+    }
+}
+
 static void every_allocation_fails_once(void **state) {
     (void)state;
     uint64_t n = 1;
@@ -144,6 +166,7 @@ int main(void) {
         cmocka_unit_test(digest_is_golden),
         cmocka_unit_test(order_does_not_matter_but_all_else_does),
         cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(limits_are_taken),
         cmocka_unit_test(every_allocation_fails_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
