@@ -317,6 +317,49 @@ static void test_faults(void **state) {
     }
 }
 
+/* Somebody writes over what is lent, or the memory is broken: a miss, and never a hit again. */
+static void test_what_is_damaged_goes(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier("mem:");
+    kvfi_addr addr;
+    kvfi_loan loan;
+    kvft_addr(&addr, 1);
+    assert_int_equal(kvft_put(tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_put(tier, 2, SIZE), KVF_WHY_NONE);
+    assert_int_equal(tier->ops->borrow(tier, &loan, &addr, SIZE + KVFT_VALUE_EXTRA, KVFI_NEVER), KVF_WHY_NONE);
+    ((uint8_t *)(uintptr_t)loan.data)[loan.len / 2] ^= 1;
+    tier->ops->give_back(tier, &loan);
+    assert_int_equal(kvft_get(tier, 1, SIZE), KVF_WHY_CHECKSUM);
+    assert_int_equal(kvft_get(tier, 1, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_get(tier, 2, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_put(tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 1, SIZE), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
+static void take_finding(void *ctx, const kvf_finding *finding) {
+    assert_int_equal(finding->severity, KVF_FINE);
+    assert_string_equal(finding->code, "memory");
+    snprintf(ctx, 200, "%s", finding->what);
+}
+
+static void test_what_the_doctor_says(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier("mem:?max=64M");
+    char what[200] = "";
+    kvf_tier_info info = {.struct_size = sizeof info};
+    assert_int_equal(kvft_put(tier, 1, 3 << 20), KVF_WHY_NONE);
+    tier->ops->doctor(tier, take_finding, what);
+    assert_non_null(strstr(what, " 1 records, 3.0 of at most 64.0 MiB"));
+    tier->ops->info(tier, &info);
+    assert_string_equal(info.url, "mem:?max=64M");
+    assert_int_equal(info.reachable, 1);
+    assert_int_equal(info.num_records, 1);
+    assert_int_equal(info.max_bytes, 64 << 20);
+    assert_in_range(info.used_bytes, 3 << 20, (3 << 20) + 65536);
+    tier->ops->close(tier);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_put_is_got),
@@ -328,6 +371,8 @@ int main(void) {
         cmocka_unit_test(test_another_value_replaces),
         cmocka_unit_test(test_spaces_are_apart),
         cmocka_unit_test(test_wrong_urls_are_refused),
+        cmocka_unit_test(test_what_is_damaged_goes),
+        cmocka_unit_test(test_what_the_doctor_says),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_faults),
     };
