@@ -400,11 +400,13 @@ def tests_map(jobs, anew=False):
     return found
 
 
-def tests_for(found, mutant, source):
-    """Tests that execute the line, units first, the fastest first."""
+def tests_for(found, mutant):
+    """Tests that execute the line, units first, the fastest first. Where none is seen to, or the file has changed, those of
+    the function: gcov does not see what a child process does that ends by _exit."""
     same = found["sources"].get(mutant.path) == digest(TREE / mutant.path)
-    numbers = (found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same
-               else found["functions"].get(mutant.path, {}).get(mutant.function, []))
+    numbers = found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same else []
+    if not numbers:
+        numbers = found["functions"].get(mutant.path, {}).get(mutant.function, [])
     tests = [found["tests"][n] for n in numbers]
     return sorted(tests, key=lambda t: (t["kind"] != "unit", t["seconds"]))
 
@@ -499,7 +501,7 @@ def judge(bench, found, mutant, source):
         if changed == original:
             return "same", ""
         bench.object_of(mutant.path, mutant.apply(source), folder / "mutant.o")
-        tests = tests_for(found, mutant, source)
+        tests = tests_for(found, mutant)
         if not tests:
             return "survived", "no test executes it"
         left, ran, linked = number("SECONDS", 60), 0, set()
@@ -673,7 +675,11 @@ def self_test():
 
 
 def main():
-    copy_tree()
+    global TREE
+    if sys.argv[1:] in (["--self-test"], ["--list"]):
+        TREE = ROOT
+    else:
+        copy_tree()
     if sys.argv[1:] == ["--self-test"]:
         return self_test()
     if sys.argv[1:] == ["--list"]:
