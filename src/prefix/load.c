@@ -17,7 +17,6 @@ static kvf_reason check(kvfi_item *item) {
  * for ever. */
 static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t deadline_us) {
     int64_t soon = kvfi_deadline(REMOVE_BUDGET_US);
-    kvfi_known_forget(&store->known, &addr->key);
     for (size_t i = 0; i < store->num_tiers; i++) {
         kvfi_tier *tier = store->tiers[i];
         (void)tier->ops->remove(tier, NULL, addr, soon < deadline_us ? soon : deadline_us);
@@ -30,6 +29,8 @@ static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, i
         kvfi_known_add_missed(&store->known, &addr->key);
     } else if (why == KVF_WHY_CHECKSUM) {
         kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
+        kvfi_known_doubt(&store->known, &addr->key);
+        kvfi_known_doubt_all(&store->known);
         remove_damaged(store, addr, deadline_us);
     }
 }

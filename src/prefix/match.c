@@ -79,7 +79,7 @@ static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size
             kvfi_known_add_missed(&store->known, &at->addrs[i].key);
         }
         if (at->hit[key]) {
-            kvfi_known_add(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));
+            kvfi_known_see(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));
         } else if (at->peeks[i].why == KVF_WHY_ABSENT && index + 1 == store->num_tiers) {
             kvfi_known_forget(&store->known, &at->addrs[i].key);
         }

@@ -45,6 +45,7 @@ void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block
     staged->first_token = block->first_token;
     staged->num_tokens = block->num_tokens;
     staged->chain_bytes = reserved->chain_bytes;
+    staged->rewrite = kvfi_known_doubted(&space->store->known, &staged->addr.key);
     staged->tiers = kvfi_store_all_tiers(space->store);
     if (block->num_tokens > 0) {
         memcpy(kvfi_staged_head(staged) + KVFI_HEADER_BYTES, block->tokens, 4 * (size_t)block->num_tokens);
@@ -237,6 +238,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
             batch.feed.items[i].cover = &covers[i];
         }
         batch.feed.items[i].unsealed = true;
+        batch.feed.items[i].rewrite = kvfi_known_doubted(&space->store->known, &batch.feed.items[i].addr.key);
         batch.feed.items[i].may_lend = may_lend(&batch.feed.items[i], flags);
     }
     kvfi_store_put(space->store, &batch.feed, batch.outcomes);

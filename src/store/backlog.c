@@ -184,6 +184,7 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .status = KVF_AGAIN,
                                .number = number,
                                .user = staged,
+                               .rewrite = staged->rewrite,
                                .chain_bytes = staged->chain_bytes};
 }
 

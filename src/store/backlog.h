@@ -30,6 +30,7 @@ typedef struct kvfi_staged {
     uint64_t chain_bytes; /* as in kvfi_item */
     uint16_t flags;       /* KVFI_FLAG_... */
     uint8_t tiers;        /* bit t: to be written to tier t */
+    bool rewrite;         /* as in kvfi_item */
     bool sealed;          /* it is a whole record already: a promotion, or written to another tier before */
     bool seals;           /* to be sealed with `key`; then `key` is used up */
     bool spoiled;         /* it could not be sealed: what lies here is of no use any more */

@@ -258,7 +258,7 @@ static standing look(kvfi_file *file, const kvfi_path *path, const kvfi_item *it
     }
     standing found = {.any = true, .charge = kvfi_file_charge((uint64_t)opened.st.st_size)};
     kvfi_ends ours, theirs;
-    if ((uint64_t)opened.st.st_size == item->bytes && kvfi_item_ends(&ours, item) &&
+    if (!item->rewrite && (uint64_t)opened.st.st_size == item->bytes && kvfi_item_ends(&ours, item) &&
         kvfi_file_read_ends(&theirs, &opened) && kvfi_same_record(&ours, &theirs)) {
         found.same = true;
         kvfi_file_refresh(&opened);

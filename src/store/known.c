@@ -52,16 +52,56 @@ static bool is_fresh(const kvfi_known_entry *entry) {
     return now_s() - entry->at_s < KVFI_KNOWN_FOR_S;
 }
 
-void kvfi_known_add(kvfi_known *known, const kvf_key *key, uint8_t tiers) {
-    pthread_mutex_lock(&known->lock);
+/* Under the lock. */
+static void note(kvfi_known *known, const kvf_key *key, uint8_t tiers, bool doubted) {
     kvfi_known_entry *entry = find(known, key);
-    if (entry != NULL && is_fresh(entry)) {
+    if (entry != NULL && is_fresh(entry) && tiers != 0) {
         tiers |= entry->tiers;
     } else if (entry == NULL) {
         entry = oldest(set_of(known, key));
     }
-    *entry = (kvfi_known_entry){.tag = kvfi_get64(key->bytes), .at_s = now_s(), .tiers = tiers};
+    *entry = (kvfi_known_entry){.tag = kvfi_get64(key->bytes), .at_s = now_s(), .tiers = tiers, .doubted = doubted};
+}
+
+void kvfi_known_add(kvfi_known *known, const kvf_key *key, uint8_t tiers) {
+    pthread_mutex_lock(&known->lock);
+    note(known, key, tiers, false);
     pthread_mutex_unlock(&known->lock);
+}
+
+void kvfi_known_see(kvfi_known *known, const kvf_key *key, uint8_t tiers) {
+    pthread_mutex_lock(&known->lock);
+    const kvfi_known_entry *entry = find(known, key);
+    if (entry == NULL || !is_fresh(entry) || !entry->doubted) {
+        note(known, key, tiers, false);
+    }
+    pthread_mutex_unlock(&known->lock);
+}
+
+void kvfi_known_doubt(kvfi_known *known, const kvf_key *key) {
+    pthread_mutex_lock(&known->lock);
+    note(known, key, 0, true);
+    pthread_mutex_unlock(&known->lock);
+}
+
+void kvfi_known_doubt_all(kvfi_known *known) {
+    uint32_t now = now_s();
+    pthread_mutex_lock(&known->lock);
+    for (size_t i = 0; i < (size_t)KVFI_KNOWN_SETS * KVFI_KNOWN_WAYS; i++) {
+        kvfi_known_entry *entry = &known->entries[i];
+        if (entry->at_s != 0) {
+            *entry = (kvfi_known_entry){.tag = entry->tag, .at_s = now, .doubted = true};
+        }
+    }
+    pthread_mutex_unlock(&known->lock);
+}
+
+bool kvfi_known_doubted(kvfi_known *known, const kvf_key *key) {
+    pthread_mutex_lock(&known->lock);
+    const kvfi_known_entry *entry = find(known, key);
+    bool doubted = entry != NULL && is_fresh(entry) && entry->doubted;
+    pthread_mutex_unlock(&known->lock);
+    return doubted;
 }
 
 void kvfi_known_forget(kvfi_known *known, const kvf_key *key) {
@@ -75,9 +115,8 @@ void kvfi_known_forget(kvfi_known *known, const kvf_key *key) {
 
 void kvfi_known_add_missed(kvfi_known *known, const kvf_key *key) {
     pthread_mutex_lock(&known->lock);
-    kvfi_known_entry *entry = find(known, key);
-    entry = entry != NULL ? entry : oldest(set_of(known, key));
-    *entry = (kvfi_known_entry){.tag = kvfi_get64(key->bytes), .at_s = now_s(), .tiers = 0};
+    const kvfi_known_entry *entry = find(known, key);
+    note(known, key, 0, entry != NULL && is_fresh(entry) && entry->doubted);
     pthread_mutex_unlock(&known->lock);
 }
 

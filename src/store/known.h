@@ -19,6 +19,7 @@ typedef struct kvfi_known_entry {
     uint64_t tag; /* of a SHA-256, so two keys that share one are not to be met */
     uint32_t at_s;
     uint8_t tiers; /* bit t: tier t has it; 0: a load missed it */
+    bool doubted;  /* tiers is 0, and what lies in the store may be damaged: to be written whatever lies there */
 } kvfi_known_entry;
 
 typedef struct kvfi_known {
@@ -28,7 +29,13 @@ typedef struct kvfi_known {
 
 bool kvfi_known_init(kvfi_known *);
 void kvfi_known_cleanup(kvfi_known *);
-void kvfi_known_add(kvfi_known *, const kvf_key *, uint8_t tiers);
+void kvfi_known_add(kvfi_known *, const kvf_key *, uint8_t tiers); /* it was written there, or read and verified */
+void kvfi_known_see(kvfi_known *, const kvf_key *, uint8_t tiers); /* its header was: no answer to a doubt */
+/* Something was found damaged: where one is, more may be, and what was known stands for none of it. So all that is
+ * computed anew is written again at once, instead of one damaged block at each run. */
+void kvfi_known_doubt_all(kvfi_known *);
+void kvfi_known_doubt(kvfi_known *, const kvf_key *);
+bool kvfi_known_doubted(kvfi_known *, const kvf_key *);
 void kvfi_known_forget(kvfi_known *, const kvf_key *);
 /* A load did not find it, whatever a header may say: until it is written again, that is remembered. */
 void kvfi_known_add_missed(kvfi_known *, const kvf_key *);

@@ -272,7 +272,7 @@ static kvf_reason start_put(mem *m, const kvfi_item *item, buffer *out, bool *ou
     kvf_reason why = KVF_WHY_NONE;
     pthread_mutex_lock(&m->lock);
     entry *e = find(m, &item->addr);
-    *out_same = e != NULL && has_same(e, item);
+    *out_same = e != NULL && !item->rewrite && has_same(e, item);
     if (*out_same) {
         touch(m, e);
     } else if (!make_room(m, out, cap)) {

@@ -36,6 +36,7 @@ struct kvfi_item {
     void *user;              /* of the layer above */
     void *cover;             /* the same */
     const kvfi_secret *seal; /* what its record is sealed under; NULL = not sealed */
+    bool rewrite;            /* to be put, also over what looks like the same record: that may be damaged inside */
     uint64_t chain_bytes;    /* to be put: what the whole prefix up to its end takes, about; 0 = not known */
 };
 

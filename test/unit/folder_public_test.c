@@ -418,6 +418,85 @@ static void test_a_prompt_larger_than_memory(void **state) {
     kvf_store_close(store);
 }
 
+/* ---- many damaged files: one run finds the first, and mends all */
+
+enum { DAMAGE_BLOCKS = 12, DAMAGE_PAYLOAD = 5000 };
+
+static int flip(void *ctx, const kvfi_sight *sight) {
+    const place *p = ctx;
+    char path[2 * PATH_MAX];
+    if (sight->stored_bytes > DAMAGE_PAYLOAD) {
+        snprintf(path, sizeof path, "%s/store/%s", p->dir, sight->name);
+        write_at(path, DAMAGE_PAYLOAD / 2, "wrong", 5);
+    }
+    return 0;
+}
+
+typedef enum way { BY_LOAD, BY_BORROW, BY_QUEUE, ALL_WAYS } way;
+
+/* What an engine does with a prompt: the front that is whole, and the rest anew, where it is not known to be stored. */
+static size_t run_prompt(kvf_store *store, kvf_space *space, kvft_prompt *prompt, way how) {
+    size_t have = how == BY_BORROW ? 0 : load_run(space, prompt);
+    for (kvf_borrowed lent; how == BY_BORROW && have < DAMAGE_BLOCKS; have++) {
+        if (kvf_borrow(space, &lent, &prompt->blocks[have]) != KVF_OK) {
+            break;
+        }
+        kvf_release(space, &lent);
+    }
+    if (how == BY_QUEUE) {
+        kvf_queue *queue = NULL;
+        kvf_completion completion;
+        uint64_t ticket = 0;
+        kvf_batch batch = {.struct_size = sizeof batch,
+                           .op = KVF_OP_SAVE,
+                           .space = space,
+                           .blocks = prompt->blocks + have,
+                           .num = DAMAGE_BLOCKS - have};
+        assert_int_equal(kvf_queue_open(&queue, NULL, store, 2), KVF_OK);
+        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+        while (kvf_reap(queue, &completion, 1) == 0) {
+            kvft_nap_ms(1);
+        }
+        kvf_queue_close(queue);
+    } else {
+        (void)kvf_save(space, prompt->blocks + have, DAMAGE_BLOCKS - have, NULL);
+        assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+    }
+    return have;
+}
+
+static void test_damaged_files_heal_at_once(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * ALL_WAYS; i++) {
+        way how = (way)(i / 2);
+        place p = open_place("");
+        kvf_store *store = kvft_store(p.url);
+        kvf_space *space = kvft_space(store, "damage", 16);
+        kvft_prompt *prompt = kvft_prompt_new(space, 7, DAMAGE_BLOCKS, DAMAGE_PAYLOAD);
+        kvft_prompt_fill(prompt, 7);
+        assert_int_equal(run_prompt(store, space, prompt, how), 0);
+        if (i % 2 == 0) { /* another process, which knows what a look has shown */
+            kvf_space_close(space);
+            kvf_store_close(store);
+            store = kvft_store(p.url);
+            space = kvft_space(store, "damage", 16);
+        }
+        size_t run = 0;
+        assert_int_equal(run_prompt(store, space, prompt, how), DAMAGE_BLOCKS);
+        kvft_prompt_fill(prompt, 7);
+        assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, flip, &p, 1000), KVF_OK);
+        assert_int_equal(kvf_match(space, &run, NULL, prompt->keys, DAMAGE_BLOCKS, 10000000), KVF_OK);
+        assert_int_equal(run, DAMAGE_BLOCKS); /* headers are whole */
+        assert_int_equal(run_prompt(store, space, prompt, how), 0);
+        assert_int_equal(kvft_count(p.tier).damaged, 0);
+        assert_int_equal(run_prompt(store, space, prompt, how), DAMAGE_BLOCKS);
+        kvft_prompt_free(prompt);
+        kvf_space_close(space);
+        kvf_store_close(store);
+        close_place(&p);
+    }
+}
+
 /* ---- a clock that was ahead: what was used then is not young for ever */
 
 static void test_times_of_the_future_are_taken_as_now(void **state) {
@@ -456,6 +535,7 @@ int main(void) {
         cmocka_unit_test(test_folders_that_root_left),
         cmocka_unit_test(test_a_prompt_larger_than_the_bound),
         cmocka_unit_test(test_a_prompt_larger_than_memory),
+        cmocka_unit_test(test_damaged_files_heal_at_once),
         cmocka_unit_test(test_times_of_the_future_are_taken_as_now),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
