@@ -95,6 +95,11 @@ check: check-tls
 check-tls: build ## TLS: what is wrong is refused with its reason, what is right works in all three topologies
 	@$(paths); $(programs); $(release)/test/live_tls_test
 
+check: check-tenant
+.PHONY: check-tenant
+check-tenant: build ## who lacks a tenant's secret reads, forges, moves and recognises nothing; and what sealing costs
+	@$(paths); $(programs); $(release)/test/live_tenant_test && $(release)/bench/tenant_bench
+
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test
 

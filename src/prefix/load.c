@@ -23,15 +23,31 @@ static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t dead
     }
 }
 
+/* Whatever lies there, whoever asked computes the block now, and writes it over that. */
+static bool is_of_no_use(kvf_reason why) {
+    switch (why) {
+    case KVF_WHY_ABSENT:
+    case KVF_WHY_OTHER_TOKENS:
+    case KVF_WHY_OTHER_SPACE:
+    case KVF_WHY_CHECKSUM:
+    case KVF_WHY_TRUNCATED:
+    case KVF_WHY_VERSION:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, int64_t deadline_us) {
     atomic_fetch_add(&store->stats.misses[why], 1);
-    if (why == KVF_WHY_ABSENT || why == KVF_WHY_TRUNCATED) {
-        kvfi_known_add_missed(&store->known, &addr->key);
-    } else if (why == KVF_WHY_CHECKSUM) {
+    if (why == KVF_WHY_CHECKSUM) {
         kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
         kvfi_known_doubt(&store->known, &addr->key);
         kvfi_known_doubt_all(&store->known);
         remove_damaged(store, addr, deadline_us);
+    }
+    if (is_of_no_use(why)) {
+        kvfi_known_add_missed(&store->known, &addr->key);
     }
 }
 
