@@ -7,8 +7,9 @@ usage: scripts/mutants.py [--self-test | --list | --map]
 A mutant is the library with one change: a comparison, a logical or arithmetic operator, a constant, a returned value, a
 condition, or a statement that is left out. The tests that execute its line run on it, the fastest first, until one fails:
 the mutant is killed. One that hangs a test is killed, too. Tests run under AddressSanitizer and UndefinedBehaviorSanitizer,
-as in `make test`. What the compiler refuses, and what it makes the same machine code of, does not count. Locks stay as they
-are: it takes ThreadSanitizer to miss one. The exit status is 0 where at least FLOOR % of the others are killed.
+as in `make test`. What the compiler refuses, and what it makes the same machine code of, does not count. Locks and the
+wiping of keys stay as they are: no test of this kind can miss them. The exit status is 0 where at least FLOOR % of the
+others are killed.
 
 Which test executes which line is measured once, by gcov, for each single test; that takes minutes, and is done anew
 after a change of the tests. For a source file that has changed since, the tests that execute the function are taken.
@@ -111,7 +112,7 @@ def bodies(tokens):
     return out
 
 
-LOCKS = {"pthread_mutex_lock", "pthread_mutex_unlock", "pthread_mutex_destroy", "pthread_cond_destroy"}
+UNSEEN = {"pthread_mutex_lock", "pthread_mutex_unlock", "pthread_mutex_destroy", "pthread_cond_destroy", "explicit_bzero"}
 MESSAGES = {"kvfi_fail", "kvfi_log", "_Static_assert"}
 
 
@@ -217,7 +218,7 @@ def statements(path, source, tokens, i, function):
     head, then = tokens[first], tokens[first + 1].text
     if head.text in KEYWORDS or is_message(tokens, first) or first == semicolon - 1 or tokens[first + 1].kind == "name":
         return  # among others `(void)name;`, and a declaration
-    if head.text in LOCKS or (head.kind == "name" and then == "*"):
+    if head.text in UNSEEN or (head.kind == "name" and then == "*"):
         return  # the latter is a declaration
     if head.kind == "name" or head.text in ("*", "++", "--"):
         assigns = any(x.text in ("=", "++", "--") or x.text in SWAPS and x.text[-1:] == "=" for x in tokens[i:semicolon])

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "kvferry/session.h"
 #include "record/record.h"
 #include "store/store.h"
 #include "support/kit.h"
@@ -371,6 +372,63 @@ static void test_a_gap_in_a_fast_tier_does_not_end_the_run(void **state) {
     close_bench(&b);
 }
 
+/* ---- sessions ---- */
+
+static kvf_reason refusal; /* why the tier refuses each value */
+
+static void refuse(kvfi_tier *tier, kvfi_feed *feed) {
+    (void)tier;
+    for (kvfi_item *item; (item = kvfi_feed_next(feed)) != NULL;) {
+        kvfi_feed_done(feed, item, KVF_MISS, refusal);
+    }
+}
+
+static void peek_refused(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                         int64_t deadline_us) {
+    (void)tier;
+    (void)addrs;
+    (void)round_trips;
+    (void)deadline_us;
+    for (size_t i = 0; i < num; i++) {
+        out[i].why = refusal;
+    }
+}
+
+/* What a store that keeps a session as a value could not do is told by status and in words. */
+static void test_what_went_wrong_with_a_session(void **state) {
+    (void)state;
+    static const struct {
+        kvf_reason why;
+        kvf_status status;
+        const char *word;
+    } rows[] = {{KVF_WHY_ABSENT, KVF_MISS, "no such"},
+                {KVF_WHY_BUDGET, KVF_IO, "budget"},
+                {KVF_WHY_UNREACHABLE, KVF_IO, "can't be reached"},
+                {KVF_WHY_BREAKER, KVF_IO, "can't be reached"},
+                {KVF_WHY_FULL, KVF_IO, "no room"},
+                {KVF_WHY_SERVER, KVF_IO, "with an error"},
+                {KVF_WHY_NOMEM, KVF_NOMEM, "no memory"},
+                {KVF_WHY_CLOSED, KVF_CLOSED, "closed"},
+                {KVF_WHY_CHECKSUM, KVF_MISS, "can't be used"}};
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    float data[4] = {1};
+    kvf_tensor tensor = {.data = data, .len = sizeof data};
+    kvf_session *session = NULL;
+    kvf_error err = {0};
+    b.ops.put = refuse;
+    b.ops.get = refuse;
+    b.ops.peek = peek_refused;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        refusal = rows[i].why;
+        assert_int_equal(kvf_session_load(b.store, &session, &err, "s", 0), rows[i].status);
+        assert_non_null(strstr(err.what, rows[i].word));
+        assert_int_equal(kvf_session_save(b.store, &err, "s", &tensor, &tensor, NULL),
+                         rows[i].status == KVF_MISS ? KVF_IO : rows[i].status); /* a save is no question */
+    }
+    close_bench(&b);
+}
+
 /* ---- a batch over several servers ---- */
 
 static void part_of(kvfi_feed *part, kvfi_feed *whole, const uint32_t *order, size_t num) {
@@ -416,6 +474,7 @@ int main(void) {
         cmocka_unit_test(test_lookups_are_counted),
         cmocka_unit_test(test_what_was_truncated_is_written_again),
         cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
+        cmocka_unit_test(test_what_went_wrong_with_a_session),
         cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

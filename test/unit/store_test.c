@@ -509,6 +509,7 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
     kvf_block *blocks = b->prompt->blocks;
     kvf_reserved reserved;
     kvf_borrowed borrowed;
+    kvf_found found = {.why = KVF_WHY_NONE};
     kvf_session *session = NULL;
     kvf_tensor tensor = {.data = data, .len = sizeof data};
     kvf_tier_info info = {.struct_size = sizeof info};
@@ -518,7 +519,7 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
         kvf_load(b->space, blocks, NUM, NULL, 0) == 0 && blocks[0].why == KVF_WHY_CLOSED,
         kvf_borrow(b->space, &borrowed, blocks) == KVF_MISS && blocks[0].why == KVF_WHY_CLOSED,
         kvf_match(b->space, &run, NULL, b->prompt->keys, NUM, 1000) == KVF_OK && run == 0,
-        kvf_match(b->space, &run, NULL, b->prompt->keys, NUM, 0) == KVF_OK && run == 0,
+        kvf_match(b->space, &run, &found, b->prompt->keys, NUM, 0) == KVF_OK && run == 0 && found.why == KVF_WHY_CLOSED,
         kvf_reserve(b->space, &reserved, 10) == KVF_CLOSED,
         kvf_submit(queue, &number, &batch) == KVF_CLOSED,
         kvf_store_flush(b->store, 10) == KVF_CLOSED,
