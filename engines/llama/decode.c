@@ -180,17 +180,17 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     kvfl_history *h = &kv->histories[seq];
     size_t best = 0;
     llama_seq_id donor = -1;
-    for (size_t i = 0; i < kv->num_seqs; i++) {
-        const kvfl_history *other = &kv->histories[i];
-        bool helps = (llama_seq_id)i != seq && other->num > h->num && other->identity == h->identity;
-        size_t same = helps ? common_tokens(other, h, goal) : 0;
+    for (size_t i = 0; i < kv->num_seqs && !kvfl_has_states(kv); i++) {
+        bool helps = (llama_seq_id)i != seq && kv->histories[i].num > h->num;
+        const kvfl_history *other = helps ? kvfl_history_of(kv, (llama_seq_id)i) : NULL; /* as it is by now */
+        size_t same = other != NULL && other->identity == h->identity ? common_tokens(other, h, goal) : 0;
         same = same / kv->block_tokens * kv->block_tokens;
         if (same > best) {
             best = same;
             donor = (llama_seq_id)i;
         }
     }
-    if (best <= h->num || kvfl_has_states(kv)) {
+    if (best <= h->num) {
         return;
     }
     llama_memory_seq_cp(kv->mem, donor, seq, (llama_pos)h->num, (llama_pos)best);
@@ -368,8 +368,11 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     if (p->why != KVF_ASIDE_NONE || kv->paused == KVF_ASIDE_ATTENTION) {
         kvf_llama_aside why = p->why != KVF_ASIDE_NONE ? p->why : kv->paused;
         kv->counters.aside_tokens[why] += p->num;
-        /* What another identity computed goes on: it still begins as it did. */
-        kvfl_forget(kv, seq, h->identity != kv->identity ? KVF_ASIDE_POSITIONS : why);
+        if (p->why != KVF_ASIDE_NONE) {
+            kvfl_doubt(kv, seq, why);
+        } else {
+            kvfl_forget(kv, seq, why);
+        }
         return;
     }
     if (!p->alone || kv->paused != KVF_ASIDE_NONE) {

@@ -342,6 +342,8 @@ size_t kvfl_unshared_cells(const kvf_llama *);
  * sequence where llama.h says so. */
 void kvfl_follow(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t num);
 void kvfl_forget(kvf_llama *, llama_seq_id, kvf_llama_aside why);
+/* The sequence goes on in a way that can't be followed, behind what is known of it. */
+void kvfl_doubt(kvf_llama *, llama_seq_id, kvf_llama_aside why);
 void kvfl_forget_all(kvf_llama *, kvf_llama_aside why);
 void kvfl_cleared(kvf_llama *);
 void kvfl_removed(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end);

@@ -63,15 +63,21 @@ void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, siz
     follow(kv, seq, tokens, num, kv->identity);
 }
 
-/* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins
- * as it did. */
-void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
+void kvfl_doubt(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     kvfl_history *h = &kv->histories[seq];
-    bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
-    h->num = begins ? h->num : 0;
     h->ragged = 0;
     h->why = h->why != KVF_ASIDE_NONE ? h->why : why;
     h->in_prompt = false;
+}
+
+/* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins
+ * as it did. */
+void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
+    bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
+    if (!begins) {
+        kv->histories[seq].num = 0;
+    }
+    kvfl_doubt(kv, seq, why);
 }
 
 void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {

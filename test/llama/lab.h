@@ -28,6 +28,7 @@ typedef struct lab_config {
     bool swa_full;
     uint32_t n_ubatch;
     int threads;
+    bool portable;
 } lab_config;
 
 typedef struct lab {
@@ -83,6 +84,7 @@ static inline lab lab_open_with(struct llama_model *model, const lab_config *con
                                  .context_params = &l.params,
                                  .model_params = &l.model_params,
                                  .block_tokens = 64,
+                                 .portable = config->portable,
                                  .progress = progress,
                                  .progress_ctx = progress_ctx};
     l.status = kvf_llama_attach(&l.kv, &l.err, l.store, l.ctx, &options);
