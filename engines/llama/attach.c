@@ -180,6 +180,9 @@ bool kvfl_holds(const kvf_llama *kv, llama_seq_id seq, size_t num) {
 }
 
 void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tail) {
+    /* A token that is computed alone: ggml then shares out the sum over all those in front of it, and rounds by the
+     * number of threads. */
+    tail = tail > 1 ? tail : 0;
     kv->num_whole = cut / kv->block_tokens;
     kv->tail_tokens = (uint32_t)tail;
     for (size_t i = 0; i < cut + tail; i++) {

@@ -487,6 +487,7 @@ static int32_t decode_plain(void *arg) {
 
 int32_t kvf_llama_decode(kvf_llama *kv, struct llama_batch batch) {
     plain_batch plain = {kv->ctx, batch};
+    kv->paused = kvfl_computes_as_named(kv) ? KVF_ASIDE_NONE : KVF_ASIDE_ATTENTION;
     return kvfl_decode(kv, &batch, decode_plain, &plain);
 }
 

@@ -179,6 +179,11 @@ typedef struct kvfl_bytes {
     size_t len;
 } kvfl_bytes;
 kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *);
+/* llama.cpp computes with its last graph again where a batch has the same shape, also where that was made under a
+ * warm-up that has ended since. This makes another one, by a token in the scratch sequence. */
+void kvfl_rebuild_graph(kvf_llama *);
+/* Ends a warm-up that the program has set since. False: attention is not causal any more. */
+bool kvfl_computes_as_named(const kvf_llama *);
 /* Computes the probe again, after a change of adapters, into kv->kind.probe. The scratch sequence is empty before and
  * afterwards. */
 #define KVFL_PROBE_CELLS 2 /* that this takes meanwhile */

@@ -145,8 +145,9 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
         add(f, "rotation", "disable=%.64s", rotation);
     }
     if (kv->step % KVFL_MIN_BATCH != 0) {
-        add(f, "batch", "%u",
-            kv->step); /* batches too small for kernels that agree: blocks of such a context are its own */
+        /* Batches too small for kernels that agree, and single tokens, which round by the number of threads: blocks of
+         * such a context are its own. */
+        add(f, "batch", "%u threads=%d,%d", kv->step, llama_n_threads(kv->ctx), llama_n_threads_batch(kv->ctx));
     }
     if (o->tenant != NULL && o->tenant[0] != '\0') {
         add_digest(f, "tenant", o->tenant, strlen(o->tenant));

@@ -339,16 +339,27 @@ static void end_warm_up(struct llama_context *ctx) {
 #pragma GCC diagnostic pop
 }
 
+void kvfl_rebuild_graph(kvf_llama *kv) {
+    (void)decode_pair(kv, near_position(kv), 0, 1);
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+}
+
+bool kvfl_computes_as_named(const kvf_llama *kv) {
+    end_warm_up(kv->ctx);
+    return llama_get_causal_attn(kv->ctx);
+}
+
 kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params) {
     kvf_status status = check_model(kv->model, err);
     if (status == KVF_OK) {
         status = check_context(kv, err, params);
     }
-    end_warm_up(kv->ctx);
     if (status == KVF_OK) {
         status = take_empty(kv, err);
     }
     if (status == KVF_OK) {
+        end_warm_up(kv->ctx);
+        kvfl_rebuild_graph(kv);
         status = know_shape(kv, err, params);
     }
     if (status == KVF_OK) {

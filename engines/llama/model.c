@@ -112,11 +112,11 @@ bool kvfl_describe_params(kvfl_model_name *name, const struct llama_model_params
 /* ---- the file that was loaded ----
  *
  * llama.cpp does not tell which file it read. What is known is when it began to. A file whose inode has changed neither
- * in content nor in name since before then is the one that the path named, unless the path leads elsewhere now: so
- * either the file is mapped into this process, or no link and no folder on the way to it was put there since. */
+ * in content nor in name since before then, and to which every link and folder on the way led before then, is the one
+ * that the path named. */
 
-/* The time of day, in seconds, at which the model began to be loaded. llama.cpp notes it when the file is already open.
- */
+/* The time of day, in seconds, at which the model began to be loaded. llama.cpp notes it when the file is already
+ * open. */
 static double load_began(const struct llama_context *ctx) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -193,14 +193,13 @@ static bool way_is_older(const char *path, double time, int *links) {
     return true;
 }
 
-#define OPEN_S 10 /* at most, from the opening of a model's file to what llama.cpp notes as the beginning of its load */
+#define OPEN_S 3 /* at most, from the opening of a model's file to what llama.cpp notes as the beginning of its load */
 
+/* A file that is mapped here was opened, so there is no doubt about what came to its name while it was. */
 static bool was_loaded(const kvfl_file *file, double began) {
     int links = MAX_LINKS;
-    if (is_mapped(&file->stat)) {
-        return is_older(&file->stat, began);
-    }
-    return is_older(&file->stat, began - OPEN_S) && way_is_older(file->path, began - OPEN_S, &links);
+    double time = is_mapped(&file->stat) ? began : began - OPEN_S;
+    return is_older(&file->stat, time) && way_is_older(file->path, time, &links);
 }
 
 static kvf_status check_loaded(kvf_error *err, const kvfl_files *files, const struct llama_context *ctx) {

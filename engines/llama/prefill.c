@@ -144,6 +144,9 @@ static kvf_status check(const prefill *p) {
     if (!kvfl_is_text(kv, p->seq)) {
         return kvfl_fail(p->err, KVF_LIMIT, "there is no sequence %d, or it is the scratch sequence", p->seq);
     }
+    if (!kvfl_computes_as_named(kv)) {
+        return kvfl_fail(p->err, KVF_REFUSED, "attention is not causal: call llama_set_causal_attn(ctx, true)");
+    }
     return KVF_OK;
 }
 

@@ -114,9 +114,14 @@ bool kvfl_same_file(const struct stat *a, const struct stat *b) {
            a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
-static bool is_unchanged(const kvfl_file *file) {
-    struct stat now;
-    return fstat(file->fd, &now) == 0 && kvfl_same_file(&now, &file->stat);
+/* Its bytes are the same: nothing has changed, or it has got or lost a name, which also sets the time of the last change
+ * of the inode. (Another file came in its place, say.) */
+static bool has_same_bytes(const struct stat *a, const struct stat *b) {
+    struct stat renamed = *b;
+    if (a->st_nlink != b->st_nlink) {
+        renamed.st_ctim = a->st_ctim;
+    }
+    return kvfl_same_file(a, &renamed);
 }
 
 /* A file that was written a moment ago may be written once more within the grain of its times, which then would not
@@ -144,7 +149,8 @@ static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file)
     if (!ok) {
         return unreadable(err, file->path);
     }
-    if (!is_unchanged(file)) {
+    struct stat now;
+    if (fstat(file->fd, &now) != 0 || !has_same_bytes(&now, &file->stat)) {
         return kvfl_fail(err, KVF_REFUSED, "the model's file changed while it was read to identify it: %s", file->path);
     }
     to_hex(out, digest, sizeof digest);

@@ -53,9 +53,13 @@ typedef struct kvf_llama_options {
 } kvf_llama_options;
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for
- * byte, and names its space. Computes one token in the scratch sequence: outputs of an earlier llama_decode are gone
- * afterwards. Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, a kind of memory that is not known
- * or not proven, no free sequence or cell); KVF_CONFIG (model file unreadable); KVF_IO, KVF_NOMEM. */
+ * byte, and names its space. Computes a few tokens in the scratch sequence: outputs of an earlier llama_decode are gone
+ * afterwards. Ends a warm-up (llama_set_warmup), under which a mixture of experts computes other KV; so do
+ * kvf_llama_prefill and kvf_llama_decode. docs/llama.md lists every setting of llama.cpp, and whether it is in the space,
+ * without influence, or refused. Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, an evaluation
+ * callback, a kind of memory that is not known or not proven, no free sequence or cells, a model file that is not proven
+ * to be the one that was loaded); KVF_LIMIT (options that are missing or out of range); KVF_CONFIG (model file
+ * unreadable); KVF_IO, KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
                                                    struct llama_context *ctx, const kvf_llama_options *options);
 KVF_API void kvf_llama_detach(kvf_llama *);
@@ -115,7 +119,7 @@ typedef struct kvf_llama_report {
  * always computed in batches of at least 64 tokens, the rest behind them always in one small batch, the last token
  * alone. (ggml's kernels for fewer than 64 rows round differently.) For the same reason the KV of generated tokens is
  * not kept over a prefill: it is computed again, as a prompt is. Store trouble is never an error here. Returns KVF_OK;
- * KVF_LIMIT (no tokens, or more than the context holds); KVF_IO (llama_decode failed, with its code; the sequence is
+ * KVF_LIMIT (no tokens, or more than the context holds); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its code; the sequence is
  * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);

@@ -311,4 +311,50 @@ static inline struct llama_model *lab_toy_with(const char *arch, bool hybrid, ui
 static inline struct llama_model *lab_toy(const char *arch, bool hybrid, uint64_t seed) {
     return lab_toy_with(arch, hybrid, seed, NULL);
 }
+
+/* ---- models in files ---- */
+
+/* Everything that begins with "tokenizer." */
+static inline void lab_graft_tokenizer(struct gguf_context *to, const struct gguf_context *from) {
+    struct gguf_context *rest = gguf_init_empty();
+    gguf_set_kv(rest, from);
+    for (int64_t i = gguf_get_n_kv(from) - 1; i >= 0; i--) {
+        const char *key = gguf_get_key(from, i);
+        if (strncmp(key, "tokenizer.", 10) != 0) {
+            gguf_remove_key(rest, key);
+        }
+    }
+    gguf_set_kv(to, rest);
+    gguf_free(rest);
+}
+
+static inline bool lab_append_from(const char *path, const char *from, size_t offset) {
+    FILE *in = fopen(from, "rb"), *out = fopen(path, "ab");
+    static char chunk[1 << 20];
+    bool ok = in != NULL && out != NULL && fseek(in, (long)offset, SEEK_SET) == 0;
+    for (size_t num; ok && (num = fread(chunk, 1, sizeof chunk, in)) > 0;) {
+        ok = fwrite(chunk, 1, num, out) == num;
+    }
+    ok = in != NULL && fclose(in) == 0 && ok;
+    return out != NULL && fclose(out) == 0 && ok;
+}
+
+/* llama.cpp's own writer leaves out parts of a tokenizer, so it is grafted in once more, in front of the same
+ * tensors. */
+static inline bool lab_write_model(const struct llama_model *model, const struct gguf_context *source,
+                                   const char *path) {
+    char aside[4096];
+    snprintf(aside, sizeof aside, "%s.aside", path);
+    llama_model_save_to_file(model, aside);
+    struct gguf_context *g = gguf_init_from_file(aside, (struct gguf_init_params){.no_alloc = true});
+    bool ok = g != NULL;
+    if (ok) {
+        size_t data = gguf_get_data_offset(g);
+        lab_graft_tokenizer(g, source);
+        ok = gguf_write_to_file(g, path, true) && lab_append_from(path, aside, data);
+    }
+    gguf_free(g);
+    (void)unlink(aside);
+    return ok;
+}
 #endif

@@ -354,6 +354,15 @@ kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
     return c->state == KVFL_SERVED ? c : NULL;
 }
 
+void kvfl_shim_model_trained(const struct llama_model *m) {
+    for (size_t i = 0; i < MAX_CONTEXTS; i++) {
+        if (contexts[i].ctx != NULL && contexts[i].model == m) {
+            detach(&contexts[i]);
+            refuse(&contexts[i], "its model is being trained");
+        }
+    }
+}
+
 void kvfl_shim_set_mode(kvfl_shim_context *c) {
     if (c->kv != NULL) {
         c->kv->paused = c->not_causal || c->warm_up   ? KVF_ASIDE_ATTENTION

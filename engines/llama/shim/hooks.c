@@ -170,8 +170,14 @@ HOOK void llama_set_warmup(struct llama_context *ctx, bool on) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     REAL(llama_set_warmup)(ctx, on);
     if (c != NULL) {
+        bool ended = c->warm_up && !on;
         c->warm_up = on;
         kvfl_shim_set_mode(c);
+        if (ended && c->kv != NULL) {
+            enter();
+            kvfl_rebuild_graph(c->kv);
+            leave();
+        }
     }
 }
 
@@ -206,6 +212,11 @@ HOOK void kvfl_hook_layer(struct llama_context *ctx, uint32_t layer, bool on) {
     }
     hidden(ctx, on);
     real(ctx, layer, on);
+}
+
+HOOK void llama_opt_init(struct llama_context *ctx, struct llama_model *model, struct llama_opt_params params) {
+    kvfl_shim_model_trained(model);
+    REAL(llama_opt_init)(ctx, model, params);
 }
 
 /* ---- memory ---- */

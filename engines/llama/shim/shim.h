@@ -86,6 +86,8 @@ void kvfl_shim_close(struct llama_context *);
 /* `files` were opened before the load, and are taken; NULL: not from files of known names. */
 void kvfl_shim_model_loaded(struct llama_model *, kvfl_files *files, const struct llama_model_params *);
 void kvfl_shim_model_freed(struct llama_model *);
+/* Its weights are no more those of its file. */
+void kvfl_shim_model_trained(const struct llama_model *);
 void kvfl_shim_set_mode(kvfl_shim_context *);
 
 /* ---- batch.c */
