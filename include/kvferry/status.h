@@ -73,6 +73,7 @@ typedef enum kvf_reason {
     KVF_WHY_CLOSED,
     KVF_WHY_SLOW,     /* not loaded: computing it was sooner */
     KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it (kvf_doctor) */
+    KVF_WHY_STALLED,  /* the server is connected, and nothing came from it for much longer than it had taken before */
     KVF_NUM_REASONS
 } kvf_reason;
 

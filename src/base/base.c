@@ -39,6 +39,7 @@ static const char *const reason_names[] = {
     [KVF_WHY_CLOSED] = "closed",
     [KVF_WHY_SLOW] = "slow",
     [KVF_WHY_SETTINGS] = "settings",
+    [KVF_WHY_STALLED] = "stalled",
 };
 _Static_assert(sizeof reason_names / sizeof *reason_names == KVF_NUM_REASONS, "a name for each reason");
 

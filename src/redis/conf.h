@@ -35,7 +35,8 @@ typedef struct kvfi_redis_conf {
     uint64_t part;   /* the longest value that one key holds */
     uint64_t budget; /* of a server without maxmemory: nothing more is stored once it holds so much; 0 = not said */
     bool allow_noeviction;
-    bool lend; /* pages to a unix socket (lend.h) */
+    bool lend;       /* pages to a unix socket (lend.h) */
+    kvfi_pace *pace; /* of all servers of the store; NULL: not kept */
 } kvfi_redis_conf;
 
 /* The strings point into the URL, which must outlive them. Takes every parameter; KVF_CONFIG says which is wrong. */

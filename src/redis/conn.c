@@ -9,6 +9,10 @@
 
 #define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
 #define SEND_BUFFER    (1 << 20)
+#define PATIENCE       8          /* a stall is so many times longer than anything before */
+#define MOST_PATIENCE  20         /* stall_ms */
+#define PERIOD_US      30000000LL /* what the server took is remembered for that time, and for once more */
+#define QUICK_US       1000       /* not worth remembering */
 /* Copied pieces fit into the cache of one core; each that a quick server has to wait for wakes it once more. Of what is
  * lent the server needs the first bytes soon: nothing but the hash of the piece before lies in between. */
 #define COPIED_PIECE ((size_t)512 << 10)
@@ -22,6 +26,10 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
     conn->fd = -1;
     conn->tls = NULL;
     conn->stall_ms = stall_ms;
+    conn->pace = NULL;
+    conn->reused = conn->stalled = conn->broke = false;
+    conn->idle_us = 0;
+    conn->before = 0;
     conn->patient = false;
     conn->disconnects = disconnects;
     conn->asking = false;
@@ -46,6 +54,8 @@ void kvfi_conn_close(kvfi_conn *conn) {
 static kvf_reason fail(kvfi_conn *conn, kvf_reason why) {
     if (conn->fd >= 0) {
         atomic_fetch_add_explicit(conn->disconnects, 1, memory_order_relaxed);
+        conn->broke = why == KVF_WHY_UNREACHABLE;
+        conn->stalled = why == KVF_WHY_STALLED;
     }
     kvfi_conn_close(conn);
     return why;
@@ -56,7 +66,9 @@ kvf_reason kvfi_conn_broken(kvfi_conn *conn, const char *what) {
         snprintf(conn->said, sizeof conn->said, "%s", what);
     }
     kvfi_log(KVF_LOG_WARN, "redis: %s; the connection is closed", what);
-    return fail(conn, KVF_WHY_UNREACHABLE);
+    (void)fail(conn, KVF_WHY_UNREACHABLE);
+    conn->broke = false; /* it has been said */
+    return KVF_WHY_UNREACHABLE;
 }
 
 static kvf_reason fail_errno(kvfi_conn *conn) {
@@ -316,8 +328,50 @@ static void set_low_water(kvfi_conn *conn) {
     }
 }
 
+/* ---- patience ---- */
+
+void kvfi_conn_note_wait(const kvfi_conn *conn, int64_t waited_us) {
+    kvfi_pace *pace = conn->pace;
+    if (pace == NULL) {
+        return;
+    }
+    atomic_store_explicit(&pace->known, true, memory_order_relaxed);
+    if (waited_us < QUICK_US) {
+        return;
+    }
+    int64_t now = kvfi_sys->now_us();
+    int64_t longest_us = atomic_load_explicit(&pace->longest_us[0], memory_order_relaxed);
+    if (now >= atomic_load_explicit(&pace->turn_us, memory_order_relaxed)) {
+        atomic_store_explicit(&pace->turn_us, now + PERIOD_US, memory_order_relaxed);
+        atomic_store_explicit(&pace->longest_us[1], longest_us, memory_order_relaxed);
+        longest_us = 0;
+    }
+    if (waited_us > longest_us) {
+        atomic_store_explicit(&pace->longest_us[0], waited_us, memory_order_relaxed);
+    }
+}
+
+int64_t kvfi_conn_patience_us(const kvfi_conn *conn) {
+    int64_t least_us = (int64_t)conn->stall_ms * 1000, most_us = MOST_PATIENCE * least_us;
+    if (conn->patient) {
+        return KVFI_NEVER / 2;
+    }
+    if (conn->pace == NULL) {
+        return least_us;
+    }
+    int64_t a = atomic_load_explicit(&conn->pace->longest_us[0], memory_order_relaxed);
+    int64_t b = atomic_load_explicit(&conn->pace->longest_us[1], memory_order_relaxed);
+    int64_t want_us = PATIENCE * (a > b ? a : b);
+    return want_us < least_us ? least_us : want_us < most_us ? want_us : most_us;
+}
+
+kvf_reason kvfi_conn_stall(kvfi_conn *conn, int64_t waited_us) {
+    snprintf(conn->said, sizeof conn->said, "the server did not move for %lld ms", (long long)(waited_us / 1000));
+    return fail(conn, KVF_WHY_STALLED);
+}
+
 kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
-    int64_t stall_us = conn->patient ? (int64_t)UINT32_MAX * 1000 : (int64_t)conn->stall_ms * 1000;
+    int64_t stall_us = kvfi_conn_patience_us(conn);
     int64_t now = kvfi_sys->now_us();
     int64_t until_us = deadline_us < now + stall_us ? deadline_us : now + stall_us;
     int moved = 0;
@@ -329,22 +383,22 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     if (conn->low_water > 1) {
         /* Less than a batch is progress too, if only that of a slow link: the second half of the time waits for any
          * byte. */
-        moved = poll_until(conn, until_us < now + stall_us / 2 ? until_us : now + stall_us / 2);
+        int64_t half_us = now + (int64_t)conn->stall_ms * 1000 / 2;
+        moved = poll_until(conn, until_us < half_us ? until_us : half_us);
         conn->slow = moved == 0;
         set_low_water(conn);
     }
     if (moved == 0) {
         moved = poll_until(conn, until_us);
     }
-    if (moved != 0) {
-        return moved > 0 ? KVF_WHY_NONE : fail_errno(conn);
+    if (moved < 0) {
+        return fail_errno(conn);
     }
-    if (until_us == deadline_us) {
-        return fail_late(conn);
+    if (moved > 0) {
+        kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
+        return KVF_WHY_NONE;
     }
-    snprintf(conn->said, sizeof conn->said, "the server did not move for %u ms", conn->stall_ms);
-    conn->stalled = true;
-    return fail(conn, KVF_WHY_UNREACHABLE);
+    return until_us == deadline_us ? fail_late(conn) : kvfi_conn_stall(conn, stall_us);
 }
 
 kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_us) {

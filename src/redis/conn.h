@@ -26,11 +26,20 @@
 #define KVFI_CONN_BATCH   (128 << 10) /* in the middle of a body we are woken for so much, not for each segment */
 #define KVFI_CONN_IOV     1024u       /* IOV_MAX of Linux */
 
+/* How long the servers of a store have let us wait before they went on: the longest time, of now and of the period
+ * before. What is many times longer than that is a stall. */
+typedef struct kvfi_pace {
+    _Atomic int64_t longest_us[2];
+    _Atomic int64_t turn_us; /* when the first becomes the second */
+    atomic_bool known;       /* they have answered at all */
+} kvfi_pace;
+
 typedef struct kvfi_conn {
     int fd;             /* -1: closed */
     kvfi_tls_link *tls; /* NULL: in plain */
-    uint32_t stall_ms;
-    bool patient; /* for now a wait ends with its deadline only */
+    uint32_t stall_ms;  /* the least that a stall is */
+    kvfi_pace *pace;    /* NULL: and the most */
+    bool patient;       /* for now a wait ends with its deadline only */
     kvfi_resp in;
     kvfi_cmd out; /* commands; out.data[sent, out.len) is still to be sent */
     size_t sent;
@@ -52,6 +61,10 @@ typedef struct kvfi_conn {
     const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
     bool asking;                  /* each command is preceded by ASKING: the server gets the slot of its key just now */
     bool stalled;                 /* it was closed because nothing moved */
+    bool broke;                   /* it was closed by the other side, or by what it said */
+    bool reused;                  /* it lay idle before it was taken, for so long: */
+    int64_t idle_us;              /* ... and while it lies there: since when */
+    uint64_t before;              /* `received` when it was taken */
     bool mute;                    /* it could not be opened, and the server has not said a byte */
     bool config;                  /* it was closed for a reason that the operator must mend */
     bool refuses;                 /* the server refuses saves, all of them */
@@ -105,9 +118,21 @@ static inline bool kvfi_conn_all_sent(const kvfi_conn *conn) {
 kvf_reason kvfi_conn_send(kvfi_conn *); /* as much as goes without waiting */
 kvf_reason kvfi_conn_recv(kvfi_conn *,
                           bool *got); /* the same; *got: something came. Only after kvfi_resp_next said MORE. */
-/* Waits until there is something to read or, if something is to be sent, room for it. Nothing within stall_ms:
- * KVF_WHY_UNREACHABLE; the deadline: KVF_WHY_BUDGET. */
+/* Waits until there is something to read or, if something is to be sent, room for it. Nothing for kvfi_conn_patience_us:
+ * KVF_WHY_STALLED; the deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
+/* stall_ms, or several times what the server has taken before, where that is more. */
+int64_t kvfi_conn_patience_us(const kvfi_conn *);
+/* For who waits for several at once: the server has gone on after that time. */
+void kvfi_conn_note_wait(const kvfi_conn *, int64_t waited_us);
+/* Closes it: nothing has come for so long. Returns KVF_WHY_STALLED. */
+kvf_reason kvfi_conn_stall(kvfi_conn *, int64_t waited_us);
+
+/* Nothing has come on it since it was taken, after it had lain idle: the server, or what stands in front of it, may have
+ * given it up long ago. What was sent on it may be sent once more, on another. */
+static inline bool kvfi_conn_is_untried(const kvfi_conn *conn) {
+    return conn->reused && conn->received == conn->before;
+}
 
 /* For a stream that never has to wait: the deadline has not passed. */
 kvf_reason kvfi_conn_in_time(kvfi_conn *, int64_t deadline_us);

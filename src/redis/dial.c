@@ -263,7 +263,8 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->slow = false;
     conn->low_water = 1;
     conn->roomy = false;
-    conn->stalled = false;
+    conn->stalled = conn->broke = false;
+    conn->reused = false;
     conn->mute = conn->config = false;
     conn->refuses = false;
     conn->room = NULL;

@@ -41,6 +41,17 @@ static void say_finding(void *ctx, const kvf_finding *finding) {
 
 /* ---- examining ---- */
 
+/* No connection, or one that ended: who does not answer is told from who is not there. */
+static void say_away(exam *e, const char *what) {
+    bool early = e->talk.why == KVF_WHY_BREAKER || e->talk.why == KVF_WHY_BUDGET;
+    bool stalled = (early ? kvfi_node_trouble(e->talk.node) : e->talk.why) == KVF_WHY_STALLED;
+    say(e, KVF_FATAL, stalled ? "stalled" : "unreachable",
+        stalled
+            ? "is the server, or its host, stopped or overloaded? If it is only far away, raise connect_ms= and stall_ms="
+            : "is the server running, and are host and port, or the path of the socket, right?",
+        "%s", what);
+}
+
 /* A key of our own, on a slot that the server has. */
 static void name_key(const exam *e, char *key, size_t cap) {
     unsigned i = 0;
@@ -82,7 +93,7 @@ static void examine(exam *e, kvf_error *err) {
     kvfi_facts facts;
     kvfi_verdict verdict;
     if (kvfi_facts_ask(&e->talk, true) != KVF_OK || kvfi_facts_hear(&e->talk, &facts, true) != KVF_OK) {
-        say(e, KVF_FATAL, "unreachable", "is the server well?", "%s", err->what);
+        say_away(e, err->what);
         return;
     }
     kvfi_facts_look_around(&facts, &e->talk.node->server);
@@ -101,11 +112,12 @@ static void examine(exam *e, kvf_error *err) {
 static void examine_node(exam *e, kvfi_node *node) {
     kvf_error err = {.status = KVF_OK};
     kvf_status status = kvfi_talk_begin_on(&e->talk, e->tier, &err, node, KVFI_LANE_LOOKUP, kvfi_deadline(BUDGET_US));
+    if (status == KVF_CONFIG) {
+        say(e, KVF_FATAL, "refused", "", "%s", err.what);
+        return;
+    }
     if (status != KVF_OK) {
-        say(e, KVF_FATAL, status == KVF_CONFIG ? "refused" : "unreachable",
-            status == KVF_CONFIG ? ""
-                                 : "is the server running, and are host and port, or the path of the socket, right?",
-            "%s", err.what);
+        say_away(e, err.what);
         return;
     }
     examine(e, &err);

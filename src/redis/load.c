@@ -24,6 +24,7 @@ typedef struct loader {
     kvfi_redis *tier;
     kvfi_conn *conn;
     kvfi_feed *feed;
+    kvfi_lost *lost;
     request ring[RING];
     unsigned head, num;
     uint64_t asked;  /* bytes of the places in the ring */
@@ -86,19 +87,27 @@ static bool may_ask(loader *l) {
     return l->num + 1 < RING && (outstanding <= tail || outstanding + next <= window);
 }
 
+static kvfi_item *draw(loader *l) {
+    kvfi_item *item = kvfi_lost_next(l->lost);
+    if (item == NULL && !l->dry) {
+        item = kvfi_feed_next(l->feed);
+        l->dry = item == NULL;
+    }
+    if (item != NULL) {
+        l->rest = (kvfi_place){.iov = item->iov, .bytes = item->bytes};
+        l->part = 0;
+    }
+    return item;
+}
+
 static void ask(loader *l) {
     while (may_ask(l)) {
         kvfi_cmd *out = kvfi_conn_room(l->conn, KVFI_COMMAND_BYTES);
         if (out == NULL) {
             return;
         }
-        if (l->item == NULL && !l->dry) {
-            l->item = kvfi_feed_next(l->feed);
-            l->dry = l->item == NULL;
-            if (!l->dry) {
-                l->rest = (kvfi_place){.iov = l->item->iov, .bytes = l->item->bytes};
-                l->part = 0;
-            }
+        if (l->item == NULL) {
+            l->item = draw(l);
         }
         if (l->item == NULL) {
             return;
@@ -281,27 +290,34 @@ static kvf_reason step(loader *l) {
     return why;
 }
 
-/* The connection is gone: so are all items that were on their way. */
+/* The connection is gone, and all items that were on their way are lost, but the first where a part of it has missed
+ * already. Last first, since they are taken from a stack. */
 static void abandon(loader *l, kvf_reason why) {
-    const kvfi_item *before = NULL;
-    for (unsigned i = 0; i < l->num; i++) {
-        kvfi_item *item = at(l, i)->item;
-        if (item != NULL && item != before) {
-            kvfi_feed_done(l->feed, item, KVF_MISS, i == 0 && l->why != KVF_WHY_NONE ? l->why : why);
-            before = item;
+    kvfi_item *missed = l->num > 0 && l->why != KVF_WHY_NONE ? at(l, 0)->item : NULL;
+    const kvfi_item *behind = l->item;
+    l->lost->why = why;
+    if (l->item != NULL && l->item != missed) {
+        kvfi_lost_add(l->lost, l->item);
+    }
+    for (unsigned i = l->num; i > 0; i--) {
+        kvfi_item *item = at(l, i - 1)->item;
+        if (item != NULL && item != behind && item != missed) {
+            kvfi_lost_add(l->lost, item);
+            behind = item;
         }
     }
-    if (l->item != NULL && l->item != before) {
-        kvfi_feed_done(l->feed, l->item, KVF_MISS, why);
+    if (missed != NULL) {
+        kvfi_feed_done(l->feed, missed, KVF_MISS, l->why);
     }
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
-bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_lost *lost) {
     loader l;
     l.tier = tier;
     l.conn = conn;
     l.feed = feed;
+    l.lost = lost;
     l.head = l.num = 0;
     l.asked = l.usual = 0;
     l.item = NULL;

@@ -18,6 +18,11 @@
 #define FAIR_TRY_US     10000
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */
+/* What stands between us and a server gives up connections that lie idle, most of it after a minute or more. */
+#define MAX_IDLE_US  (30 * 1000000LL)
+#define MIN_IDLE_US  100000
+#define SURE_IDLE_US 100000  /* a connection that was in use so recently is there */
+#define QUIET_US     1000000 /* the log hears once in that time that connections end */
 
 kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
     /* A key of another type was not written by us: it is no record. */
@@ -95,9 +100,10 @@ static void locked(kvfi_node *node, void (*note)(kvfi_node *)) {
     pthread_mutex_unlock(&node->lock);
 }
 
-static void remember(kvfi_node *node, const kvf_error *trouble) {
+static void remember(kvfi_node *node, const kvf_error *trouble, kvf_reason why) {
     pthread_mutex_lock(&node->lock);
     node->trouble = *trouble;
+    node->trouble_why = why;
     pthread_mutex_unlock(&node->lock);
 }
 
@@ -220,6 +226,9 @@ static kvf_status read_step(kvfi_node *node, kvfi_conn *conn, kvf_error *err, st
     *why = kvfi_conn_next(conn, &reply, deadline_us);
     if (*why != KVF_WHY_NONE) {
         bool nonsense = strstr(conn->said, "not RESP") != NULL;
+        if (*why == KVF_WHY_BUDGET) {
+            snprintf(conn->said, sizeof conn->said, "it takes connections, and does not answer in time");
+        }
         return nonsense ? not_redis(conn, err, node->conf) : no_connection(conn, err, node->conf);
     }
     *why = KVF_WHY_SERVER;
@@ -277,6 +286,17 @@ static bool is_other_tongue(const kvfi_node *node, const kvfi_conn *conn, kvf_er
     return true;
 }
 
+/* Who is met again may have become slower, so a server has all of connect_ms to answer; but in a Cluster whose servers are
+ * known to be quicker the others are not to wait for one, the first time. */
+static bool is_greeted_patiently(kvfi_node *node) {
+    const kvfi_pace *pace = node->conf->pace;
+    bool known = pace != NULL && atomic_load_explicit(&pace->known, memory_order_relaxed);
+    pthread_mutex_lock(&node->lock);
+    bool failed = node->breaker.backoff_ms > 0;
+    pthread_mutex_unlock(&node->lock);
+    return node->conf->kind != KVFI_REDIS_CLUSTER || !known || failed;
+}
+
 static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool named, step *at,
                              int64_t deadline_us) {
     *at = STEP_OPEN;
@@ -286,11 +306,12 @@ static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, b
         return why;
     }
     atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
-    conn->patient = !node->spoken && node->conf->kind == KVFI_REDIS_ONE; /* how long it takes to answer is not known */
+    conn->patient = is_greeted_patiently(node);
     if (introduce(node, conn, err, named, at, &why, deadline_us) != KVF_OK && kvfi_conn_is_open(conn)) {
         (void)kvfi_conn_broken(conn, conn->said);
     }
     conn->patient = false;
+    conn->stalled = conn->stalled || (why == KVF_WHY_BUDGET && *at != STEP_NAME);
     return why;
 }
 
@@ -347,14 +368,16 @@ static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, i
     bool timed_out = kvfi_sys->now_us() >= (hurried ? deadline_us : own_deadline_us);
     bool fair = !(hurried && timed_out) || deadline_us - from_us >= FAIR_TRY_US;
     locked(node, why == KVF_WHY_NONE ? note_success : fair ? note_failure : note_nothing);
+    if (why == KVF_WHY_BUDGET && !hurried) {
+        why = conn->stalled ? KVF_WHY_STALLED : KVF_WHY_UNREACHABLE;
+    } else if ((why == KVF_WHY_UNREACHABLE || why == KVF_WHY_STALLED) && hurried && timed_out) {
+        why = KVF_WHY_BUDGET;
+    }
     if (why != KVF_WHY_NONE) {
-        remember(node, &own);
+        remember(node, &own, conn->stalled ? KVF_WHY_STALLED : why);
         (void)kvfi_fail(err, own.status, "%s", own.what);
     }
-    if (why == KVF_WHY_UNREACHABLE && hurried && timed_out) {
-        return KVF_WHY_BUDGET;
-    }
-    return why == KVF_WHY_BUDGET && !hurried ? KVF_WHY_UNREACHABLE : why;
+    return why;
 }
 
 /* ---- lanes ---- */
@@ -382,6 +405,9 @@ static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, c
 }
 
 static void give_slot(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
+    if (conn != NULL) {
+        conn->idle_us = kvfi_sys->now_us();
+    }
     pthread_mutex_lock(&node->lock);
     kvfi_lane *lane = &node->lanes[kind];
     lane->num_taken--;
@@ -404,8 +430,13 @@ void kvfi_node_yield(kvfi_node *node) {
 
 /* Is a connection that lay idle still good? The server may have closed it; it may still owe answers. Anything else that
  * it says unasked is the beginning of a misunderstanding. */
-static bool is_fit(kvfi_conn *conn, int64_t deadline_us) {
+static bool is_fit(const kvfi_node *node, kvfi_conn *conn, int64_t deadline_us) {
     if (!kvfi_conn_is_open(conn)) {
+        return false;
+    }
+    conn->idle_us = kvfi_sys->now_us() - conn->idle_us;
+    if (conn->idle_us > atomic_load_explicit(&node->max_idle_us, memory_order_relaxed)) {
+        kvfi_conn_close(conn);
         return false;
     }
     bool got = false;
@@ -416,11 +447,13 @@ static bool is_fit(kvfi_conn *conn, int64_t deadline_us) {
         (void)kvfi_conn_broken(conn, "the server spoke without being asked");
         return false;
     }
+    conn->reused = true;
+    conn->before = conn->received;
     return true;
 }
 
 static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
-    if (is_fit(conn, deadline_us)) {
+    if (is_fit(node, conn, deadline_us)) {
         return KVF_WHY_NONE;
     }
     if (kvfi_sys->now_us() >= deadline_us) {
@@ -449,6 +482,7 @@ static kvfi_conn *new_conn(const kvfi_node *node, kvfi_lane_kind kind) {
     if (conn != NULL) {
         kvfi_conn_init(conn, kind == KVFI_LANE_STORE ? STORE_PATIENCE * stall_ms : stall_ms, node->disconnects);
         conn->lends = node->conf->lend;
+        conn->pace = node->conf->pace;
     }
     return conn;
 }
@@ -481,7 +515,78 @@ kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi
     return KVF_WHY_NONE;
 }
 
+/* PING on a connection that is in step. false: it is closed. */
+static bool answers_ping(kvfi_conn *conn, int64_t deadline_us) {
+    kvfi_reply reply = {.last = false};
+    kvfi_cmd *out = kvfi_conn_room(conn, KVFI_CONN_OUT / 2); /* nothing else is under way: there is room */
+    kvfi_cmd_array(out, 1);
+    kvfi_cmd_text(out, "PING");
+    if (kvfi_conn_next(conn, &reply, deadline_us) != KVF_WHY_NONE) {
+        return false;
+    }
+    if (!reply.last) {
+        (void)kvfi_conn_broken(conn, "the server answered PING with an array");
+    }
+    return reply.last;
+}
+
+kvf_reason kvfi_node_take_sure(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi_lane_kind kind,
+                               int64_t deadline_us) {
+    unsigned stalls = 0;
+    kvf_reason why = kvfi_node_take(node, out, err, kind, NULL, deadline_us);
+    if (why != KVF_WHY_NONE || !(*out)->reused || (*out)->idle_us < SURE_IDLE_US || answers_ping(*out, deadline_us)) {
+        return why;
+    }
+    (void)kvfi_node_forgives(node, *out, &stalls);
+    why = make_fit(node, *out, err, deadline_us);
+    if (why != KVF_WHY_NONE) {
+        give_slot(node, kind, *out);
+        *out = NULL;
+    }
+    return why;
+}
+
+bool kvfi_node_forgives(kvfi_node *node, kvfi_conn *conn, unsigned *stalls) {
+    if (kvfi_conn_is_open(conn) || !(conn->broke || conn->stalled)) {
+        return false;
+    }
+    bool untried = kvfi_conn_is_untried(conn);
+    if (untried) {
+        int64_t half_us = conn->idle_us / 2 > MIN_IDLE_US ? conn->idle_us / 2 : MIN_IDLE_US;
+        pthread_mutex_lock(&node->lock);
+        if (half_us < node->max_idle_us) {
+            atomic_store_explicit(&node->max_idle_us, half_us, memory_order_relaxed);
+        }
+        pthread_mutex_unlock(&node->lock);
+    }
+    if (!untried && !(conn->stalled && (*stalls)++ == 0)) {
+        return false;
+    }
+    kvfi_log(KVF_LOG_INFO, "%.100s: %s; what was under way is tried on another connection", node->conf->text,
+             conn->said);
+    conn->stalled = conn->broke = false;
+    return true;
+}
+
+/* At most once in QUIET_US: what ends one connection often ends them all. */
+static void say_that_it_ended(kvfi_node *node, const kvfi_conn *conn) {
+    int64_t now = kvfi_sys->now_us();
+    pthread_mutex_lock(&node->lock);
+    bool say = now - node->said_us >= QUIET_US;
+    if (say) {
+        node->said_us = now;
+    }
+    pthread_mutex_unlock(&node->lock);
+    if (say) {
+        kvfi_log(KVF_LOG_WARN, "%.100s: a connection %s: %s", node->conf->text, conn->stalled ? "stalled" : "broke",
+                 conn->said);
+    }
+}
+
 void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
+    if (!kvfi_conn_is_open(conn) && (conn->stalled || conn->broke)) {
+        say_that_it_ended(node, conn);
+    }
     if (!kvfi_conn_is_open(conn) && conn->stalled) {
         /* A server that hangs still accepts connections; each would cost the no-progress deadline again. */
         locked(node, note_failure);
@@ -519,6 +624,13 @@ void kvfi_node_admit(kvfi_node *node, const kvfi_admission *admission) {
     pthread_mutex_unlock(&node->lock);
 }
 
+kvf_reason kvfi_node_trouble(kvfi_node *node) {
+    pthread_mutex_lock(&node->lock);
+    kvf_reason why = node->trouble_why;
+    pthread_mutex_unlock(&node->lock);
+    return why;
+}
+
 void kvfi_node_states(kvfi_node *node, kvfi_breaker_state *connections, kvfi_breaker_state *saves) {
     pthread_mutex_lock(&node->lock);
     *connections = state_of(&node->breaker);
@@ -529,6 +641,8 @@ void kvfi_node_states(kvfi_node *node, kvfi_breaker_state *connections, kvfi_bre
 void kvfi_node_init(kvfi_node *node, const kvfi_redis_conf *conf, const kvfi_endpoint *server, const char *name,
                     _Atomic uint64_t *connects, _Atomic uint64_t *disconnects) {
     *node = (kvfi_node){.conf = conf, .server = *server, .connects = connects, .disconnects = disconnects};
+    node->max_idle_us = MAX_IDLE_US;
+    node->said_us = -QUIET_US;
     const char *given = conf->tls_conf.server_name;
     snprintf(node->name, sizeof node->name, "%s", given != NULL ? given : name != NULL ? name : server->host);
     node->peer.tls = conf->tls;

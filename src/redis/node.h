@@ -59,7 +59,10 @@ typedef struct kvfi_node {
     _Atomic int64_t room;         /* of a bounded one: bytes that may still be saved before it is asked anew */
     atomic_bool spoken;           /* it has answered us once: it speaks as we do */
     _Atomic unsigned mute, heard; /* bits: kvfi_probe that it does not answer; that it has answered */
+    _Atomic int64_t max_idle_us;  /* a connection that lay idle for longer is not used again */
+    int64_t said_us;              /* when the log last heard of a connection that ended */
     kvf_error trouble;            /* why it could not be connected to last time */
+    kvf_reason trouble_why;
     _Atomic uint64_t *connects, *disconnects;
 } kvfi_node;
 
@@ -77,8 +80,15 @@ void kvfi_node_renew(kvfi_node *, kvfi_conn *);
  * gets a sentence and, when the operator must change something, KVF_CONFIG. */
 kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed,
                           int64_t deadline_us);
+/* The same for who can't say anything twice: one that lay idle has answered a PING since. */
+kvf_reason kvfi_node_take_sure(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, int64_t deadline_us);
 /* Takes it back, open or closed. */
 void kvfi_node_give(kvfi_node *, kvfi_lane_kind, kvfi_conn *);
+/* Of a connection that has ended, before it is given back: may what was on it be sent once more, on another? Yes, where it
+ * lay idle before and has brought nothing since (and such connections are then not trusted any more); and once for each
+ * call where it stalled, since the next must first show that the server is there: `stalls` counts that. It does not count
+ * against the server then. */
+bool kvfi_node_forgives(kvfi_node *, kvfi_conn *, unsigned *stalls);
 
 /* Of a connection that is closed, or is not trusted any more: makes it anew, in its place. */
 kvf_reason kvfi_node_reopen(kvfi_node *, kvfi_conn *, kvf_error *err, int64_t deadline_us);
@@ -106,6 +116,8 @@ void kvfi_node_note_saves(kvfi_node *, bool refused);
 kvfi_admission kvfi_node_admission(kvfi_node *);
 void kvfi_node_admit(kvfi_node *, const kvfi_admission *);
 
+/* Why it could not be connected to last time. */
+kvf_reason kvfi_node_trouble(kvfi_node *);
 /* How the breakers stand, for reports. */
 void kvfi_node_states(kvfi_node *, kvfi_breaker_state *connections, kvfi_breaker_state *saves);
 

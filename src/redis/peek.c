@@ -106,6 +106,22 @@ static kvf_reason run(lookup *l, int64_t deadline_us) {
     return why;
 }
 
+/* What is not answered yet, on one connection. *again: that it ended may have been its own fault alone. */
+static kvf_reason try_once(lookup *l, uint64_t *round_trips, unsigned *stalls, bool *again, int64_t deadline_us) {
+    kvfi_node *node = &l->tier->node;
+    kvf_reason why = kvfi_node_take(node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, deadline_us);
+    *again = false;
+    if (why != KVF_WHY_NONE) {
+        return l->why != KVF_WHY_NONE ? l->why : why; /* of the first connection, where there is no second */
+    }
+    (*round_trips)++;
+    l->asked = l->answered;
+    l->why = run(l, deadline_us);
+    *again = l->why != KVF_WHY_NONE && kvfi_node_forgives(node, l->conn, stalls) && kvfi_sys->now_us() < deadline_us;
+    kvfi_node_give(node, KVFI_LANE_LOOKUP, l->conn);
+    return l->why;
+}
+
 void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
                      int64_t deadline_us) {
     kvfi_redis *tier = kvfi_redis_of(base);
@@ -113,11 +129,11 @@ void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_p
     if (num == 0) {
         return;
     }
-    kvf_reason why = kvfi_node_take(&tier->node, &l.conn, NULL, KVFI_LANE_LOOKUP, NULL, deadline_us);
-    if (why == KVF_WHY_NONE) {
-        (*round_trips)++;
-        why = run(&l, deadline_us);
-        kvfi_node_give(&tier->node, KVFI_LANE_LOOKUP, l.conn);
+    kvf_reason why = KVF_WHY_NONE;
+    unsigned stalls = 0;
+    bool again = true;
+    while (again) {
+        why = try_once(&l, round_trips, &stalls, &again, deadline_us);
     }
     for (size_t i = l.answered; i < num; i++) {
         out[i].why = why;
@@ -217,24 +233,26 @@ static bool step(lookup *l) {
     if (l->why == KVF_WHY_NONE) {
         l->why = hear(l);
     }
-    if (got || l->asked > before) {
-        l->moved_us = kvfi_sys->now_us();
-        return true;
+    if (!got && l->asked == before) {
+        return false;
     }
-    return false;
+    int64_t now = kvfi_sys->now_us();
+    if (got) {
+        kvfi_conn_note_wait(l->conn, now - l->moved_us);
+    }
+    l->moved_us = now;
+    return true;
 }
 
-/* Who has not moved for stall_ms is given up, and everybody is once the deadline has passed. */
+/* Who stalls is given up, and everybody is once the deadline has passed. */
 static void give_up_late(lookups *all) {
     int64_t now = kvfi_sys->now_us();
     for (unsigned i = 0; i < all->num_shares; i++) {
         lookup *l = &all->shares[i];
         if (is_running(l) && now >= all->deadline_us) {
             l->why = kvfi_conn_in_time(l->conn, all->deadline_us);
-        } else if (is_running(l) && now - l->moved_us >= (int64_t)all->tier->conf.stall_ms * 1000) {
-            l->why = kvfi_conn_wait(l->conn, now); /* closes it: it is late */
-            l->why = KVF_WHY_UNREACHABLE;
-            l->conn->stalled = true;
+        } else if (is_running(l) && now - l->moved_us >= kvfi_conn_patience_us(l->conn)) {
+            l->why = kvfi_conn_stall(l->conn, now - l->moved_us);
         }
     }
 }
@@ -246,7 +264,7 @@ static void wait_for_any(lookups *all) {
     for (unsigned i = 0; i < all->num_shares; i++) {
         const lookup *l = &all->shares[i];
         if (is_running(l)) {
-            int64_t late_us = l->moved_us + (int64_t)all->tier->conf.stall_ms * 1000;
+            int64_t late_us = l->moved_us + kvfi_conn_patience_us(l->conn);
             until_us = late_us < until_us ? late_us : until_us;
             fds[num++] =
                 (struct pollfd){.fd = l->conn->fd, .events = kvfi_conn_all_sent(l->conn) ? POLLIN : POLLIN | POLLOUT};
@@ -291,18 +309,21 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
 /* Keys without an answer: where the map now has another server for them, that is asked in the next round. */
 static void end(lookups *all, lookup *l) {
     kvfi_topology *t = all->tier->topology;
+    bool again = false;
     if (l->conn != NULL) {
+        unsigned stalls = 1; /* the others are not to wait for one that stalls */
+        again = kvfi_node_forgives(l->node, l->conn, &stalls);
         l->conn->asking = false;
         kvfi_node_give(l->node, KVFI_LANE_LOOKUP, l->conn);
     }
-    if (l->answered < l->num && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {
+    if (l->answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {
         kvfi_topology_refresh(t, all->deadline_us);
     }
     for (size_t i = l->answered; i < l->num; i++) {
         uint32_t key = l->order[i];
         kvfi_node *node = kvfi_topology_node(t, kvfi_addr_slot(&all->addrs[key]));
         all->out[key].why = l->why;
-        all->fates[key] = node != NULL && node != l->node ? KVFI_FATE_MOVED : KVFI_FATE_OVER;
+        all->fates[key] = again || (node != NULL && node != l->node) ? KVFI_FATE_MOVED : KVFI_FATE_OVER;
     }
 }
 

@@ -19,6 +19,7 @@ typedef struct kvfi_redis {
     kvfi_node node;            /* the server, where there is one */
     kvfi_topology *topology;   /* the servers of a Cluster, or those that sentinels watch; else NULL */
     _Atomic uint64_t max_bulk; /* the server's proto-max-bulk-len; 0 = not asked yet */
+    kvfi_pace pace;
 } kvfi_redis;
 
 static inline kvfi_redis *kvfi_redis_of(kvfi_tier *tier) {
@@ -55,9 +56,25 @@ kvf_reason kvfi_redis_may_save(kvfi_redis *, kvfi_node *, kvfi_conn *, int64_t d
 void kvfi_redis_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 void kvfi_redis_info(kvfi_tier *, kvf_tier_info *out);
 
-/* Moves items of a feed over one connection: until the feed is dry (true), or the connection fails (false) and with it
- * the items that were on it. */
-typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *);
+/* Items that were on a connection when it ended, and why that was: a stack, from which they come in order. They are given
+ * to another connection, or given back to the feed. */
+#define KVFI_MAX_LOST 260u
+typedef struct kvfi_lost {
+    kvfi_item *items[KVFI_MAX_LOST];
+    unsigned num;
+    kvf_reason why;
+} kvfi_lost;
+
+static inline void kvfi_lost_add(kvfi_lost *lost, kvfi_item *item) {
+    lost->items[lost->num++] = item;
+}
+static inline kvfi_item *kvfi_lost_next(kvfi_lost *lost) {
+    return lost->num > 0 ? lost->items[--lost->num] : NULL;
+}
+
+/* Moves items over one connection, those that were lost on another first, then of the feed: until that is dry (true), or
+ * the connection fails (false), and the items that were on it are lost. */
+typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_lost *);
 /* Runs the exchange on connections of the node's lane until the feed is dry (KVF_WHY_NONE), or no connection can be
  * had: why. */
 kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *, bool asking);

@@ -11,15 +11,26 @@ static void give_up(kvfi_feed *feed, kvf_reason why) {
     }
 }
 
+/* One feed on connections of one server. */
+typedef struct run {
+    kvfi_redis *tier;
+    kvfi_node *node;
+    kvfi_feed *feed;
+    kvfi_lane_kind lane;
+    kvfi_exchange *exchange;
+    bool asking;
+    kvfi_lost lost;
+    unsigned stalls; /* that were forgiven */
+} run;
+
 /* Runs the exchange on a connection. True when the feed gives no more. */
-static bool run_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_feed *feed, kvfi_exchange *exchange,
-                     bool asking) {
-    conn->asking = asking;
+static bool run_once(run *r, kvfi_conn *conn) {
+    conn->asking = r->asking;
     conn->refuses = false;
-    bool done = exchange(tier, conn, feed);
+    bool done = r->exchange(r->tier, conn, r->feed, &r->lost);
     conn->asking = false;
-    if (tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
-        kvfi_node_renew(node, conn);
+    if (r->tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
+        kvfi_node_renew(r->node, conn);
     }
     return done;
 }
@@ -33,48 +44,86 @@ static uint64_t most_of(kvfi_redis *tier, kvfi_node *node) {
 }
 
 /* The same for saves, where they may go. KVF_WHY_UNREACHABLE: the connection is gone. */
-static kvf_reason save_once(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kvfi_feed *feed,
-                            kvfi_exchange *exchange, bool asking, bool *done) {
+static kvf_reason save_once(run *r, kvfi_conn *conn, bool *done) {
     *done = false;
-    kvf_reason why = kvfi_redis_may_save(tier, node, conn, feed->deadline_us);
+    kvf_reason why = kvfi_redis_may_save(r->tier, r->node, conn, r->feed->deadline_us);
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    conn->room = kvfi_node_admission(node).bounded ? &node->room : NULL;
-    conn->most = most_of(tier, node);
-    conn->loads = &node->lanes[KVFI_LANE_LOAD].num_taken;
-    *done = run_once(tier, node, conn, feed, exchange, asking);
+    conn->room = kvfi_node_admission(r->node).bounded ? &r->node->room : NULL;
+    conn->most = most_of(r->tier, r->node);
+    conn->loads = &r->node->lanes[KVFI_LANE_LOAD].num_taken;
+    *done = run_once(r, conn);
     if (*done || conn->refuses) {
-        kvfi_node_note_saves(node, conn->refuses);
+        kvfi_node_note_saves(r->node, conn->refuses);
     }
-    *done = *done && kvfi_feed_is_dry(feed); /* loads went first, or it is to be asked for more room */
+    *done = *done && kvfi_feed_is_dry(r->feed); /* loads went first, or it is to be asked for more room */
     return conn->refuses ? KVF_WHY_BREAKER : KVF_WHY_NONE;
 }
 
-kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_lane_kind lane,
-                             kvfi_exchange *exchange, bool asking) {
+static void give_back(run *r, kvf_reason why) {
+    for (kvfi_item *item = kvfi_lost_next(&r->lost); item != NULL; item = kvfi_lost_next(&r->lost)) {
+        kvfi_feed_done(r->feed, item, KVF_MISS, why);
+    }
+}
+
+static bool is_over(const run *r) {
+    return kvfi_feed_is_cancelled(r->feed) || kvfi_sys->now_us() >= r->feed->deadline_us;
+}
+
+/* What was on a connection that ended is tried once more where that may have been the connection's fault alone. */
+static void settle(run *r, kvfi_conn *conn) {
+    if (!kvfi_node_forgives(r->node, conn, &r->stalls) || is_over(r)) {
+        give_back(r, r->lost.why);
+    }
+}
+
+static bool is_wanted(const run *r) {
+    return r->lost.num > 0 || !kvfi_feed_is_dry(r->feed);
+}
+
+static kvf_reason run_all(run *r) {
     bool done = false;
     unsigned lost = 0; /* connections, before anything went over them */
-    while (!done && !kvfi_feed_is_dry(feed)) {
+    while (!done && is_wanted(r)) {
         kvfi_conn *conn = NULL;
-        if (lane == KVFI_LANE_STORE) {
-            kvfi_node_yield(node);
+        if (r->lane == KVFI_LANE_STORE) {
+            kvfi_node_yield(r->node);
         }
-        kvf_reason why = kvfi_node_take(node, &conn, NULL, lane, feed, feed->deadline_us);
+        const kvfi_feed *feed = r->lost.num > 0 ? NULL : r->feed; /* a dry one is not waited for */
+        kvf_reason why = kvfi_node_take(r->node, &conn, NULL, r->lane, feed, r->feed->deadline_us);
         if (why != KVF_WHY_NONE) {
             return why;
         }
-        if (lane == KVFI_LANE_STORE) {
-            why = save_once(tier, node, conn, feed, exchange, asking, &done);
+        if (r->lane == KVFI_LANE_STORE) {
+            why = save_once(r, conn, &done);
         } else {
-            done = run_once(tier, node, conn, feed, exchange, asking);
+            done = run_once(r, conn);
         }
-        kvfi_node_give(node, lane, conn);
+        settle(r, conn);
+        kvfi_node_give(r->node, r->lane, conn);
         if (why != KVF_WHY_NONE && (why != KVF_WHY_UNREACHABLE || ++lost > 1)) {
             return why;
         }
     }
     return KVF_WHY_NONE;
+}
+
+kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed, kvfi_lane_kind lane,
+                             kvfi_exchange *exchange, bool asking) {
+    run r;
+    r.tier = tier;
+    r.node = node;
+    r.feed = feed;
+    r.lane = lane;
+    r.exchange = exchange;
+    r.asking = asking;
+    r.lost.num = 0;
+    r.lost.why = KVF_WHY_UNREACHABLE;
+    r.stalls = 0;
+    kvf_reason why = run_all(&r);
+    give_back(&r, r.lost.why);
+    return why;
 }
 
 kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {

@@ -25,6 +25,7 @@ typedef struct saver {
     kvfi_redis *tier;
     kvfi_conn *conn;
     kvfi_feed *feed;
+    kvfi_lost *lost;
     kvfi_seal seal; /* of the item being sent */
     request ring[RING];
     unsigned head, num;
@@ -115,7 +116,10 @@ static bool must_yield(const saver *s) {
 }
 
 static void draw(saver *s) {
-    s->item = has_room(s) && !must_yield(s) ? kvfi_feed_draw(s->feed) : NULL;
+    s->item = kvfi_lost_next(s->lost);
+    if (s->item == NULL && !s->dry) {
+        s->item = has_room(s) && !must_yield(s) ? kvfi_feed_draw(s->feed) : NULL;
+    }
     s->drawn = true;
     if (s->item == NULL) {
         s->dry = true;
@@ -153,7 +157,7 @@ static bool offer(saver *s) {
     if (out == NULL || s->num + 1 >= RING || !kvfi_conn_body_sent(s->conn)) {
         return false;
     }
-    while (s->item == NULL && !s->dry) {
+    while (s->item == NULL && (!s->dry || s->lost->num > 0)) {
         draw(s);
     }
     if (s->item == NULL) {
@@ -264,31 +268,39 @@ static kvf_reason wait_and_hear(saver *s) {
 }
 
 /* The server has not answered: it may read later what was lent to it. */
-static void lose(saver *s, kvfi_item *item, kvf_reason why) {
+static void lose(saver *s, kvfi_item *item) {
     item->lent = item->lent || (item->may_lend && s->conn->lends && !s->conn->tcp);
-    kvfi_feed_done(s->feed, item, KVF_MISS, why);
+    kvfi_lost_add(s->lost, item);
 }
 
-/* The connection is gone: so are all items that were on their way. */
+/* The connection is gone, and all items that were on their way are lost, but the first where a part of it was refused
+ * already. Last first, since they are taken from a stack. */
 static void abandon(saver *s, kvf_reason why) {
-    const kvfi_item *before = NULL;
-    for (unsigned i = 0; i < s->num; i++) {
-        kvfi_item *item = at(s, i)->item;
-        if (item != NULL && item != before) {
-            lose(s, item, i == 0 && s->why != KVF_WHY_NONE ? s->why : why);
-            before = item;
+    kvfi_item *refused = s->num > 0 && s->why != KVF_WHY_NONE ? at(s, 0)->item : NULL;
+    const kvfi_item *behind = s->item;
+    s->lost->why = why;
+    if (s->item != NULL && s->item != refused) {
+        lose(s, s->item);
+    }
+    for (unsigned i = s->num; i > 0; i--) {
+        kvfi_item *item = at(s, i - 1)->item;
+        if (item != NULL && item != behind && item != refused) {
+            lose(s, item);
+            behind = item;
         }
     }
-    if (s->item != NULL && s->item != before) {
-        lose(s, s->item, why);
+    if (refused != NULL) {
+        refused->lent = refused->lent || (refused->may_lend && s->conn->lends && !s->conn->tcp);
+        kvfi_feed_done(s->feed, refused, KVF_MISS, s->why);
     }
 }
 
-bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed) {
+bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi_lost *lost) {
     saver s;
     s.tier = tier;
     s.conn = conn;
     s.feed = feed;
+    s.lost = lost;
     s.head = s.num = 0;
     s.unanswered = 0;
     s.item = NULL;

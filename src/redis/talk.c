@@ -9,7 +9,8 @@ kvf_status kvfi_talk_begin_on(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err,
                               int64_t deadline_us) {
     kvf_error own = {.status = KVF_IO};
     *talk = (kvfi_talk){.tier = tier, .node = node, .lane = lane, .err = err, .deadline_us = deadline_us};
-    if (kvfi_node_take(node, &talk->conn, &own, lane, NULL, deadline_us) == KVF_WHY_NONE) {
+    talk->why = kvfi_node_take_sure(node, &talk->conn, &own, lane, deadline_us);
+    if (talk->why == KVF_WHY_NONE) {
         return KVF_OK;
     }
     return kvfi_fail(err, own.status == KVF_MISS ? KVF_IO : own.status, "%s", own.what);
@@ -143,7 +144,8 @@ kvf_status kvfi_talk_say(kvfi_talk *talk, ...) {
 }
 
 static kvf_status hear(kvfi_talk *talk, kvfi_reply *reply) {
-    if (kvfi_conn_next(talk->conn, reply, talk->deadline_us) != KVF_WHY_NONE) {
+    talk->why = kvfi_conn_next(talk->conn, reply, talk->deadline_us);
+    if (talk->why != KVF_WHY_NONE) {
         return lost(talk);
     }
     talk->unheard -= reply->last;

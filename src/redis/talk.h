@@ -19,6 +19,7 @@ typedef struct kvfi_talk {
     kvfi_node *ask; /* who has the slot just now, and answers to ASKING; set by a talk that failed, for the next try */
     bool half;      /* the answer to an ASKING has been heard, that to its command has not, to its end */
     bool astray;    /* another server, or the same a little later, would have answered */
+    kvf_reason why; /* the connection could not be had, or ended */
     bool moving;    /* its slot is on the way to another: that comes to an end, and is waited for */
 } kvfi_talk;
 

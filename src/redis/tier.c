@@ -111,6 +111,7 @@ kvf_status kvfi_redis_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     tier->base.ops = &ops;
     tier->base.url = url;
     kvf_status status = kvfi_redis_conf_read(&tier->conf, err, url);
+    tier->conf.pace = &tier->pace;
     tier->asked = tier->conf;
     if (status == KVF_OK && tier->conf.tls_conf.on) {
         status = kvfi_tls_open(&tier->conf.tls, err, &tier->conf.tls_conf);

@@ -183,7 +183,7 @@ static void give(kvfi_node *node, kvfi_conn *conn, kvf_status status) {
 
 static kvf_status take(kvfi_node *node, kvfi_conn **conn, kvf_error *err, int64_t deadline_us) {
     kvf_error own = {.status = KVF_MISS};
-    if (kvfi_node_take(node, conn, &own, KVFI_LANE_LOOKUP, NULL, deadline_us) == KVF_WHY_NONE) {
+    if (kvfi_node_take_sure(node, conn, &own, KVFI_LANE_LOOKUP, deadline_us) == KVF_WHY_NONE) {
         return KVF_OK;
     }
     return kvfi_fail(err, own.status == KVF_OK ? KVF_MISS : own.status, "%s", own.what);

@@ -54,6 +54,7 @@ static kvf_status outcome(kvf_error *err, kvf_status status, kvf_reason why) {
         return kvfi_fail(err, KVF_IO, "the time budget for the session was used up");
     case KVF_WHY_UNREACHABLE:
     case KVF_WHY_BREAKER:
+    case KVF_WHY_STALLED:
         return kvfi_fail(err, KVF_IO, "the store of the session can't be reached, read or written");
     case KVF_WHY_FULL:
         return kvfi_fail(err, KVF_IO, "the store has no room for the session");

@@ -3,9 +3,11 @@
  * Faults that are met in public, each by the input that failed. The number in a name is that of `make
  * check-faults-public`, which runs them (docs/checks.md).
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -298,6 +300,249 @@ static void test_public_6_no_host_is_the_same_host(void **state) {
     kvft_cluster_stop(cluster);
 }
 
+/* ---- 9: a server that is slow to answer ---- */
+
+static char last_warning[300];
+
+static void keep_warning(void *ctx, kvf_log_level level, const char *message) {
+    (void)ctx;
+    if (level <= KVF_LOG_WARN && (strstr(message, "stalled") != NULL || strstr(message, "broke") != NULL)) {
+        snprintf(last_warning, sizeof last_warning, "%s", message);
+    }
+}
+
+typedef struct place {
+    kvft_server *server;
+    kvft_proxy *proxy;
+    kvf_store *store;
+    kvf_space *space;
+    kvft_prompt *prompt;
+} place;
+
+/* A prompt that is stored, and a store of its own that reaches it through a proxy. */
+static bool open_place(place *p, const char *params, size_t payload, bool tcp) {
+    char url[256];
+    p->server = kvft_server_start(NULL);
+    if (p->server == NULL) {
+        return false;
+    }
+    p->proxy = kvft_proxy_start(p->server->socket);
+    kvf_store *first = kvft_store(p->server->unix_url);
+    kvf_space *space = kvft_space(first, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 3, BLOCKS, payload);
+    kvft_save_all(space, first, prompt);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(first);
+    snprintf(url, sizeof url, "%s?%s", tcp ? kvft_proxy_tcp_url(p->proxy) : kvft_proxy_unix_url(p->proxy), params);
+    p->store = kvft_store(url);
+    p->space = kvft_space(p->store, "m", 16);
+    p->prompt = kvft_prompt_new(p->space, 3, BLOCKS, payload);
+    return true;
+}
+
+static void close_place(place *p) {
+    kvft_prompt_free(p->prompt);
+    kvf_space_close(p->space);
+    kvf_store_close(p->store);
+    kvft_proxy_stop(p->proxy);
+    kvft_server_stop(p->server);
+}
+
+static size_t load(place *p, uint32_t budget_ms) {
+    kvft_prompt_poison(p->prompt);
+    size_t run = kvf_load(p->space, p->prompt->blocks, BLOCKS, NULL, budget_ms);
+    assert_int_equal(kvft_prompt_wrong(p->prompt, 3, run), 0);
+    return run;
+}
+
+/* Every answer is later than stall_ms: from the first connection on. */
+static void test_public_9_a_long_round_trip(void **state) {
+    (void)state;
+    place p;
+    kvft_server *server = kvft_server_start(NULL);
+    if (server == NULL) {
+        skip();
+    }
+    kvft_proxy *proxy = kvft_proxy_start(server->socket);
+    kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = 350});
+    saves_and_loads(kvft_proxy_tcp_url(proxy));
+    findings all = doctor(kvft_proxy_tcp_url(proxy));
+    assert_false(has(&all, "unreachable"));
+    assert_false(has(&all, "stalled"));
+    kvft_proxy_stop(proxy);
+    kvft_server_stop(server);
+    /* It grows longer under way. */
+    if (open_place(&p, "", PAYLOAD, true)) {
+        assert_int_equal(load(&p, 10000), BLOCKS);
+        kvft_proxy_set(p.proxy, &(kvft_plan){.latency_ms = 350});
+        assert_int_equal(load(&p, 20000), BLOCKS);
+        close_place(&p);
+    }
+}
+
+typedef struct nap {
+    kvft_server *server;
+    atomic_bool done;
+} nap;
+
+/* The host has no time for the server: it stands still for longer than stall_ms, again and again. */
+static void *naps(void *arg) {
+    nap *n = arg;
+    while (!atomic_load(&n->done)) {
+        kvft_server_signal(n->server, SIGSTOP);
+        kvft_nap_ms(400);
+        kvft_server_signal(n->server, SIGCONT);
+        kvft_nap_ms(30);
+    }
+    return NULL;
+}
+
+static void test_public_9_a_busy_host(void **state) {
+    (void)state;
+    place p;
+    if (!open_place(&p, "", 1 << 20, false)) {
+        skip();
+    }
+    nap n = {.server = p.server};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, naps, &n), 0);
+    for (int i = 0; i < 3; i++) {
+        size_t run = load(&p, 20000);
+        if (run < BLOCKS) {
+            atomic_store(&n.done, true);
+            pthread_join(thread, NULL);
+            fail_msg("load %d: %zu of %u blocks: %s", i, run, BLOCKS, kvf_reason_name(p.prompt->blocks[run].why));
+        }
+    }
+    atomic_store(&n.done, true);
+    pthread_join(thread, NULL);
+    close_place(&p);
+}
+
+/* A server that does not come back is told from one that has broken off: by reason, log and doctor; and no call waits
+ * longer than its budget. */
+static void test_public_9_stalled_is_not_broken(void **state) {
+    (void)state;
+    place p;
+    if (!open_place(&p, "stall_ms=100&connect_ms=300", PAYLOAD, false)) {
+        skip();
+    }
+    kvf_set_log(keep_warning, NULL, KVF_LOG_WARN);
+    assert_int_equal(load(&p, 10000), BLOCKS);
+    kvft_server_signal(p.server, SIGSTOP);
+    double begin = kvft_now_ms();
+    assert_int_equal(load(&p, 20000), 0);
+    assert_true(kvft_now_ms() - begin < 15000);
+    assert_int_equal(p.prompt->blocks[0].why, KVF_WHY_STALLED);
+    assert_string_equal(kvf_reason_name(KVF_WHY_STALLED), "stalled");
+    char url[256];
+    snprintf(url, sizeof url, "%s?stall_ms=100&connect_ms=300", p.server->unix_url);
+    findings all = doctor(url);
+    assert_true(has(&all, "stalled"));
+    assert_false(has(&all, "unreachable"));
+    kvft_server_signal(p.server, SIGCONT);
+    begin = kvft_now_ms();
+    while (load(&p, 5000) < BLOCKS && kvft_now_ms() - begin < 10000) {
+        kvft_nap_ms(20);
+    }
+    last_warning[0] = '\0';
+    kvft_proxy_set(p.proxy, &(kvft_plan){.cut_after = 100000});
+    assert_true(load(&p, 10000) < BLOCKS);
+    bool told = false;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        told = told || p.prompt->blocks[i].why == KVF_WHY_UNREACHABLE;
+    }
+    assert_true(told);
+    assert_non_null(strstr(last_warning, "broke"));
+    kvft_server_kill(p.server);
+    all = doctor(url);
+    assert_true(has(&all, "unreachable"));
+    assert_false(has(&all, "stalled"));
+    kvf_set_log(NULL, NULL, KVF_LOG_WARN);
+    close_place(&p);
+}
+
+static void test_public_9_never_beyond_the_budget(void **state) {
+    (void)state;
+    place p;
+    if (!open_place(&p, "", PAYLOAD, true)) {
+        skip();
+    }
+    kvft_proxy_set(p.proxy, &(kvft_plan){.latency_ms = 300});
+    assert_int_equal(load(&p, 20000), BLOCKS); /* patience is seconds from now on */
+    kvft_server_signal(p.server, SIGSTOP);
+    double begin = kvft_now_ms();
+    assert_int_equal(load(&p, 500), 0);
+    double spent = kvft_now_ms() - begin;
+    kvft_server_signal(p.server, SIGCONT);
+    if (spent > 500 + 1000) { /* of a busy machine */
+        fail_msg("a load took %.0f ms of a budget of 500", spent);
+    }
+    close_place(&p);
+}
+
+/* ---- 10: connections that lie idle and are gone, without a word ---- */
+
+static void is_used_again(bool reset) {
+    place p;
+    if (!open_place(&p, "", PAYLOAD, true)) {
+        skip();
+    }
+    kvft_proxy_set(p.proxy, &(kvft_plan){.idle_ms = 200, .reset = reset});
+    for (uint64_t round = 0; round < 4; round++) {
+        /* Lookup, load and save have a connection each by then, and each has lain idle. */
+        size_t run = 0;
+        assert_int_equal(kvf_match(p.space, &run, NULL, p.prompt->keys, BLOCKS, 10000000), KVF_OK);
+        assert_int_equal(run, BLOCKS);
+        assert_int_equal(load(&p, 10000), BLOCKS);
+        kvft_prompt *other = kvft_prompt_new(p.space, 100 + round, BLOCKS, PAYLOAD);
+        kvft_save_all(p.space, p.store, other);
+        kvft_prompt_free(other);
+        kvft_nap_ms(300);
+    }
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_store_stats(p.store, &stats);
+    assert_int_equal(stats.save_failures[KVF_WHY_BREAKER], 0);
+    /* What talks to a server one command after the other does as well. */
+    kvf_tier_info info = {.struct_size = sizeof info};
+    kvft_nap_ms(300);
+    assert_int_equal(kvf_tier_info_get(p.store, &info, 0), KVF_OK);
+    assert_true(info.reachable);
+    assert_int_equal(info.num_open, 0);
+    assert_true(kvft_proxy_stats_get(p.proxy).faults > 0);
+    close_place(&p);
+}
+
+static void test_public_10_idle_is_reset(void **state) {
+    (void)state;
+    is_used_again(true);
+}
+
+static void test_public_10_idle_is_swallowed(void **state) {
+    (void)state;
+    is_used_again(false);
+}
+
+/* It is learned: behind such a proxy a connection is closed before it has lain idle for so long. */
+static void test_public_10_it_is_learned(void **state) {
+    (void)state;
+    place p;
+    if (!open_place(&p, "", PAYLOAD, true)) {
+        skip();
+    }
+    kvft_proxy_set(p.proxy, &(kvft_plan){.idle_ms = 400});
+    assert_int_equal(load(&p, 10000), BLOCKS);
+    kvft_nap_ms(500);
+    assert_int_equal(load(&p, 10000), BLOCKS);
+    uint64_t faults = kvft_proxy_stats_get(p.proxy).faults;
+    assert_true(faults > 0);
+    kvft_nap_ms(500);
+    assert_int_equal(load(&p, 10000), BLOCKS);
+    assert_int_equal(kvft_proxy_stats_get(p.proxy).faults, faults);
+    close_place(&p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_public_1_client_is_renamed_away),
@@ -313,6 +558,13 @@ int main(void) {
         cmocka_unit_test(test_public_5_nothing_is_dropped_in_silence),
         cmocka_unit_test(test_public_6_a_shard_without_a_host),
         cmocka_unit_test(test_public_6_no_host_is_the_same_host),
+        cmocka_unit_test(test_public_9_a_long_round_trip),
+        cmocka_unit_test(test_public_9_a_busy_host),
+        cmocka_unit_test(test_public_9_stalled_is_not_broken),
+        cmocka_unit_test(test_public_9_never_beyond_the_budget),
+        cmocka_unit_test(test_public_10_idle_is_reset),
+        cmocka_unit_test(test_public_10_idle_is_swallowed),
+        cmocka_unit_test(test_public_10_it_is_learned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

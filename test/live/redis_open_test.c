@@ -254,8 +254,8 @@ static void silence(void **state) {
     assert_int_equal(kvft_get(tier, 1, 100), KVF_WHY_BREAKER);
     usleep(60000);
     from = kvfi_sys->now_us();
-    assert_int_equal(kvft_get(tier, 1, 100), KVF_WHY_UNREACHABLE);
-    assert_in_range((kvfi_sys->now_us() - from) / 1000, 80, 500);
+    assert_int_equal(kvft_get(tier, 1, 100), KVF_WHY_STALLED);
+    assert_true((kvfi_sys->now_us() - from) / 1000 >= 80);
     tier->ops->close(tier);
     fake_stop(&f);
 }
@@ -310,7 +310,7 @@ static void lies(void **state) {
     (void)state;
     assert_int_equal(hear("$0\r\n\r\n"), KVF_WHY_ABSENT);
     assert_int_equal(hear("$9223372036854775807\r\nabc"), KVF_WHY_UNREACHABLE);
-    assert_int_equal(hear("$129\r\n"), KVF_WHY_UNREACHABLE);
+    assert_int_equal(hear("$129\r\n"), KVF_WHY_STALLED);
     assert_int_equal(hear("$99999999999999999999\r\n"), KVF_WHY_UNREACHABLE);
     assert_int_equal(hear("*1000000\r\n"), KVF_WHY_UNREACHABLE);
     assert_int_equal(hear("*-5\r\n"), KVF_WHY_UNREACHABLE);

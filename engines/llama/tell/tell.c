@@ -13,6 +13,7 @@ const char *kvfl_tell_why(kvf_reason why) {
         return "not in the store";
     case KVF_WHY_UNREACHABLE:
     case KVF_WHY_BREAKER:
+    case KVF_WHY_STALLED:
         return "the store does not answer; kvferry doctor tells more";
     case KVF_WHY_SERVER:
         return "the server answers with an error; kvferry doctor tells more";
