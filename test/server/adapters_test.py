@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters that change while slots hold KV: a LoRA by request, a control vector. Every answer is that of a server without the shim."""
-import math, sys, time
+import json, os, struct, subprocess, sys, time
 import lab, lora
 
 ARGS = ["-np", "4", "--kv-unified", "-c", "2048", "--cache-ram", "0"]
@@ -13,19 +13,9 @@ def check(what, condition, detail=""):
         raise AssertionError(what)
 
 
-def first(answer):
-    """The first token's five most likely ones, with their logarithms."""
-    return {p["id"]: p["logprob"] for p in answer["completion_probabilities"][0]["top_logprobs"]}
-
-
-def distance(a, b):
-    """0: the same. In other cells sums round differently: some 0.01; of another context it is far more."""
-    return max(abs(a[t] - b[t]) for t in set(a) & set(b)) if len(set(a) & set(b)) >= 3 else math.inf
-
-
 def ask(server, tokens, slot, scale=None, **more):
     by = {} if scale is None else {"lora": [{"id": 0, "scale": scale}]}
-    return server.ask(tokens, 4, id_slot=slot, n_probs=5, **by, **more)
+    return server.ask(tokens, 4, id_slot=slot, **by, **more)
 
 
 def state(server, slot, folder):
@@ -54,6 +44,60 @@ def test_slots_that_share_cells_over_a_change(folder):
           str((stats["copied_tokens"], moved)))
     check("the other slot's KV is what it was", len(before) > 100000 and before == after, str((len(before), len(after))))
     check("and goes on from there", last["timings"]["cache_n"] >= 210, str(last["timings"]["cache_n"]))
+
+
+def test_a_control_vector_of_the_server(folder):
+    """What is stored without one is not loaded with one, whoever sets adapters in between; each has blocks of its own."""
+    control, texts, loaded = f"{folder}/control.gguf", [], []
+    lora.write_control(control, LAYERS, WIDTH)
+    for more in ([], ["--control-vector", control], [], ["--control-vector", control]):
+        with lab.Server(folder, f"file:{folder}/control", [*ARGS, *more], options=["--portable"]) as s:
+            texts.append(ask(s, lab.prompt_of(s, 200), 0)["content"])
+            s.stop()
+        loaded.append(s.stats()["loaded_tokens"])
+    check("a control vector changes the answer", texts[0] != texts[1], repr(texts[:2]))
+    check("with it and without it blocks are loaded apart", texts[:2] == texts[2:] and loaded == [0, 0, 199, 199], str((texts, loaded)))
+
+
+PEERS = os.path.join(os.path.dirname(lab.KVFERRY), "test")
+STEPS = "pcnpxpdpxplcpzxphdpnpcdpxlpnp"  # see test/llama/adapters_peer.c
+
+
+def logits_after(folder, steps, options=None):
+    """Of each prompt, one of 16; and the numbers of the run, with options of `kvferry exec`."""
+    command = [f"{PEERS}/kvf_adapters_peer", f"{folder}/toy.gguf", f"{folder}/toy-lora.gguf", f"{folder}/logits", steps]
+    if options is not None:
+        command = [lab.KVFERRY, "exec", "--stats", f"{folder}/stats.json", *options, "--", *command]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if run.returncode != 0:
+        raise RuntimeError(run.stderr[-2000:])
+    with open(f"{folder}/logits", "rb") as f:
+        data = f.read()
+    size = len(data) // steps.count("p")
+    stats = None
+    if options is not None:
+        with open(f"{folder}/stats.json") as f:
+            stats = json.load(f)
+    return [struct.unpack(f"<{size // 4}f", data[i:i + size])[::16] for i in range(0, len(data), size)], stats
+
+
+def nmse(a, b):
+    return sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a)
+
+
+def test_a_program_that_changes_its_adapters(folder):
+    """LoRAs and control vectors in every order: each prompt as without the shim, and each set's blocks found again."""
+    subprocess.run([f"{PEERS}/kvf_toy_peer", "llama", f"{folder}/toy.gguf", "4"], check=True)
+    lora.write(f"{folder}/toy-lora.gguf", 4, 512)
+    plain = logits_after(folder, STEPS)[0]
+    check("each set of adapters gives other logits", min(nmse(plain[0], plain[i]) for i in (1, 3, 5)) > 0.01)
+    for mode in ([], ["--portable"]):
+        options = ["--store", f"file:{folder}/program{len(mode)}", *mode]
+        for turn in ("cold", "warm"):
+            seen, stats = logits_after(folder, STEPS, options)
+            worst = max(nmse(a, b) for a, b in zip(plain, seen))
+            check(f"a program that changes its adapters computes as it does alone ({turn}, {' '.join(mode) or 'default'})", worst < 1e-3, f"{worst:.1e}")
+        check("and all is loaded", stats["loaded_tokens"] == 149 * STEPS.count("p"), str((stats["loaded_tokens"], stats["computed_tokens"])))
 
 
 lab.need_all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A LoRA adapter of random numbers for the attention of a llama model: enough to change every answer."""
+"""Adapters of random numbers, enough to change every answer: a LoRA for the attention of a llama model, a control vector."""
 import random, struct
 
 STRING, UINT32, FLOAT32 = 8, 4, 6
@@ -20,10 +20,22 @@ def write(path, layers, width, rank=4, seed=1):
             tensors.append((f"blk.{i}.attn_q.weight.lora_{part}", shape, len(data)))
             data += struct.pack(f"<{width * rank}f", *(noise.uniform(-0.3, 0.3) for _ in range(width * rank)))
             data += b"\0" * (-len(data) % 32)
+    write_gguf(path, fields, tensors, data)
+
+
+def write_gguf(path, fields, tensors, data):
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
     for key, kind, value in fields:
         head += string(key) + struct.pack("<I", kind) + value
     for name, shape, offset in tensors:
-        head += string(name) + struct.pack("<IQQIQ", 2, *shape, 0, offset)
+        head += string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
     with open(path, "wb") as f:
         f.write(head + b"\0" * (-len(head) % 32) + data)
+
+
+def write_control(path, layers, width, strength=1.0, seed=1):
+    """A control vector for all layers but the first."""
+    noise = random.Random(seed)
+    data = struct.pack(f"<{(layers - 1) * width}f", *(noise.uniform(-strength, strength) for _ in range((layers - 1) * width)))
+    fields = [("general.architecture", STRING, string("controlvector")), ("general.alignment", UINT32, struct.pack("<I", 32))]
+    write_gguf(path, fields, [(f"direction.{i + 1}", (width,), 4 * width * i) for i in range(layers - 1)], data)
