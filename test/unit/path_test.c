@@ -258,6 +258,37 @@ static void test_bad_batches_are_refused(void **state) {
     close_bench(&b);
 }
 
+static bool is_readable(const kvf_queue *queue, int timeout_ms) {
+    struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    return poll(&fd, 1, timeout_ms) == 1;
+}
+
+/* The descriptor is readable as long as there is something to reap, and no longer. */
+static void test_the_descriptor_tells_of_what_is_done(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = KVF_OP_MATCH, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 2), KVF_OK);
+    assert_false(is_readable(queue, 0));
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+        assert_true(is_readable(queue, 20000));
+        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+        for (size_t reaped = 0; reaped < 2; reaped++) {
+            assert_true(is_readable(queue, 20000));
+            assert_int_equal(kvf_reap(queue, &done, 1), 1);
+        }
+        assert_false(is_readable(queue, 0));
+    }
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
 /* ---- reservations ---- */
 
 /* More bytes than were reserved are not those of a block: nothing is stored, and the reservation is given back. */
@@ -468,6 +499,7 @@ int main(void) {
         cmocka_unit_test(test_a_fence_waits_for_its_slots),
         cmocka_unit_test(test_a_view_is_closed_when_its_slots_are_free),
         cmocka_unit_test(test_a_place_in_the_queue_is_used_again),
+        cmocka_unit_test(test_the_descriptor_tells_of_what_is_done),
         cmocka_unit_test(test_bad_batches_are_refused),
         cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
