@@ -217,11 +217,13 @@ static void session_limits(void **state) {
 static void session_refused(void **state) {
     (void)state;
     char data[2000] = {1}, got[2000];
-    kvfi_part parts[] = {part_of("keys", data, 2000), part_of("values", data, 1000)};
+    kvfi_part parts[] = {part_of("keys", data, 2000), part_of("values", data, 1000)}, back = part_of("keys", got, 2000);
     assert_int_equal(put("s", parts, 2, 60), KVF_OK);
+    assert_int_equal(tier->ops->session_get(tier, &err, "s", &back, 1, soon()), KVF_OK);
     say("CONFIG SET maxmemory-policy noeviction");
     say("CONFIG SET maxmemory 1");
     data[0] = 2;
+    uint64_t connects = tier->connects;
     assert_int_equal(put("s", parts, 2, 60), KVF_IO);
     assert_non_null(strstr(err.what, "OOM"));
     say("CONFIG SET maxmemory 0");
@@ -230,6 +232,9 @@ static void session_refused(void **state) {
     assert_int_equal(tier->ops->session_get(tier, &err, "s", parts, 1, soon()), KVF_OK);
     assert_int_equal(got[0], 1);
     assert_string_equal(say("DBSIZE"), ":1");
+    parts[0] = part_of("keys", data, 2000);
+    assert_int_equal(put("s", parts, 2, 60), KVF_OK); /* on the same connection: nothing is owed on it */
+    assert_int_equal(tier->connects, connects);
     assert_int_equal(tier->disconnects, 0);
     /* Hung in the middle: in time, and the old one stays. */
     kvft_server_signal(server, SIGSTOP);
