@@ -132,6 +132,12 @@ const char *kvfcli_size(char out[KVFCLI_TEXT], uint64_t bytes);       /* "94.4 M
 const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s);      /* "3 min", how long ago; "?" when 0 */
 const char *kvfcli_span(char out[KVFCLI_TEXT], int64_t milliseconds); /* "55 min"; "-" when negative */
 
+/* ---- text that comes from a store or a server: never printed as it is */
+/* kvfcli_shown returns it with \n, \t, \xNN for what could move a cursor or fake a line, and \\ for a backslash. Valid until the
+ * eighth call after this one; of text that is too long, the beginning. kvfcli_shown_n: of its first `len` bytes. */
+const char *kvfcli_shown(const char *text);
+const char *kvfcli_shown_n(const char *text, size_t len);
+
 /* ---- hex */
 #define KVFCLI_HEX32 65
 void kvfcli_hex(char out[KVFCLI_HEX32], const uint8_t bytes[32]);
@@ -142,6 +148,8 @@ bool kvfcli_unhex(uint8_t out[32], const char *hex); /* exactly 64 digits */
 /* ---- JSON */
 /* kvfcli_print_json prints and frees it. Returns `code`, or KVFCLI_IO after a message when that failed. */
 int kvfcli_print_json(json_t *json, int code);
+json_t *kvfcli_json_text(const char *text); /* as it is, or as kvfcli_shown shows it where it is no UTF-8 */
+json_t *kvfcli_json_text_n(const char *text, size_t len);
 json_t *kvfcli_json_hex(const uint8_t bytes[32]);
 json_t *kvfcli_json_fields(const char *description); /* of "name=value\n" lines: an object; null for NULL */
 

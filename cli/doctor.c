@@ -29,11 +29,11 @@ static void print_finding(visit *v, const kvf_finding *finding) {
     if (!v->any || finding->tier != v->last_tier) {
         char url[256];
         kvfcli_tier_url(v->store, finding->tier, url);
-        printf("%s\n", url);
+        printf("%s\n", kvfcli_shown(url));
     }
-    printf("  %-8s %s\n", severity_names[finding->severity], finding->what);
+    printf("  %-8s %s\n", severity_names[finding->severity], kvfcli_shown(finding->what));
     if (finding->mend != NULL && finding->mend[0] != '\0') {
-        printf("  %-8s mend: %s\n", "", finding->mend);
+        printf("  %-8s mend: %s\n", "", kvfcli_shown(finding->mend));
     }
 }
 
@@ -42,9 +42,11 @@ static void found(void *ctx, const kvf_finding *finding) {
     if (v->findings == NULL) {
         print_finding(v, finding);
     } else {
-        json_array_append_new(v->findings, json_pack("{s:i, s:s, s:s, s:s, s:s?}", "tier", (int)finding->tier,
-                                                     "severity", severity_names[finding->severity], "code",
-                                                     finding->code, "what", finding->what, "mend", finding->mend));
+        json_array_append_new(v->findings,
+                              json_pack("{s:i, s:s, s:s, s:o, s:o}", "tier", (int)finding->tier, "severity",
+                                        severity_names[finding->severity], "code", finding->code, "what",
+                                        kvfcli_json_text(finding->what), "mend",
+                                        finding->mend != NULL ? kvfcli_json_text(finding->mend) : json_null()));
     }
     v->worst = finding->severity > v->worst ? finding->severity : v->worst;
     v->last_tier = finding->tier;
@@ -56,7 +58,7 @@ static json_t *urls_json(kvf_store *store, size_t num_tiers) {
     for (uint32_t tier = 0; tier < num_tiers; tier++) {
         char url[256];
         kvfcli_tier_url(store, tier, url);
-        json_array_append_new(urls, json_string(url));
+        json_array_append_new(urls, kvfcli_json_text(url));
     }
     return urls;
 }

@@ -42,7 +42,7 @@ static void print_time(const char *label, int64_t stored_s) {
 static void print_indented(const char *label, const char *lines) {
     for (const char *line = lines; *line != '\0';) {
         size_t len = strcspn(line, "\n");
-        printf("%-9s %.*s\n", line == lines ? label : "", (int)len, line);
+        printf("%-9s %s\n", line == lines ? label : "", kvfcli_shown_n(line, len));
         line += len + (line[len] == '\n');
     }
 }
@@ -129,7 +129,7 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
            b->damage != KVF_WHY_NONE    ? kvf_reason_name(b->damage)
            : b->seal == KVF_SEAL_CLOSED ? "only its header and length: it is sealed"
                                         : "whole");
-    printf("%-9s %s\n%-9s %s\n", "store", url, "name", b->record->name);
+    printf("%-9s %s\n%-9s %s\n", "store", kvfcli_shown(url), "name", kvfcli_shown(b->record->name));
     printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, b->record->stored_bytes),
            (unsigned long long)b->record->stored_bytes);
     printf("%-9s %s\n", "expires", b->record->ttl_ms < 0 ? "never" : kvfcli_span(span, b->record->ttl_ms));
@@ -168,14 +168,15 @@ static json_t *tokens_json(const block *b) {
 static json_t *block_json(kvf_store *store, const block *b, const char *fields) {
     char url[256];
     kvfcli_tier_url(store, b->record->tier, url);
-    return json_pack("{s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:i, s:i, s:o, s:s?, s:b}", "block",
-                     kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space), "fields",
-                     kvfcli_json_fields(fields), "store", url, "name", b->record->name, "damage",
-                     b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
-                     (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
-                     (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token",
-                     (int)b->first_token, "num_tokens", (int)b->num_tokens, "tokens", tokens_json(b), "text", b->text,
-                     "sealed", b->seal == KVF_SEAL_CLOSED);
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:b}", "block",
+        kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space), "fields", kvfcli_json_fields(fields),
+        "store", kvfcli_json_text(url), "name", kvfcli_json_text(b->record->name), "damage",
+        b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
+        (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
+        (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token", (json_int_t)b->first_token,
+        "num_tokens", (json_int_t)b->num_tokens, "tokens", tokens_json(b), "text",
+        b->text != NULL ? kvfcli_json_text(b->text) : json_null(), "sealed", b->seal == KVF_SEAL_CLOSED);
 }
 
 static int show_block(const request *r, kvf_store *store, const kvfcli_common *common, block *b) {
@@ -265,10 +266,10 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
 }
 
 static json_t *space_json(const uint8_t space[32], const space_sum *sum, const char *fields) {
-    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:i, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(space),
+    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(space),
                      "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_prompts",
                      (json_int_t)sum->num_prompts, "num_tokens", (json_int_t)sum->num_tokens, "stored_bytes",
-                     (json_int_t)sum->bytes, "longest_tokens", (int)sum->last_token, "oldest_s",
+                     (json_int_t)sum->bytes, "longest_tokens", (json_int_t)sum->last_token, "oldest_s",
                      (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_damaged",
                      (json_int_t)sum->num_damaged, "num_sealed", (json_int_t)sum->num_closed);
 }
@@ -296,7 +297,7 @@ static void print_tensor(const char *label, const kvf_tensor *t) {
     char size[KVFCLI_TEXT];
     printf("%-9s %s (%zu bytes)", label, kvfcli_size(size, t->len), t->len);
     if (t->dtype[0] != '\0') {
-        printf(", %s", t->dtype);
+        printf(", %s", kvfcli_shown(t->dtype));
     }
     for (uint32_t i = 0; i < t->num_dims; i++) {
         printf("%s%llu", i == 0 ? ", " : " x ", (unsigned long long)t->dims[i]);
@@ -306,7 +307,7 @@ static void print_tensor(const char *label, const kvf_tensor *t) {
 
 static void print_session(const char *id, const kvf_session *session) {
     char hex[KVFCLI_HEX32];
-    printf("%-9s %s\n", "session", id);
+    printf("%-9s %s\n", "session", kvfcli_shown(id));
     print_tensor("keys", &session->k);
     print_tensor("values", &session->v);
     if (!session->has_meta) {
@@ -315,7 +316,7 @@ static void print_session(const char *id, const kvf_session *session) {
     }
     kvfcli_hex(hex, session->space);
     printf("%-9s %u\n%-9s %s\n%-9s %s\n%-9s %s\n", "tokens", session->num_tokens, "layout",
-           session->layout[0] != '\0' ? session->layout : "not known", "space", hex, "verified", "whole");
+           session->layout[0] != '\0' ? kvfcli_shown(session->layout) : "not known", "space", hex, "verified", "whole");
 }
 
 static json_t *tensor_json(const kvf_tensor *t) {
@@ -323,13 +324,14 @@ static json_t *tensor_json(const kvf_tensor *t) {
     for (uint32_t i = 0; i < t->num_dims; i++) {
         json_array_append_new(dims, json_integer((json_int_t)t->dims[i]));
     }
-    return json_pack("{s:I, s:s, s:o}", "bytes", (json_int_t)t->len, "dtype", t->dtype, "dims", dims);
+    return json_pack("{s:I, s:o, s:o}", "bytes", (json_int_t)t->len, "dtype", kvfcli_json_text(t->dtype), "dims", dims);
 }
 
 static json_t *session_json(const char *id, const kvf_session *session) {
-    return json_pack("{s:s, s:o, s:o, s:b, s:i, s:s, s:o}", "session", id, "keys", tensor_json(&session->k), "values",
-                     tensor_json(&session->v), "has_meta", session->has_meta, "num_tokens", (int)session->num_tokens,
-                     "layout", session->layout, "space", kvfcli_json_hex(session->space));
+    return json_pack("{s:o, s:o, s:o, s:b, s:I, s:o, s:o}", "session", kvfcli_json_text(id), "keys",
+                     tensor_json(&session->k), "values", tensor_json(&session->v), "has_meta", session->has_meta,
+                     "num_tokens", (json_int_t)session->num_tokens, "layout", kvfcli_json_text(session->layout),
+                     "space", kvfcli_json_hex(session->space));
 }
 
 static int inspect_session(kvf_store *store, const kvfcli_common *common, const char *id) {

@@ -186,7 +186,7 @@ static void print_fields(const char *description) {
     }
     for (const char *line = description; *line != '\0';) {
         size_t len = strcspn(line, "\n");
-        printf("    %.*s\n", (int)len, line);
+        printf("    %s\n", kvfcli_shown_n(line, len));
         line += len + (line[len] == '\n');
     }
 }
@@ -242,8 +242,8 @@ static void print_sessions(const listing *l, uint32_t tier) {
                 printf("  %-40s %11s %9s %9s\n", "SESSION", "SIZE", "AGE", "EXPIRES");
             }
             any = true;
-            printf("  %-40s %11s %9s %9s\n", r->name, kvfcli_size(size, r->bytes), kvfcli_age(age, r->stored_s),
-                   kvfcli_span(ttl, r->ttl_ms));
+            printf("  %-40s %11s %9s %9s\n", kvfcli_shown(r->name), kvfcli_size(size, r->bytes),
+                   kvfcli_age(age, r->stored_s), kvfcli_span(ttl, r->ttl_ms));
         }
     }
 }
@@ -286,7 +286,7 @@ static void print_listing(kvf_store *store, const listing *l, uint32_t num_tiers
     for (uint32_t tier = 0; tier < num_tiers; tier++) {
         char url[256];
         kvfcli_tier_url(store, tier, url);
-        printf("%s\n", url);
+        printf("%s\n", kvfcli_shown(url));
         if (l->only != NULL) {
             print_blocks(l, tier);
             continue;
@@ -311,15 +311,15 @@ static json_t *space_json(kvf_store *store, const space_sum *sum) {
 }
 
 static json_t *block_json(const row *r) {
-    return json_pack("{s:o, s:i, s:i, s:I, s:I, s:I, s:s?, s:b}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
-                     (int)r->first_token, "num_tokens", (int)r->num_tokens, "stored_bytes", (json_int_t)r->bytes,
-                     "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms, "damage",
-                     r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL, "sealed", r->closed);
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:s?, s:b}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
+                     (json_int_t)r->first_token, "num_tokens", (json_int_t)r->num_tokens, "stored_bytes",
+                     (json_int_t)r->bytes, "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms,
+                     "damage", r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL, "sealed", r->closed);
 }
 
 static json_t *session_json(const row *r) {
-    return json_pack("{s:s, s:I, s:I, s:I}", "session", r->name, "stored_bytes", (json_int_t)r->bytes, "stored_s",
-                     (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms);
+    return json_pack("{s:o, s:I, s:I, s:I}", "session", kvfcli_json_text(r->name), "stored_bytes", (json_int_t)r->bytes,
+                     "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms);
 }
 
 static json_t *rows_json(const row_list *list, uint32_t tier, json_t *(*to_json)(const row *)) {
@@ -341,7 +341,7 @@ static json_t *tier_json(kvf_store *store, const listing *l, uint32_t tier) {
             json_array_append_new(spaces, space_json(store, &l->spaces[i]));
         }
     }
-    json_t *json = json_pack("{s:s, s:o, s:o, s:I, s:I}", "url", url, "spaces", spaces, "sessions",
+    json_t *json = json_pack("{s:o, s:o, s:o, s:I, s:I}", "url", kvfcli_json_text(url), "spaces", spaces, "sessions",
                              rows_json(&l->sessions, tier, session_json), "num_damaged",
                              (json_int_t)l->num_damaged[tier], "num_foreign", (json_int_t)l->num_foreign[tier]);
     if (l->only != NULL) {

@@ -323,15 +323,7 @@ static char *our_text(const explanation *e) {
 }
 
 static void print_quoted(const char *label, const char *text) {
-    printf("  %-9s \"", label);
-    for (const char *c = text != NULL ? text : ""; *c != '\0'; c++) {
-        if (*c == '\n') {
-            fputs("\\n", stdout);
-        } else {
-            fputc(*c, stdout);
-        }
-    }
-    printf("\"\n");
+    printf("  %-9s \"%s\"\n", label, text != NULL ? kvfcli_shown(text) : "");
 }
 
 static void print_difference(const explanation *e) {
@@ -352,8 +344,9 @@ static void print_difference(const explanation *e) {
 static void print_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
                         int there_len) {
     (void)ctx;
-    printf("    %.*s: here %.*s, there %.*s\n", name_len, name, here_len > 0 ? here_len : 1, here_len > 0 ? here : "-",
-           there_len > 0 ? there_len : 1, there_len > 0 ? there : "-");
+    printf("    %s: here %s, there %s\n", kvfcli_shown_n(name, (size_t)name_len),
+           here_len > 0 ? kvfcli_shown_n(here, (size_t)here_len) : "-",
+           there_len > 0 ? kvfcli_shown_n(there, (size_t)there_len) : "-");
 }
 
 static void print_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len,
@@ -413,7 +406,7 @@ static void print(const explanation *e) {
 /* ---- JSON ---- */
 
 static json_t *text_value(const char *text, int len) {
-    return len >= 0 ? json_stringn(text, (size_t)len) : json_null();
+    return len >= 0 ? kvfcli_json_text_n(text, (size_t)len) : json_null();
 }
 
 static void add_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
@@ -445,7 +438,7 @@ static json_t *json_spaces(const explanation *e) {
 }
 
 static json_t *json_own(char *text) {
-    json_t *value = text != NULL ? json_string(text) : json_null();
+    json_t *value = text != NULL ? kvfcli_json_text(text) : json_null();
     free(text);
     return value;
 }

@@ -28,7 +28,7 @@ static const char *size_or_unknown(char out[KVFCLI_TEXT], int64_t bytes) {
 
 static void print_tier(const kvf_tier_info *info) {
     char records[KVFCLI_TEXT], used[KVFCLI_TEXT], max[KVFCLI_TEXT];
-    printf("%s\n", info->url);
+    printf("%s\n", kvfcli_shown(info->url));
     if (info->num_servers > 1 || info->num_open + info->num_half_open + info->num_refusing > 0) {
         printf("  servers  %u, breaker open for %u, half-open for %u; saves refused by %u\n", info->num_servers,
                info->num_open, info->num_half_open, info->num_refusing);
@@ -47,11 +47,11 @@ static json_t *number_json(int64_t n) {
 }
 
 static json_t *tier_json(const kvf_tier_info *info) {
-    return json_pack("{s:s, s:b, s:o, s:o, s:o, s:i, s:i, s:i, s:i}", "url", info->url, "reachable", info->reachable,
-                     "num_records", number_json(info->num_records), "used_bytes", number_json(info->used_bytes),
-                     "max_bytes", number_json(info->max_bytes), "num_servers", (int)info->num_servers, "num_open",
-                     (int)info->num_open, "num_half_open", (int)info->num_half_open, "num_refusing",
-                     (int)info->num_refusing);
+    return json_pack("{s:o, s:b, s:o, s:o, s:o, s:i, s:i, s:i, s:i}", "url", kvfcli_json_text(info->url), "reachable",
+                     info->reachable, "num_records", number_json(info->num_records), "used_bytes",
+                     number_json(info->used_bytes), "max_bytes", number_json(info->max_bytes), "num_servers",
+                     (int)info->num_servers, "num_open", (int)info->num_open, "num_half_open", (int)info->num_half_open,
+                     "num_refusing", (int)info->num_refusing);
 }
 
 static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {

@@ -4,6 +4,8 @@
  */
 #include "cli.h"
 
+#include "base/text.h"
+
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +54,37 @@ const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s) {
     return kvfcli_span(out, age_s * 1000);
 }
 
+/* ---- text of a store ---- */
+
+const char *kvfcli_shown_n(const char *text, size_t len) {
+    static char buffers[8][16 * 1024];
+    static size_t turn;
+    char *out = buffers[turn++ % 8];
+    size_t at = 0, cap = sizeof buffers[0];
+    for (size_t i = 0; i < len && at + 8 < cap;) {
+        size_t shown = text[i] == '\\' ? 0 : kvfi_shown_bytes(text + i, len - i);
+        if (shown > 0) {
+            memcpy(out + at, text + i, shown);
+            at += shown;
+            i += shown;
+            continue;
+        }
+        const char *known = strchr("\\\\\nn\tt", text[i]);
+        if (text[i] != '\0' && known != NULL) {
+            at += (size_t)snprintf(out + at, cap - at, "\\%c", known[1]);
+        } else {
+            at += (size_t)snprintf(out + at, cap - at, "\\x%02x", (unsigned)(uint8_t)text[i]);
+        }
+        i++;
+    }
+    out[at] = '\0';
+    return out;
+}
+
+const char *kvfcli_shown(const char *text) {
+    return kvfcli_shown_n(text, strlen(text));
+}
+
 /* ---- hex ---- */
 
 void kvfcli_hex(char out[KVFCLI_HEX32], const uint8_t bytes[32]) {
@@ -89,7 +122,8 @@ bool kvfcli_unhex(uint8_t out[32], const char *hex) {
 
 int kvfcli_print_json(json_t *json, int code) {
     /* jansson hands NULL through its calls, so one check at the end finds every allocation that failed. */
-    bool bad = json == NULL || json_dumpf(json, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0;
+    bool bad =
+        json == NULL || json_dumpf(json, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII) != 0;
     json_decref(json);
     if (bad) {
         kvfcli_say("the JSON could not be written");
@@ -97,6 +131,15 @@ int kvfcli_print_json(json_t *json, int code) {
     }
     fputc('\n', stdout);
     return code;
+}
+
+json_t *kvfcli_json_text_n(const char *text, size_t len) {
+    json_t *json = json_stringn(text, len);
+    return json != NULL ? json : json_string(kvfcli_shown_n(text, len));
+}
+
+json_t *kvfcli_json_text(const char *text) {
+    return kvfcli_json_text_n(text, strlen(text));
 }
 
 json_t *kvfcli_json_hex(const uint8_t bytes[32]) {
@@ -114,9 +157,8 @@ json_t *kvfcli_json_fields(const char *description) {
         size_t len = strcspn(line, "\n");
         const char *equals = memchr(line, '=', len);
         if (equals != NULL) {
-            char *name = strndup(line, (size_t)(equals - line));
-            json_object_set_new(fields, name, json_stringn(equals + 1, len - (size_t)(equals + 1 - line)));
-            free(name);
+            json_object_set_new(fields, kvfcli_shown_n(line, (size_t)(equals - line)),
+                                kvfcli_json_text_n(equals + 1, len - (size_t)(equals + 1 - line)));
         }
         line += len + (line[len] == '\n');
     }

@@ -106,8 +106,8 @@ static int remove_damaged(inspection *in, kvf_store *store) {
 }
 
 static json_t *damaged_json(const damaged *d) {
-    return json_pack("{s:i, s:s, s:s, s:b}", "tier", (int)d->tier, "name", d->name, "reason", kvf_reason_name(d->why),
-                     "removed", d->removed);
+    return json_pack("{s:i, s:o, s:s, s:b}", "tier", (int)d->tier, "name", kvfcli_json_text(d->name), "reason",
+                     kvf_reason_name(d->why), "removed", d->removed);
 }
 
 static json_t *report_json(const inspection *in) {
@@ -130,9 +130,11 @@ static void print_report(const inspection *in, kvf_store *store) {
         const damaged *d = &in->list[i];
         kvfcli_tier_url(store, d->tier, url);
         if (d->why == KVF_WHY_ABSENT) {
-            printf("incomplete: %s in %s: a part of it is not there%s\n", d->name, url, d->removed ? " (removed)" : "");
+            printf("incomplete: %s in %s: a part of it is not there%s\n", kvfcli_shown(d->name), kvfcli_shown(url),
+                   d->removed ? " (removed)" : "");
         } else {
-            printf("damaged: %s in %s: %s%s\n", d->name, url, kvf_reason_name(d->why), d->removed ? " (removed)" : "");
+            printf("damaged: %s in %s: %s%s\n", kvfcli_shown(d->name), kvfcli_shown(url), kvf_reason_name(d->why),
+                   d->removed ? " (removed)" : "");
         }
     }
     if (in->num_incomplete > 0) {

@@ -30,7 +30,8 @@ typedef enum kvf_seal {
 typedef struct kvf_entry {
     kvf_entry_kind kind;
     uint32_t tier;
-    const char *name; /* the store's own name for it: a Redis key, a file's path below the folder */
+    const char
+        *name; /* the store's own name for it: a Redis key, a file's path below the folder. Any bytes: quote it */
     uint8_t space[32];
     kvf_key key;
     uint64_t stored_bytes; /* header and payload, as the store keeps them */

@@ -77,7 +77,8 @@ typedef enum kvf_reason {
     KVF_NUM_REASONS
 } kvf_reason;
 
-/* One sentence: what is wrong, and what mends it. Never holds a password. */
+/* One sentence: what is wrong, and what mends it. Never holds a password, nor what must not be shown on a terminal: control
+ * characters that a server or a file said are question marks. The same holds for the log. */
 typedef struct kvf_error {
     kvf_status status;
     char what[252];

@@ -3,6 +3,7 @@
  * Errors, names, log, hex, numbers, iovecs.
  */
 #include "base/base.h"
+#include "base/text.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -53,6 +54,18 @@ const char *kvf_reason_name(kvf_reason reason) {
     return i < sizeof reason_names / sizeof *reason_names ? reason_names[i] : "unknown";
 }
 
+/* Messages may carry what a server or a file said: what must not be shown becomes a question mark. */
+static void clean(char *text) {
+    size_t len = strlen(text);
+    for (size_t i = 0; i < len;) {
+        size_t shown = kvfi_shown_bytes(text + i, len - i);
+        if (shown == 0) {
+            text[i] = '?';
+        }
+        i += shown > 0 ? shown : 1;
+    }
+}
+
 kvf_status kvfi_fail(kvf_error *err, kvf_status status, const char *format, ...) {
     if (err != NULL) {
         va_list args;
@@ -60,6 +73,7 @@ kvf_status kvfi_fail(kvf_error *err, kvf_status status, const char *format, ...)
         err->status = status;
         vsnprintf(err->what, sizeof err->what, format, args);
         va_end(args);
+        clean(err->what);
     }
     return status;
 }
@@ -91,6 +105,7 @@ void kvfi_log(kvf_log_level level, const char *format, ...) {
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    clean(message);
     pthread_mutex_lock(&log_lock);
     if (log_fn != NULL) {
         log_fn(log_ctx, level, message);
