@@ -20,7 +20,7 @@ Environment:
   PORTION=i/n     only each n-th of them, from the i-th on (1/1)
   ONLY=TEXT       only those of files whose path contains it
   JOBS=n          at once (half of the processors)
-  SECONDS=n       of tests for one mutant at most; the slower tests of a line are left out (60)
+  SECONDS=n       of tests for one mutant at most; the slower tests of a line are left out (30)
   FLOOR=n         percent (85)
 Results are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again.
 """
@@ -505,7 +505,7 @@ def judge(bench, found, mutant, source):
         tests = tests_for(found, mutant)
         if not tests:
             return "survived", "no test executes it"
-        left, ran, linked = number("SECONDS", 60), 0, set()
+        left, ran, linked = number("SECONDS", 30), 0, set()
         for test in tests:
             if test["seconds"] > left:
                 continue
