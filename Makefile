@@ -126,5 +126,11 @@ check-decode: build ## llama-server generates as fast with the shim and write-be
 check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
 	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test
 
+check: check-identity
+.PHONY: check-identity
+check-identity: build ## all that changes a block's bytes is in its name, or refused; llama.h beside the table of its settings
+	@$(paths); $(programs); ctest --test-dir $(release) -L identity --output-on-failure --no-tests=error
+	@$(paths); python3 test/llama/settings_test.py $$KVF_LLAMA_DIR/include/llama.h
+
 check-never-slower: build ## time to the first token at every bandwidth beside that without a store, and loading and computing at once
 	@$(paths); $(release)/bench/never_slower_bench --check $${SERIES:+--series "$$SERIES"} --svg "$${SVG:-/dev/null}"
