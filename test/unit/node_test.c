@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A server's breakers on a clock that stands still, and what replies mean (redis/node.h).
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "redis/redis.h"
+
+static kvfi_systable table;
+static int64_t now;
+static uint16_t chance; /* 0: a backoff lasts its whole time; UINT16_MAX: a quarter less */
+static unsigned tries;  /* to connect */
+static _Atomic uint64_t connects, disconnects;
+static kvfi_redis_conf conf;
+static kvfi_node node;
+
+static int64_t standing_clock(void) {
+    return now;
+}
+
+static int given_chance(void *out, size_t bytes) {
+    assert_int_equal(bytes, sizeof chance);
+    memcpy(out, &chance, sizeof chance);
+    return 0;
+}
+
+static int refuse(int fd, const struct sockaddr *address, socklen_t len) {
+    (void)fd;
+    (void)address;
+    (void)len;
+    tries++;
+    errno = ECONNREFUSED;
+    return -1;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    now = 1000000;
+    chance = 0;
+    tries = 0;
+    table = kvfi_sys_real;
+    table.now_us = standing_clock;
+    table.random = given_chance;
+    table.connect = refuse;
+    kvfi_sys_table = &table;
+    conf = (kvfi_redis_conf){
+        .text = "redis+unix:///nowhere", .name = "", .prefix = "kvf1", .connect_ms = 300, .stall_ms = 100, .conns = 1};
+    conf.server.path = "/nowhere";
+    kvfi_node_init(&node, &conf, &conf.server, NULL, &connects, &disconnects);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    kvfi_node_cleanup(&node);
+    kvfi_sys_table = &kvfi_sys_real;
+    return 0;
+}
+
+static void expect_states(kvfi_breaker_state connections, kvfi_breaker_state saves) {
+    kvfi_breaker_state a, b;
+    kvfi_node_states(&node, &a, &b);
+    assert_int_equal(a, connections);
+    assert_int_equal(b, saves);
+}
+
+static kvf_reason take(void) {
+    kvfi_conn *conn = NULL;
+    kvf_reason why = kvfi_node_take(&node, &conn, NULL, KVFI_LANE_LOAD, NULL, now + 10000000);
+    assert_null(conn);
+    return why;
+}
+
+/* Each failure doubles the time in which nobody tries, from 50 ms to half a second. */
+static void test_connections_back_off(void **state) {
+    (void)state;
+    static const int64_t backoffs_ms[] = {50, 100, 200, 400, 500, 500};
+    expect_states(KVFI_BREAKER_CLOSED, KVFI_BREAKER_CLOSED);
+    for (unsigned i = 0; i < sizeof backoffs_ms / sizeof *backoffs_ms; i++) {
+        assert_int_equal(take(), KVF_WHY_UNREACHABLE);
+        assert_int_equal(tries, i + 1);
+        expect_states(KVFI_BREAKER_OPEN, KVFI_BREAKER_CLOSED);
+        assert_int_equal(take(), KVF_WHY_BREAKER);
+        now += backoffs_ms[i] * 1000 - 1;
+        assert_int_equal(take(), KVF_WHY_BREAKER);
+        expect_states(KVFI_BREAKER_OPEN, KVFI_BREAKER_CLOSED);
+        assert_int_equal(tries, i + 1);
+        now += 1;
+        expect_states(KVFI_BREAKER_HALF_OPEN, KVFI_BREAKER_CLOSED);
+    }
+}
+
+/* Refused saves: from 0.1 to 2 s, up to a quarter less by chance. Then one may try, and until it has told what became
+ * of it, or has had its time, nobody else. */
+static void test_saves_back_off(void **state) {
+    (void)state;
+    static const int64_t backoffs_ms[] = {100, 200, 400, 800, 1600, 2000, 2000};
+    assert_true(kvfi_node_may_save(&node) && kvfi_node_may_save(&node));
+    for (unsigned i = 0; i < sizeof backoffs_ms / sizeof *backoffs_ms; i++) {
+        chance = i % 2 == 0 ? 0 : UINT16_MAX;
+        int64_t us = i % 2 == 0 ? backoffs_ms[i] * 1000 : backoffs_ms[i] * 750;
+        kvfi_node_note_saves(&node, true);
+        expect_states(KVFI_BREAKER_CLOSED, KVFI_BREAKER_OPEN);
+        now += us - 1;
+        assert_false(kvfi_node_may_save(&node));
+        now += 1;
+        expect_states(KVFI_BREAKER_CLOSED, KVFI_BREAKER_HALF_OPEN);
+        assert_true(kvfi_node_may_save(&node));
+        assert_false(kvfi_node_may_save(&node));
+        expect_states(KVFI_BREAKER_CLOSED, KVFI_BREAKER_HALF_OPEN);
+    }
+    now += 2000000 - 1;
+    assert_false(kvfi_node_may_save(&node));
+    now += 1;
+    assert_true(kvfi_node_may_save(&node));
+    kvfi_node_note_saves(&node, false);
+    expect_states(KVFI_BREAKER_CLOSED, KVFI_BREAKER_CLOSED);
+    assert_true(kvfi_node_may_save(&node) && kvfi_node_may_save(&node));
+    kvfi_node_note_saves(&node, true); /* from the beginning */
+    now += 100000;
+    assert_true(kvfi_node_may_save(&node));
+}
+
+/* ---- what replies mean ---- */
+
+static kvfi_reply error(const char *text) {
+    return (kvfi_reply){.kind = KVFI_RESP_ERROR, .text = text, .len = strlen(text), .last = true};
+}
+
+static void test_replies(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        bool one, several; /* refuses saves, as a single server, as one of several */
+    } rows[] = {{"OOM command not allowed", true, true},
+                {"MISCONF disk", true, true},
+                {"NOREPLICAS few", true, true},
+                {"READONLY replica", true, false},
+                {"ERR other", false, false},
+                {"OOMPH", false, false},
+                {"WRONGTYPE", false, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvfi_reply reply = error(rows[i].text);
+        assert_int_equal(kvfi_reply_refuses_saves(&reply, false), rows[i].one);
+        assert_int_equal(kvfi_reply_refuses_saves(&reply, true), rows[i].several);
+        reply.kind = KVFI_RESP_STATUS;
+        assert_false(kvfi_reply_refuses_saves(&reply, false));
+    }
+    kvfi_reply wrong = error("WRONGTYPE Operation"), other = error("ERR x"), none = error("");
+    assert_int_equal(kvfi_reply_reason(&wrong), KVF_WHY_VERSION);
+    assert_int_equal(kvfi_reply_reason(&other), KVF_WHY_SERVER);
+    assert_true(kvfi_reply_says(&other, "ERR x"));
+    assert_false(kvfi_reply_says(&other, "ERR xy"));
+    assert_false(kvfi_reply_says(&none, "E"));
+}
+
+static void test_rules_of_the_acl(void **state) {
+    (void)state;
+    char rule[96];
+    kvfi_acl_rule(rule, "NOPERM this user has no permissions to run the 'config|get' command", "kvf1");
+    assert_string_equal(rule, "+config|get");
+    kvfi_acl_rule(rule, "NOPERM No permissions to access a key", "kvf1");
+    assert_string_equal(rule, "~kvf1:* (~* for sessions)");
+    kvfi_acl_rule(rule, "NOPERM ''", "p");
+    assert_string_equal(rule, "~p:* (~* for sessions)");
+    kvfi_acl_rule(rule, "'1234567890123456789012345678901'", "p");
+    assert_string_equal(rule, "+1234567890123456789012345678901");
+    kvfi_acl_rule(rule, "'12345678901234567890123456789012'", "p"); /* no command has so long a name */
+    assert_string_equal(rule, "~p:* (~* for sessions)");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {TEST(test_connections_back_off), TEST(test_saves_back_off), TEST(test_replies),
+                                       TEST(test_rules_of_the_acl)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
