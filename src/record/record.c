@@ -19,7 +19,7 @@ enum {
     AT_RAW_BYTES = 92,
     AT_STORED = 100,
     AT_SALT = 108, /* of a sealed record; else zeros */
-    AT_CHECK = 124
+    AT_CHECK = KVFI_HEADER_SAYS
 };
 _Static_assert(AT_CHECK + 4 == KVFI_HEADER_BYTES, "the header's own check ends it");
 _Static_assert(AT_SALT + KVFI_SALT_BYTES == AT_CHECK, "the salt fits");
@@ -103,7 +103,7 @@ kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYT
 
 /* ---- tokens: 32 bits each, little-endian. Where memory is little-endian already, they are copied and compared as they
  * are. */
-static void put_tokens(uint8_t *out, const uint32_t *tokens, uint32_t num) {
+void kvfi_tokens_put(uint8_t *out, const uint32_t *tokens, uint32_t num) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (num > 0) {
         memmove(out, tokens, 4 * (size_t)num); /* they may be in place already */
@@ -115,7 +115,7 @@ static void put_tokens(uint8_t *out, const uint32_t *tokens, uint32_t num) {
 #endif
 }
 
-static bool same_tokens(const uint8_t *stored, const uint32_t *tokens, uint32_t num) {
+bool kvfi_tokens_same(const uint8_t *stored, const uint32_t *tokens, uint32_t num) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     return num == 0 || memcmp(stored, tokens, 4 * (size_t)num) == 0;
 #else
@@ -155,7 +155,7 @@ static bool sum_fits(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], con
 void kvfi_record_begin(uint8_t *head, const kvfi_addr *addr, const kvf_block *block, size_t payload_bytes,
                        uint16_t flags, int64_t stored_s) {
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
-    put_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens);
+    kvfi_tokens_put(head + KVFI_HEADER_BYTES, block->tokens, num_tokens);
     kvfi_header header = {
         .flags = flags,
         .addr = *addr,
@@ -175,8 +175,8 @@ void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_add
 }
 
 /* Does the header name the block that was asked for? The tokens behind it come next. */
-static kvf_reason header_matches(const kvfi_header *header, const kvfi_addr *addr, uint32_t num_tokens,
-                                 uint32_t first_token) {
+kvf_reason kvfi_header_matches(const kvfi_header *header, const kvfi_addr *addr, uint32_t num_tokens,
+                               uint32_t first_token) {
     if (memcmp(header->addr.space, addr->space, 32) != 0 || memcmp(header->addr.key.bytes, addr->key.bytes, 32) != 0) {
         return KVF_WHY_OTHER_SPACE;
     }
@@ -195,7 +195,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
         why = kvfi_header_admit(&header, NULL);
     }
     if (why == KVF_WHY_NONE) {
-        why = header_matches(&header, addr, num_tokens, block->first_token);
+        why = kvfi_header_matches(&header, addr, num_tokens, block->first_token);
     }
     if (why != KVF_WHY_NONE) {
         return why;
@@ -207,7 +207,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
         return KVF_WHY_CHECKSUM;
     }
     /* After the checksum, so that damage to a token is called damage, and mended. */
-    return same_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens) ? KVF_WHY_NONE : KVF_WHY_OTHER_TOKENS;
+    return kvfi_tokens_same(head + KVFI_HEADER_BYTES, block->tokens, num_tokens) ? KVF_WHY_NONE : KVF_WHY_OTHER_TOKENS;
 }
 
 kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload,
@@ -235,175 +235,4 @@ kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const
     *out_tokens = bytes + KVFI_HEADER_BYTES;
     *out_payload = bytes + KVFI_HEAD_BYTES(header.num_tokens);
     return KVF_WHY_NONE;
-}
-
-/* ---- sealed records ---- */
-
-void kvfi_seal_init(kvfi_secret *seal, const kvfi_secret *secret) {
-    static const char label[] = "kvf1 seal"; /* without its NUL */
-    uint8_t key[32];
-    kvfi_sha sha;
-    kvfi_sha_init(&sha, secret);
-    kvfi_sha_add(&sha, label, sizeof label - 1);
-    kvfi_sha_end(&sha, key);
-    kvfi_secret_init(seal, key, sizeof key);
-    explicit_bzero(key, sizeof key);
-}
-
-/* HKDF-Expand (RFC 5869) of 40 bytes. */
-void kvfi_record_key_of(kvfi_record_key *out, const kvfi_secret *seal, const kvfi_addr *addr,
-                        const uint8_t salt[KVFI_SALT_BYTES]) {
-    uint8_t second[32];
-    kvfi_sha sha;
-    for (uint8_t count = 1; count <= 2; count++) {
-        kvfi_sha_init(&sha, seal);
-        kvfi_sha_add(&sha, out->key, count == 1 ? 0 : sizeof out->key);
-        kvfi_sha_add(&sha, addr->space, sizeof addr->space);
-        kvfi_sha_add(&sha, addr->key.bytes, sizeof addr->key.bytes);
-        kvfi_sha_add(&sha, salt, KVFI_SALT_BYTES);
-        kvfi_sha_add(&sha, &count, 1);
-        kvfi_sha_end(&sha, count == 1 ? out->key : second);
-    }
-    memcpy(out->veil, second, sizeof out->veil);
-    memcpy(out->salt, salt, KVFI_SALT_BYTES);
-}
-
-static void veil(uint8_t bytes[8], const kvfi_record_key *key) {
-    for (size_t i = 0; i < sizeof key->veil; i++) {
-        bytes[i] ^= key->veil[i];
-    }
-}
-
-static void sealed_header(uint8_t head[KVFI_HEADER_BYTES], const kvfi_record_key *key, const kvfi_addr *addr,
-                          uint32_t first_token, uint32_t num_tokens, uint64_t body_bytes, uint16_t flags,
-                          int64_t stored_s) {
-    kvfi_header header = {.flags = flags,
-                          .codec = KVFI_CODEC_SEALED,
-                          .addr = *addr,
-                          .payload_bytes = body_bytes,
-                          .raw_bytes = body_bytes,
-                          .stored_s = stored_s};
-    memcpy(header.salt, key->salt, sizeof header.salt);
-    kvfi_put32(header.veiled, first_token);
-    kvfi_put32(header.veiled + 4, num_tokens);
-    veil(header.veiled, key);
-    kvfi_header_encode(head, &header);
-}
-
-bool kvfi_sealed_write(uint8_t head[KVFI_HEADER_BYTES], uint8_t *body, uint8_t tag[KVFI_SUM_BYTES],
-                       const kvfi_record_key *key, const kvfi_addr *addr, const kvf_block *block,
-                       const struct iovec *payload, size_t num_iov, uint16_t flags, int64_t stored_s) {
-    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
-    size_t token_bytes = 4 * (size_t)num_tokens;
-    uint8_t *to = body != NULL ? body : head + KVFI_HEADER_BYTES;
-    kvfi_gcm gcm;
-    put_tokens(to, block->tokens, num_tokens);
-    sealed_header(head, key, addr, block->first_token, num_tokens, token_bytes + kvfi_iov_bytes(payload, num_iov),
-                  flags, stored_s);
-    (void)kvfi_gcm_begin(&gcm, false, key->key, head, AT_CHECK);
-    kvfi_gcm_add(&gcm, to, to, token_bytes);
-    to += token_bytes;
-    for (size_t i = 0; i < num_iov; i++) {
-        kvfi_gcm_add(&gcm, body != NULL ? to : payload[i].iov_base, payload[i].iov_base, payload[i].iov_len);
-        to += payload[i].iov_len;
-    }
-    return kvfi_gcm_end(&gcm, tag);
-}
-
-static kvf_reason unveil(kvfi_header *header, kvfi_record_key *key, const kvfi_secret *seal) {
-    uint8_t bytes[8];
-    memcpy(bytes, header->veiled, sizeof bytes);
-    kvfi_record_key_of(key, seal, &header->addr, header->salt);
-    veil(bytes, key);
-    header->first_token = kvfi_get32(bytes);
-    header->num_tokens = kvfi_get32(bytes + 4);
-    if (header->num_tokens > KVFI_MAX_TOKENS || header->first_token > UINT32_MAX - header->num_tokens ||
-        4 * (uint64_t)header->num_tokens > header->payload_bytes) {
-        return KVF_WHY_CHECKSUM;
-    }
-    header->payload_bytes -= 4 * (uint64_t)header->num_tokens;
-    header->raw_bytes = header->payload_bytes;
-    return header->payload_bytes <= KVF_MAX_PAYLOAD_BYTES ? KVF_WHY_NONE : KVF_WHY_CHECKSUM;
-}
-
-kvf_reason kvfi_header_admit(kvfi_header *header, const kvfi_secret *seal) {
-    kvfi_record_key key;
-    if (header->codec != (seal != NULL ? KVFI_CODEC_SEALED : KVFI_CODEC_PLAIN)) {
-        return KVF_WHY_VERSION; /* a plain record can be anybody's, and a sealed one can't be read */
-    }
-    kvf_reason why = seal != NULL ? unveil(header, &key, seal) : KVF_WHY_NONE;
-    explicit_bzero(&key, sizeof key);
-    return why;
-}
-
-static void wipe(const struct iovec *iov, size_t num) {
-    for (size_t i = 0; i < num; i++) {
-        if (iov[i].iov_len > 0) {
-            memset(iov[i].iov_base, 0, iov[i].iov_len);
-        }
-    }
-}
-
-static kvf_reason open_pieces(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kvfi_record_key *key,
-                              uint32_t num_tokens, const struct iovec *payload, size_t num_iov) {
-    kvfi_gcm gcm;
-    struct iovec tokens = {head + KVFI_HEADER_BYTES, 4 * (size_t)num_tokens};
-    bool began = kvfi_gcm_begin(&gcm, true, key->key, head, AT_CHECK);
-    kvfi_gcm_add(&gcm, tokens.iov_base, tokens.iov_base, tokens.iov_len);
-    for (size_t i = 0; i < num_iov; i++) {
-        kvfi_gcm_add(&gcm, payload[i].iov_base, payload[i].iov_base, payload[i].iov_len);
-    }
-    if (kvfi_gcm_end(&gcm, tag)) {
-        return KVF_WHY_NONE;
-    }
-    wipe(&tokens, 1);
-    wipe(payload, num_iov);
-    return began ? KVF_WHY_CHECKSUM : KVF_WHY_NOMEM;
-}
-
-kvf_reason kvfi_record_open(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block,
-                            const struct iovec *payload, size_t num_iov, const kvfi_secret *seal) {
-    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
-    kvfi_record_key key;
-    kvfi_header header;
-    kvf_reason why = kvfi_header_decode(&header, head);
-    if (why == KVF_WHY_NONE && header.codec != KVFI_CODEC_SEALED) {
-        why = KVF_WHY_VERSION;
-    }
-    if (why == KVF_WHY_NONE && memcmp(&header.addr, addr, sizeof *addr) != 0) {
-        why = KVF_WHY_OTHER_SPACE;
-    }
-    if (why != KVF_WHY_NONE) {
-        return why;
-    }
-    why = unveil(&header, &key, seal);
-    if (why == KVF_WHY_NONE) {
-        why = header_matches(&header, addr, num_tokens, block->first_token);
-    }
-    if (why == KVF_WHY_NONE && kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
-        why = KVF_WHY_TRUNCATED;
-    }
-    if (why == KVF_WHY_NONE) {
-        why = open_pieces(head, tag, &key, num_tokens, payload, num_iov);
-    }
-    if (why == KVF_WHY_NONE && !same_tokens(head + KVFI_HEADER_BYTES, block->tokens, num_tokens)) {
-        why = KVF_WHY_OTHER_TOKENS;
-    }
-    explicit_bzero(&key, sizeof key);
-    return why;
-}
-
-kvf_reason kvfi_record_open_value(kvfi_header *header, const uint8_t **out_tokens, const uint8_t **out_payload,
-                                  void *value, size_t len, const kvfi_secret *seal) {
-    uint8_t *bytes = value;
-    kvfi_record_key key;
-    kvf_reason why = unveil(header, &key, seal);
-    if (why == KVF_WHY_NONE) {
-        struct iovec payload = {bytes + KVFI_HEAD_BYTES(header->num_tokens), (size_t)header->payload_bytes};
-        why = open_pieces(bytes, bytes + len - KVFI_SUM_BYTES, &key, header->num_tokens, &payload, 1);
-        *out_tokens = bytes + KVFI_HEADER_BYTES;
-        *out_payload = payload.iov_base;
-    }
-    explicit_bzero(&key, sizeof key);
-    return why;
 }

@@ -53,6 +53,15 @@ static inline uint64_t kvfi_record_bytes(const kvfi_header *header) { /* of the 
     return KVFI_HEAD_BYTES(header->num_tokens) + header->payload_bytes + KVFI_SUM_BYTES;
 }
 
+/* So many bytes of a header say something; its check, which follows from them, stands behind. */
+#define KVFI_HEADER_SAYS 124u
+
+/* Parts of writing and checking a record that plain and sealed ones share: token ids as they are stored, 32 bits each,
+ * little-endian; and whether a header names the block that was asked for. */
+void kvfi_tokens_put(uint8_t *out, const uint32_t *tokens, uint32_t num);
+bool kvfi_tokens_same(const uint8_t *stored, const uint32_t *tokens, uint32_t num);
+kvf_reason kvfi_header_matches(const kvfi_header *, const kvfi_addr *, uint32_t num_tokens, uint32_t first_token);
+
 /* kvfi_record_begin writes header and tokens into `head` (KVFI_HEAD_BYTES of it) for a payload of that length. */
 void kvfi_record_begin(uint8_t *head, const kvfi_addr *, const kvf_block *block, size_t payload_bytes, uint16_t flags,
                        int64_t stored_s);
@@ -74,7 +83,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
 kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload,
                              const void *value, size_t len);
 
-/* ---- sealed records: codec 1, tokens and payload under AES-256-GCM, its tag in place of the checksum */
+/* ---- sealed records (sealed.c): codec 1, tokens and payload under AES-256-GCM, its tag in place of the checksum */
 
 /* kvfi_seal_init makes what records are sealed under from a tenant's secret. */
 void kvfi_seal_init(kvfi_secret *seal, const kvfi_secret *secret);
