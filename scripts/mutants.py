@@ -11,8 +11,9 @@ as in `make test`. What the compiler refuses, and what it makes the same machine
 wiping of keys stay as they are: no test of this kind can miss them. The exit status is 0 where at least FLOOR % of the
 others are killed.
 
-Which test executes which line is measured once, by gcov, for each single test; that takes minutes, and is done anew
-after a change of the tests. For a source file that has changed since, the tests that execute the function are taken.
+Which test executes which line is measured once, by gcov, for each single test, and again for those of a program that has
+changed; that takes minutes. For a source file that has changed since, the tests that execute the function are taken;
+--map measures all anew.
 
 Environment:
   SEED=n          which mutants are drawn (1)
@@ -360,44 +361,59 @@ def measure_one(cover, program, kind, test, cli):
         return {"program": program, "kind": kind, "test": test, "seconds": seconds}, lines_run(inside)
 
 
-def measure(jobs):
-    """Runs each test by itself and notes what it executes."""
+def source_of(program):
+    kind, _, name = program.partition("_")
+    return TREE / "test" / kind / f"{name}.c"
+
+
+def note(found, test, seen):
+    """Adds what a test has executed. Lines of a file that has changed since the first were measured have other numbers."""
+    at = len(found["tests"])
+    found["tests"].append(test)
+    for path, lines in seen.items():
+        same = found["sources"].get(path) == digest(TREE / path)
+        for line, function in lines.items():
+            if same:
+                found["lines"].setdefault(path, {}).setdefault(str(line), []).append(at)
+            users = found["functions"].setdefault(path, {}).setdefault(function, [])
+            if not users or users[-1] != at:
+                users.append(at)
+
+
+def measure(found, jobs):
+    """Runs each test by itself that is new, or whose program has changed, and notes what it executes."""
     cover, programs = build("cover", "-O0 --coverage", jobs)
-    cli = cover / "kvferry"
-    todo = [(cover, p, p.split("_")[0], t, cli) for p in programs for t in tests_of(cover / "test" / p)]
-    found = {"tests": [], "lines": {}, "functions": {}, "sources": {}}
-    for path in sorted((TREE / "src").rglob("*.c")):
-        found["sources"][str(path.relative_to(TREE))] = digest(path)
+    if not found:
+        found |= {"tests": [], "programs": {}, "lines": {}, "functions": {}, "sources": {}}
+        for path in sorted((TREE / "src").rglob("*.c")):
+            found["sources"][str(path.relative_to(TREE))] = digest(path)
+    todo = []
+    for program in programs:
+        if found["programs"].get(program) != digest(source_of(program)):
+            found["programs"][program] = digest(source_of(program))
+            found["tests"] = [None if t is not None and t["program"] == program else t for t in found["tests"]]
+            kind = program.split("_")[0]
+            todo += [(cover, program, kind, test, cover / "kvferry") for test in tests_of(cover / "test" / program)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for job, result in zip(todo, pool.map(lambda job: measure_one(*job), todo)):
             if result is None:
                 print(f"mutants: {job[1]} {job[3]} fails or is slow without a mutation: it is left out", flush=True)
-                continue
-            test, seen = result
-            at = len(found["tests"])
-            found["tests"].append(test)
-            for path, lines in seen.items():
-                for line, function in lines.items():
-                    found["lines"].setdefault(path, {}).setdefault(str(line), []).append(at)
-                    users = found["functions"].setdefault(path, {}).setdefault(function, [])
-                    if not users or users[-1] != at:
-                        users.append(at)
-    return found
+            else:
+                note(found, *result)
 
 
 def tests_map(jobs, anew=False):
     path = WORK / "map.json"
     key = digest(TREE / "test" / "unit", TREE / "test" / "live", TREE / "test" / "support")
-    if path.exists() and not anew:
-        found = json.loads(path.read_text())
-        if found["key"] == key or os.environ.get("MAP") == "keep":
-            return found
-    begin = time.monotonic()
-    print("mutants: each test is run once, to see which lines it executes: minutes", flush=True)
-    found = measure(jobs)
-    found["key"] = key
-    path.write_text(json.dumps(found))
-    print(f"mutants: {len(found['tests'])} tests looked at in {time.monotonic() - begin:.0f} s", flush=True)
+    found = json.loads(path.read_text()) if path.exists() and not anew else {}
+    if not found or found["key"] != key:
+        begin = time.monotonic()
+        print("mutants: new tests are run one by one, to see which lines they execute: minutes", flush=True)
+        measure(found, jobs)
+        found["key"] = key
+        path.write_text(json.dumps(found))
+        num = sum(test is not None for test in found["tests"])
+        print(f"mutants: {num} tests are known after {time.monotonic() - begin:.0f} s", flush=True)
     return found
 
 
@@ -406,9 +422,9 @@ def tests_for(found, mutant):
     the function: gcov does not see what a child process does that ends by _exit."""
     same = found["sources"].get(mutant.path) == digest(TREE / mutant.path)
     numbers = found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same else []
-    if not numbers:
+    if not any(found["tests"][n] for n in numbers):
         numbers = found["functions"].get(mutant.path, {}).get(mutant.function, [])
-    tests = [found["tests"][n] for n in numbers]
+    tests = [found["tests"][n] for n in numbers if found["tests"][n] is not None]
     return sorted(tests, key=lambda t: (t["kind"] != "unit", t["seconds"]))
 
 
