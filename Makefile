@@ -100,6 +100,11 @@ check: check-tenant
 check-tenant: build ## who lacks a tenant's secret reads, forges, moves and recognises nothing; and what sealing costs
 	@$(paths); $(programs); $(release)/test/live_tenant_test && $(release)/bench/tenant_bench
 
+check: check-hostile
+.PHONY: check-hostile
+check-hostile: build ## forged records, lying servers, other things in place of files: 20,000 cases cost at most a miss; SEED=n, CASES=n
+	@$(paths); scripts/build.sh asan kvf_store_hostile; test/hostile/check.sh
+
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
 	@$(paths); $(programs); $(release)/test/live_faults_test
 

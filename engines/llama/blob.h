@@ -70,7 +70,8 @@ bool kvfl_shape_keep(kvfl_shape *, const uint8_t *blob, size_t len);
 void kvfl_shape_free(kvfl_shape *);
 
 /* What came from a store is given to llama.cpp only where one of these two says yes, since llama.cpp ends the process on
- * some blobs that it did not write. They compare every byte but those of rows, and trust none. */
+ * some blobs that it did not write. They compare every byte but those of rows, trust none, and look for numbers in rows
+ * that are infinite or none. */
 
 /* A block: in each of the first `caches` caches, one cell for each of the positions from `first` to `end` - 1, in this
  * order; then the `rest`; then nothing. */

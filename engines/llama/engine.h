@@ -188,12 +188,14 @@ bool kvfl_computes_as_named(const kvf_llama *);
  * afterwards. */
 #define KVFL_PROBE_CELLS 2 /* that this takes meanwhile */
 kvf_status kvfl_probe(kvf_llama *, kvf_error *);
-/* What came from a store is what this context exports of positions [first, end): nothing else is given to llama.cpp. The
- * numbers of its rows are not looked at. */
+/* What came from a store is what this context exports of positions [first, end), but for the values of the numbers in its
+ * rows: nothing else is given to llama.cpp. */
 bool kvfl_is_block(const kvf_llama *, const void *bytes, size_t len, llama_pos first, llama_pos end);
-/* The same of a state, where the sequence ends at `end`; and whether one can be so long. */
+/* The same of a state, where the sequence ends at `end`. */
 bool kvfl_is_state(const kvf_llama *, const void *bytes, size_t len, size_t end);
-bool kvfl_is_state_length(const kvf_llama *, size_t len, size_t end);
+/* How long it is. A window slides or begins anew, and no getter tells which of both: a state has one of these lengths. */
+#define KVFL_STATE_WAYS 2u
+size_t kvfl_state_length(const kvf_llama *, uint32_t way, size_t end);
 /* Decides block_tokens, and what follows from it; `wanted` is the caller's. */
 kvf_status kvfl_set_block_tokens(kvf_llama *, kvf_error *, uint32_t wanted);
 

@@ -373,39 +373,40 @@ kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_cont
 
 /* ---- what came from a store ---- */
 
+/* blob.c, which is built without llama.cpp too, knows the types by number. */
+_Static_assert(GGML_TYPE_F32 == 0 && GGML_TYPE_F16 == 1 && GGML_TYPE_Q4_0 == 2 && GGML_TYPE_Q4_1 == 3 &&
+                   GGML_TYPE_Q5_0 == 6 && GGML_TYPE_Q5_1 == 7 && GGML_TYPE_Q8_0 == 8 && GGML_TYPE_IQ4_NL == 20 &&
+                   GGML_TYPE_BF16 == 30,
+               "ggml's types");
+
 bool kvfl_is_block(const kvf_llama *kv, const void *bytes, size_t len, llama_pos first, llama_pos end) {
     const kvfl_kind *kind = &kv->kind;
     return kvfl_blob_is_block(&kind->shape, kind->num_caches, kind->empty + KVFL_BLOB_HEAD, kind->rest_bytes, bytes,
                               len, first, end);
 }
 
-/* How many positions a window holds that ends at `end`, where it slides and where it begins anew after as many tokens as
- * it is long. No getter tells which of both the model has, so either is taken. */
-static bool window_cells(const kvf_llama *kv, uint32_t *out, size_t len, size_t end) {
-    const kvfl_kind *kind = &kv->kind;
+/* How many positions a window holds that ends at `end`: where it slides (0), and where it begins anew after as many
+ * tokens as it is long (1). */
+static uint32_t window_cells(const kvf_llama *kv, uint32_t way, size_t end) {
     size_t window = (size_t)llama_model_n_swa(kv->model);
     if (window == 0) {
-        window = end; /* there is no cache with a window */
+        return 0; /* no cache has one */
     }
-    const size_t nums[] = {end < window ? end : window, (end - 1) % window + 1};
-    for (size_t i = 0; i < sizeof nums / sizeof *nums; i++) {
-        *out = (uint32_t)nums[i];
-        if (len == kvfl_state_bytes(&kind->shape, kind->num_caches, nums[i])) {
-            return true;
-        }
-    }
-    return false;
+    return (uint32_t)(way > 0 ? (end - 1) % window + 1 : end < window ? end : window);
 }
 
-bool kvfl_is_state_length(const kvf_llama *kv, size_t len, size_t end) {
-    uint32_t num = 0;
-    return window_cells(kv, &num, len, end);
+size_t kvfl_state_length(const kvf_llama *kv, uint32_t way, size_t end) {
+    return kvfl_state_bytes(&kv->kind.shape, kv->kind.num_caches, window_cells(kv, way, end));
 }
 
 bool kvfl_is_state(const kvf_llama *kv, const void *bytes, size_t len, size_t end) {
-    uint32_t num = 0;
-    return window_cells(kv, &num, len, end) &&
-           kvfl_blob_is_state(&kv->kind.shape, kv->kind.num_caches, bytes, len, num, (int32_t)end);
+    for (uint32_t way = 0; way < KVFL_STATE_WAYS; way++) {
+        if (len == kvfl_state_length(kv, way, end)) {
+            return kvfl_blob_is_state(&kv->kind.shape, kv->kind.num_caches, bytes, len, window_cells(kv, way, end),
+                                      (int32_t)end);
+        }
+    }
+    return false;
 }
 
 /* ---- blocks and boundaries ---- */

@@ -488,18 +488,32 @@ static kvf_reason take_state(const load *l, size_t index, const void *data, size
     return ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
 }
 
+/* A state is lent only in a length that it can have. */
+static kvf_reason borrow_state(const load *l, size_t index, kvf_borrowed *lent) {
+    kvf_block block = kvfl_state_block(l->kv, index);
+    struct iovec expected = {NULL, 0};
+    block.iov = &expected;
+    block.num_iov = 1;
+    kvf_reason why = KVF_WHY_TRUNCATED;
+    for (uint32_t way = 0; way < KVFL_STATE_WAYS && why == KVF_WHY_TRUNCATED; way++) {
+        expected.iov_len = kvfl_state_length(l->kv, way, kvfl_position(l->kv, index));
+        why = kvf_borrow(l->kv->space, lent, &block) == KVF_OK ? KVF_WHY_NONE : block.why;
+    }
+    return why;
+}
+
 /* The state at a boundary, lent or loaded, and what llama.cpp says to it. */
 static kvf_reason bring_state(load *l, size_t index) {
     kvf_llama *kv = l->kv;
-    kvf_block block = kvfl_state_block(kv, index);
     kvf_borrowed lent = {0};
-    if (kvf_borrow(kv->space, &lent, &block) == KVF_OK) {
+    kvf_reason lends = borrow_state(l, index, &lent);
+    if (lends == KVF_WHY_NONE) {
         kvf_reason why = take_state(l, index, lent.data, lent.len);
         kvf_release(kv->space, &lent);
         return why;
     }
-    if (block.why != KVF_WHY_ABSENT) {
-        return block.why;
+    if (lends != KVF_WHY_ABSENT) {
+        return lends;
     }
     const struct iovec *bytes = NULL;
     kvf_reason why = await_state(l, index, &bytes);

@@ -102,11 +102,13 @@ size_t kvfl_stored_state(kvf_llama *kv, kvf_reason *why, size_t index, int64_t d
         *why = found.why;
         return 0;
     }
-    if (!kvfl_is_state_length(kv, (size_t)found.payload_bytes, kvfl_position(kv, index))) {
-        *why = KVF_WHY_TRUNCATED;
-        return 0;
+    for (uint32_t way = 0; way < KVFL_STATE_WAYS; way++) {
+        if (found.payload_bytes == kvfl_state_length(kv, way, kvfl_position(kv, index))) {
+            return (size_t)found.payload_bytes;
+        }
     }
-    return (size_t)found.payload_bytes;
+    *why = KVF_WHY_TRUNCATED;
+    return 0;
 }
 
 size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t *out_bytes, size_t first, size_t end,

@@ -309,6 +309,12 @@ static bool forge_a_tail(kvft_buffer *b) {
     return true;
 }
 
+/* The last number of the last row, of 16 bits or of 32. */
+static bool forge_not_a_number(kvft_buffer *b) {
+    set_word(b, b->len - 4, 0x7fc00000);
+    return true;
+}
+
 /* Every record of the folder in turn, forged: llama.cpp gets none of it, and the process lives. Returns how many of them
  * were missed; the state in front of the last one is not asked for. */
 static size_t forge_each(lab *l, const char *dir, const llama_token *tokens, forgery forge) {
@@ -345,7 +351,8 @@ static void test_forged_records_are_misses(void **state) {
                                         forge_many_cells,
                                         forge_no_cells,
                                         forge_states_behind_a_block,
-                                        forge_a_tail};
+                                        forge_a_tail,
+                                        forge_not_a_number};
     static const struct {
         const char *arch;
         bool hybrid;

@@ -51,6 +51,8 @@ static struct world {
     int target[NODES]; /* where a third is moving to, key by key; -1 = nowhere */
     link_t links[MAX_LINKS];
     uint64_t blocks; /* of memory that the library holds */
+    kvft_sim_lie_fn lie;
+    void *lie_ctx;
 } w;
 static kvft_sim_stats stats;
 
@@ -294,6 +296,18 @@ static void obey(link_t *l, const command *c) {
     }
 }
 
+static void obey_and_lie(link_t *l, const command *c) {
+    size_t before = l->out.len;
+    obey(l, c);
+    if (w.lie != NULL) {
+        kvft_buffer reply = kvft_buffer_of(l->out.data + before, l->out.len - before);
+        w.lie(w.lie_ctx, c->args[0], c->num > 1 ? c->args[1] : "", &reply);
+        l->out.len = before;
+        add(&l->out, reply.data, reply.len);
+        kvft_buffer_free(&reply);
+    }
+}
+
 static void serve(link_t *l) {
     command c;
     for (size_t len = parse(&c, &l->in); len > 0; len = parse(&c, &l->in)) {
@@ -301,7 +315,7 @@ static void serve(link_t *l) {
             l->cut_at = l->position; /* it closes the connection */
             return;
         }
-        obey(l, &c);
+        obey_and_lie(l, &c);
         drop(&l->in, len);
         bool slow = chance(w.plan.slow);
         stats.slow += slow;
@@ -327,6 +341,13 @@ static int64_t sim_wall_us(void) {
 static int sim_random(void *out, size_t bytes) {
     kvft_bytes(out, bytes, kvft_random(&w.random));
     return 0;
+}
+
+/* Nobody outside this process is asked for names. */
+static int sim_resolve(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
+    struct addrinfo numeric = hints != NULL ? *hints : (struct addrinfo){.ai_socktype = SOCK_STREAM};
+    numeric.ai_flags |= AI_NUMERICHOST | AI_NUMERICSERV;
+    return getaddrinfo(host, service, &numeric, out);
 }
 
 static int sim_socket(int family, int type, int protocol) {
@@ -530,6 +551,7 @@ void kvft_sim_begin(uint64_t seed, bool cluster) {
     table.wall_us = sim_wall_us;
     table.random = sim_random;
     table.close = sim_close;
+    table.resolve = sim_resolve;
     table.socket = sim_socket;
     table.connect = sim_connect;
     table.setsockopt = sim_setsockopt;
@@ -547,6 +569,11 @@ void kvft_sim_plan_set(const kvft_sim_plan *plan) {
 
 void kvft_sim_sleep_ms(int64_t ms) {
     w.now_us += ms * 1000;
+}
+
+void kvft_sim_lie(kvft_sim_lie_fn lie, void *ctx) {
+    w.lie = lie;
+    w.lie_ctx = ctx;
 }
 
 uint64_t kvft_sim_end(void) {

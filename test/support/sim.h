@@ -9,8 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KVFT_SIM_URL         "redis://127.0.0.1:7000"
-#define KVFT_SIM_CLUSTER_URL "redis+cluster://127.0.0.1:7000,127.0.0.1:7001"
+#include "support/forge.h"
+
+#define KVFT_SIM_URL          "redis://127.0.0.1:7000"
+#define KVFT_SIM_CLUSTER_URL  "redis+cluster://127.0.0.1:7000,127.0.0.1:7001"
+#define KVFT_SIM_SENTINEL_URL "redis+sentinel://127.0.0.1:7001/kvferry" /* needs a kvft_sim_lie that answers */
 
 /* How probable each thing is, in 1/65536: of a connection, a reply, a command, a read or a write. */
 typedef struct kvft_sim_plan {
@@ -25,6 +28,10 @@ typedef struct kvft_sim_plan {
 void kvft_sim_begin(uint64_t seed, bool cluster); /* installs the table; all is well */
 void kvft_sim_plan_set(const kvft_sim_plan *);
 void kvft_sim_sleep_ms(int64_t ms);
+/* Sees every reply before it leaves, as it goes over the wire, and may change it; NULL: nobody does. Until
+ * kvft_sim_end. */
+typedef void (*kvft_sim_lie_fn)(void *ctx, const char *command, const char *first_arg, kvft_buffer *reply);
+void kvft_sim_lie(kvft_sim_lie_fn, void *ctx);
 
 typedef struct kvft_sim_stats {
     uint64_t commands, refused, hung, cut, stalled, flipped, slow, errors, others, vanished, moved, asked;
