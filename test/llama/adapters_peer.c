@@ -4,6 +4,7 @@
  * for `kvferry exec`. It writes the logits behind each prompt to OUT. STEPS, a letter each:
  *   p  empty the sequence, and compute the prompt
  *   l, h, z, n  the LoRA at scale 1, at 0.5, at 0; none
+ *   f           the LoRA, as it was read from an open file
  *   c, d, x     a control vector of all layers; another one, of the first of them only; none
  */
 #include <llama.h>
@@ -49,15 +50,16 @@ static void compute(struct llama_context *ctx, const struct llama_model *model, 
     }
 }
 
-static void step(struct llama_context *ctx, struct llama_model *model, struct llama_adapter_lora *lora, char what,
+/* loras[1]: from an open file. */
+static void step(struct llama_context *ctx, struct llama_model *model, struct llama_adapter_lora **loras, char what,
                  FILE *out) {
-    float scale = what == 'l' ? 1.0f : what == 'h' ? 0.5f : 0.0f;
+    float scale = what == 'l' || what == 'f' ? 1.0f : what == 'h' ? 0.5f : 0.0f;
     if (what == 'p') {
         compute(ctx, model, out);
     } else if (what == 'c' || what == 'd' || what == 'x') {
         set_vector(ctx, model, what);
     } else {
-        llama_set_adapters_lora(ctx, &lora, what == 'n' ? 0 : 1, &scale);
+        llama_set_adapters_lora(ctx, &loras[what == 'f'], what == 'n' ? 0 : 1, &scale);
     }
 }
 
@@ -73,19 +75,25 @@ int main(int argc, char **argv) {
     }
     llama_log_set(be_quiet, NULL);
     struct llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
-    struct llama_adapter_lora *lora = model != NULL ? llama_adapter_lora_init(model, argv[2]) : NULL;
+    struct llama_adapter_lora *loras[2] = {NULL, NULL};
+    FILE *file = fopen(argv[2], "re");
+    if (model != NULL && file != NULL) {
+        loras[0] = llama_adapter_lora_init(model, argv[2]);
+        loras[1] = llama_adapter_lora_init_from_file_ptr(model, file);
+    }
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = 1024;
     params.n_threads = params.n_threads_batch = 2;
     struct llama_context *ctx = model != NULL ? llama_init_from_model(model, params) : NULL;
     FILE *out = fopen(argv[3], "we");
-    if (lora == NULL || ctx == NULL || out == NULL) {
+    if (loras[0] == NULL || loras[1] == NULL || ctx == NULL || out == NULL) {
         give_up("a file can't be opened, or there is no context");
     }
     for (const char *s = argv[4]; *s != '\0'; s++) {
-        step(ctx, model, lora, *s, out);
+        step(ctx, model, loras, *s, out);
     }
     fclose(out);
+    fclose(file);
     llama_free(ctx);
     llama_model_free(model);
     return 0;
