@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "kvferry/session.h"
+#include "prefix/prefix.h"
 #include "record/record.h"
 #include "store/store.h"
 #include "support/kit.h"
@@ -76,7 +77,7 @@ static pthread_cond_t gate_moved = PTHREAD_COND_INITIALIZER;
 static bool gate_open;
 static size_t at_gate;
 
-static void get_at_gate(kvfi_tier *tier, kvfi_feed *feed) {
+static void wait_at_gate(void) {
     pthread_mutex_lock(&gate_lock);
     at_gate++;
     pthread_cond_broadcast(&gate_moved);
@@ -84,6 +85,10 @@ static void get_at_gate(kvfi_tier *tier, kvfi_feed *feed) {
         pthread_cond_wait(&gate_moved, &gate_lock);
     }
     pthread_mutex_unlock(&gate_lock);
+}
+
+static void get_at_gate(kvfi_tier *tier, kvfi_feed *feed) {
+    wait_at_gate();
     current->real->get(tier, feed);
 }
 
@@ -361,6 +366,116 @@ static void test_lookups_are_counted(void **state) {
     close_bench(&b);
 }
 
+static void peek_at_gate(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                         int64_t deadline_us) {
+    wait_at_gate();
+    current->real->peek(tier, addrs, num, out, round_trips, deadline_us);
+}
+
+/* Lookups without a budget, more than are answered at once: each is answered when it is asked again, for itself. */
+static void test_many_questions_in_the_background(void **state) {
+    (void)state;
+    enum { MANY = KVFI_NUM_ASKS + 3 };
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvft_prompt *others = kvft_prompt_new(b.space, 8, MANY, 10);
+    kvf_found found[BLOCKS];
+    size_t run = 9;
+    close_gate(&b);
+    b.ops.peek = peek_at_gate;
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 0), KVF_AGAIN);
+    for (size_t i = 0; i < MANY; i++) {
+        assert_int_equal(kvf_match(b.space, &run, found, &others->keys[i], 1, 0), KVF_AGAIN);
+        assert_int_equal(run, 0);
+    }
+    await_one_at_gate();
+    open_gate();
+    for (size_t i = 0; i <= MANY; i++) {
+        const kvf_key *keys = i == 0 ? b.prompt->keys : &others->keys[i - 1];
+        size_t num = i == 0 ? BLOCKS : 1;
+        int64_t from = kvfi_sys->now_us();
+        while (kvf_match(b.space, &run, found, keys, num, 0) != KVF_OK) {
+            assert_true(kvfi_sys->now_us() - from < 20000000);
+            kvft_nap_ms(1);
+        }
+        assert_int_equal(run, i == 0 ? BLOCKS : 0);
+        assert_int_equal(found[0].why, i == 0 ? KVF_WHY_NONE : KVF_WHY_ABSENT);
+        assert_int_equal(found[0].num_tokens, i == 0 ? 16 : 0);
+    }
+    kvft_prompt_free(others);
+    close_bench(&b);
+}
+
+/* What the slower tier lends is put into the faster one, which then lends it itself. */
+static void test_what_is_lent_is_promoted(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench b;
+    open_bench(&b, kvft_store2("mem:", url), 1);
+    kvft_save_all(b.space, b.store, b.prompt);
+    remove_from(&b, 0, 2);
+    uint64_t before = stats_of(b.store).promoted;
+    for (int round = 0; round < 2; round++) {
+        kvf_borrowed borrowed = {0};
+        assert_int_equal(kvf_borrow(b.space, &borrowed, &b.prompt->blocks[2]), KVF_OK);
+        assert_int_equal(borrowed.len, PAYLOAD);
+        assert_memory_equal(borrowed.data, b.prompt->memory + 2 * PAYLOAD, PAYLOAD);
+        kvf_release(b.space, &borrowed);
+        assert_null(borrowed.opaque);
+        kvf_release(b.space, &borrowed); /* nothing is lent any more */
+        kvft_flush_all(b.store);
+        assert_int_equal(stats_of(b.store).promoted, before + 1);
+    }
+    b.ops.borrow = NULL; /* now only the faster one lends */
+    remove_from(&b, 1, 2);
+    assert_int_equal(load(&b), BLOCKS);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* A batch with a block that can't be one is refused as a whole, before anything is written or read. */
+static void test_blocks_that_can_not_be(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    b.prompt->blocks[3].num_tokens = KVFI_MAX_TOKENS + 1;
+    for (int op = KVF_OP_LOAD; op <= KVF_OP_SAVE; op++) {
+        kvf_batch batch = {
+            .struct_size = sizeof batch, .op = (kvf_op)op, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
+        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+        assert_int_equal(reap(queue).num_ok, 0);
+        for (size_t i = 0; i < BLOCKS; i++) {
+            assert_int_equal(b.prompt->blocks[i].status, KVF_LIMIT);
+        }
+    }
+    assert_int_equal(stats_of(b.store).saved, 1); /* the card of the space */
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+static void test_what_a_space_says_of_itself(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvf_key one, again, other;
+    assert_int_equal(kvf_space_block_tokens(b.space), 16);
+    assert_string_equal(kvf_space_fields(b.space), "block_tokens=16\nengine=test\nkv=f16\nmodel=m\n");
+    kvf_key_of(b.space, &one, "hash", 4);
+    kvf_key_of(b.space, &again, "hash", 4);
+    kvf_key_of(b.space, &other, "hash", 3);
+    assert_memory_equal(&one, &again, sizeof one);
+    assert_memory_not_equal(&one, &other, sizeof one);
+    kvf_space_close(NULL); /* like free */
+    kvf_view_close(NULL);
+    kvf_queue_close(NULL);
+    close_bench(&b);
+}
+
 static void get_truncated(kvfi_tier *tier, kvfi_feed *feed) {
     (void)tier;
     for (kvfi_item *item; (item = kvfi_feed_next(feed)) != NULL;) {
@@ -504,6 +619,10 @@ int main(void) {
         cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
         cmocka_unit_test(test_lookups_are_counted),
+        cmocka_unit_test(test_many_questions_in_the_background),
+        cmocka_unit_test(test_what_is_lent_is_promoted),
+        cmocka_unit_test(test_blocks_that_can_not_be),
+        cmocka_unit_test(test_what_a_space_says_of_itself),
         cmocka_unit_test(test_what_was_truncated_is_written_again),
         cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
         cmocka_unit_test(test_what_went_wrong_with_a_session),
