@@ -3,7 +3,7 @@
  * Stores: where blocks live. One URL is one tier; several are tiers of one store, fastest first.
  *
  *   mem:                                                in this process;               ?max=1G
- *   file:/var/cache/kvferry                             a folder, shared by processes; ?max=10G&ttl=0
+ *   file:/var/cache/kvferry                             a folder, shared by processes; ?max=10G&ttl=0&tenant=name&tenant_max=2G
  *   redis://[user:password@]host[:port][/db]            ?ttl=3600&prefix=kvf1&conns=2&window=1M&part=4190208
  *   redis+unix:///run/redis.sock                        ?db=0 and the same &connect_ms=1000&stall_ms=250&name=kvferry
  *                                                       &budget=1G&allow_noeviction=false&lend=true

@@ -10,6 +10,8 @@
 
 #define DEFAULT_MAX_BYTES ((uint64_t)10 << 30)
 #define MIN_MAX_BYTES     ((uint64_t)1 << 20)
+#define MOST_MAX_BYTES    ((uint64_t)1 << 60)
+#define MAX_TENANT_BYTES  64u
 #define OPEN_SWEEP_US     ((int64_t)500000)
 
 static void close_file(kvfi_tier *tier) {
@@ -53,16 +55,42 @@ static const kvfi_tier_ops ops = {
     .close = close_file,
 };
 
-static kvf_status take_params(kvfi_file *file, kvf_error *err, kvfi_url *url) {
+/* A tenant is a folder of its own below the one that all share: nobody's bound reaches into another's. */
+static kvf_status take_tenant(kvfi_file *file, kvf_error *err, kvfi_url *url, const char **out_tenant) {
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyz0123456789._-";
+    uint64_t max = 0;
+    *out_tenant = NULL;
+    KVFI_TRY(kvfi_url_take_text(url, err, "tenant", out_tenant));
+    KVFI_TRY(kvfi_url_take_size(url, err, "tenant_max", &max, MIN_MAX_BYTES, MOST_MAX_BYTES));
+    const char *tenant = *out_tenant;
+    if (tenant != NULL) {
+        size_t len = strlen(tenant);
+        if (len == 0 || len > MAX_TENANT_BYTES || strspn(tenant, allowed) != len || tenant[0] == '.') {
+            return kvfi_fail(err, KVF_CONFIG, "tenant=%.64s must be 1 to %u of a-z 0-9 . _ -, and not begin with a dot",
+                             tenant, MAX_TENANT_BYTES);
+        }
+    }
+    if (max > 0 && (tenant == NULL || file->max_bytes > 0)) {
+        return kvfi_fail(err, KVF_CONFIG, "tenant_max is the bound of one tenant: %s",
+                         tenant == NULL ? "say which, with tenant=NAME" : "it takes the place of max");
+    }
+    file->max_bytes = max > 0 ? max : file->max_bytes;
+    return KVF_OK;
+}
+
+static kvf_status take_params(kvfi_file *file, kvf_error *err, kvfi_url *url, const char **out_tenant) {
     uint32_t ttl_s = 0;
-    file->max_bytes = DEFAULT_MAX_BYTES;
-    KVFI_TRY(kvfi_url_take_size(url, err, "max", &file->max_bytes, MIN_MAX_BYTES, (uint64_t)1 << 60));
+    KVFI_TRY(kvfi_url_take_size(url, err, "max", &file->max_bytes, MIN_MAX_BYTES, MOST_MAX_BYTES));
+    KVFI_TRY(take_tenant(file, err, url, out_tenant));
     KVFI_TRY(kvfi_url_take_u32(url, err, "ttl", &ttl_s, 0, UINT32_MAX));
+    file->max_bytes = file->max_bytes > 0 ? file->max_bytes : DEFAULT_MAX_BYTES;
     file->ttl_s = ttl_s;
     return kvfi_url_all_taken(url, err);
 }
 
-static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url) {
+static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url, const char *tenant) {
+    const char *below = tenant != NULL ? "/" KVFI_FILE_TENANTS "/" : "";
+    tenant = tenant != NULL ? tenant : "";
     size_t len = strlen(url->path);
     while (len > 1 && url->path[len - 1] == '/') {
         len--;
@@ -70,17 +98,19 @@ static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url
     if (url->hosts[0] != '\0' || url->path[0] != '/') {
         return kvfi_fail(err, KVF_CONFIG, "%.160s names no folder: write file:/path/of/the/folder", url->text);
     }
-    if (len + sizeof KVFI_FILE_DIR > KVFI_FILE_MAX_ROOT) {
+    size_t more = strlen(below) + strlen(tenant) + 1 + sizeof KVFI_FILE_DIR;
+    if (len + more > KVFI_FILE_MAX_ROOT) {
         return kvfi_fail(err, KVF_CONFIG, "the path of the folder is longer than %d bytes: choose a shorter one",
                          KVFI_FILE_MAX_ROOT);
     }
-    size_t room = len + 1 + sizeof KVFI_FILE_DIR;
+    size_t room = len + more;
     file->root = kvfi_alloc(room);
     if (file->root == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
     len = len == 1 ? 0 : len; /* "/" itself */
-    file->root_len = (size_t)snprintf(file->root, room, "%.*s/%s", (int)len, url->path, KVFI_FILE_DIR);
+    file->root_len =
+        (size_t)snprintf(file->root, room, "%.*s%s%s/%s", (int)len, url->path, below, tenant, KVFI_FILE_DIR);
     return KVF_OK;
 }
 
@@ -120,9 +150,10 @@ kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
     file->tier = (kvfi_tier){.ops = &ops, .url = url, .get_threads = 4, .put_threads = 2};
-    kvf_status status = take_params(file, err, url);
+    const char *tenant = NULL;
+    kvf_status status = take_params(file, err, url, &tenant);
     if (status == KVF_OK) {
-        status = take_root(file, err, url);
+        status = take_root(file, err, url, tenant);
     }
     if (status == KVF_OK) {
         status = find_folder(file, err, url->path);

@@ -6,6 +6,8 @@
  *   <folder>/kvf1/tmp/<random>   values that are being written, where they need a name
  *   <folder>/kvf1/usage          how much there is, as a hint; its flock elects who evicts
  *
+ * With a tenant, <folder>/tenants/<tenant> takes the place of <folder>.
+ *
  * A value appears under its name whole or not at all, and is never changed afterwards, only replaced or removed; so
  * readers need no lock. Its modification time is the time of its last use. Nothing is remembered of the folder but its
  * path: it may be emptied or removed under a running process.
@@ -17,7 +19,8 @@
 
 #include "store/value.h"
 
-#define KVFI_FILE_DIR "kvf1"
+#define KVFI_FILE_DIR     "kvf1"
+#define KVFI_FILE_TENANTS "tenants"
 
 typedef struct kvfi_file {
     kvfi_tier tier;

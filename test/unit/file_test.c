@@ -947,6 +947,52 @@ static void test_the_folder_is_removed_under_it(void **state) {
     close_place(&p);
 }
 
+/* ---- tenants */
+
+static kvfi_tier *tenant_of(const place *p, const char *params) {
+    char url[2 * PATH_MAX];
+    snprintf(url, sizeof url, "file:%s/store?%s", p->dir, params);
+    return kvft_tier(url);
+}
+
+static size_t num_left(kvfi_tier *tier) {
+    size_t left = 0;
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        left += kvft_get(tier, seed, SIZE) == KVF_WHY_NONE;
+    }
+    return left;
+}
+
+/* A neighbour stores, clears and has bounds as it likes: nothing of ours goes. */
+static void test_no_tenant_evicts_another(void **state) {
+    (void)state;
+    static const char *const neighbours[] = {"tenant=b&tenant_max=1M", "tenant=b&max=1M", "max=1M", "tenant=c&ttl=1"};
+    place p = open_place("?max=1M");
+    kvfi_tier *ours = tenant_of(&p, "tenant=a&tenant_max=1M");
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        assert_int_equal(kvft_put(ours, seed, SIZE), KVF_WHY_NONE);
+    }
+    uint64_t removed = 0;
+    for (size_t i = 0; i < sizeof neighbours / sizeof *neighbours; i++) {
+        kvfi_tier *other = tenant_of(&p, neighbours[i]);
+        assert_int_equal(num_left(other), 0); /* nor does it see them */
+        for (uint64_t seed = 0; seed < 60; seed++) {
+            assert_int_equal(kvft_put(other, 100 + seed, SIZE), KVF_WHY_NONE);
+        }
+        (void)kvfi_file_sweep((kvfi_file *)other, 100 << 20, KVFI_NEVER); /* as on a full disk */
+        assert_int_equal(other->ops->clear(other, &removed, NULL, NULL, 1000), KVF_OK);
+        other->ops->close(other);
+        assert_int_equal(num_left(ours), 10);
+    }
+    for (uint64_t seed = 200; seed < 260; seed++) { /* its own bound holds */
+        assert_int_equal(kvft_put(ours, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_true(kvft_count(ours).records * CHARGE <= 1u << 20);
+    assert_int_equal(info_of(ours).max_bytes, 1 << 20);
+    ours->ops->close(ours);
+    close_place(&p);
+}
+
 /* ---- opening */
 
 static kvf_status try_open(const char *text, kvf_error *err) {
@@ -994,6 +1040,18 @@ static void test_what_the_operator_must_mend(void **state) {
     assert_int_equal(try_open(text, &err), KVF_CONFIG);
     snprintf(text, sizeof text, "file:%s?max=10", dir);
     assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    static const char *const refused[] = {"tenant_max=1M",
+                                          "tenant=a&tenant_max=1M&max=2M",
+                                          "tenant=a&tenant_max=1K",
+                                          "tenant=..",
+                                          "tenant=",
+                                          "tenant=a/b",
+                                          "tenant=A",
+                                          "tenant=a%20b"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(text, sizeof text, "file:%s?%s", dir, refused[i]);
+        assert_int_equal(try_open(text, &err), KVF_CONFIG);
+    }
     assert_int_equal(try_open("file:/proc/kvferry", &err), KVF_CONFIG);
     snprintf(text, sizeof text, "file:/tmp/%0*d", PATH_MAX, 7);
     assert_int_equal(try_open(text, &err), KVF_CONFIG);
@@ -1483,6 +1541,7 @@ int main(void) {
         cmocka_unit_test(test_remove_and_clear),
         cmocka_unit_test(test_the_walk_names_files),
         cmocka_unit_test(test_the_folder_is_removed_under_it),
+        cmocka_unit_test(test_no_tenant_evicts_another),
         cmocka_unit_test(test_what_the_operator_must_mend),
         cmocka_unit_test(test_a_read_only_folder),
         cmocka_unit_test(test_a_full_disk),
