@@ -320,6 +320,30 @@ static void test_a_commit_of_too_much_is_dropped(void **state) {
     close_bench(&b);
 }
 
+/* Buffers that lie free make room for one of another size, within the bound. */
+static void test_free_buffers_make_room(void **state) {
+    (void)state;
+    const char *url = "mem:";
+    kvf_options options = {.struct_size = sizeof options, .backlog_bytes = 100000};
+    kvf_store *store = NULL;
+    kvf_error err = {0};
+    kvf_reserved small = {0}, large = {0}, more = {0};
+    assert_int_equal(kvf_store_open(&store, &err, &url, 1, &options), KVF_OK);
+    kvf_space *space = kvft_space(store, "m", 16);
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(kvf_reserve(space, &small, 10000), KVF_OK);
+        kvf_abandon(space, &small);
+        kvf_abandon(space, &small); /* given back already */
+        assert_int_equal(kvf_reserve(space, &large, 60000), KVF_OK);
+        memset(large.data, 1, large.len);
+        assert_int_equal(kvf_reserve(space, &more, 10000), KVF_AGAIN);
+        kvf_abandon(space, &large);
+    }
+    assert_int_equal(kvf_reserve(space, &large, (size_t)KVF_MAX_PAYLOAD_BYTES + 1), KVF_LIMIT);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
 /* ---- lookups and loads ---- */
 
 /* Each lookup finds the header of another key. */
@@ -617,6 +641,7 @@ int main(void) {
         cmocka_unit_test(test_the_descriptor_tells_of_what_is_done),
         cmocka_unit_test(test_bad_batches_are_refused),
         cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
+        cmocka_unit_test(test_free_buffers_make_room),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
         cmocka_unit_test(test_lookups_are_counted),
         cmocka_unit_test(test_many_questions_in_the_background),
