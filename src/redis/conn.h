@@ -86,8 +86,9 @@ typedef struct kvfi_endpoint {
 } kvfi_endpoint;
 
 void kvfi_conn_init(kvfi_conn *, uint32_t stall_ms, _Atomic uint64_t *disconnects); /* closed */
-/* With TLS where the peer has it. */
-kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, kvfi_tls_peer *, int64_t deadline_us);
+/* With TLS where the peer has it. *answered: which address of a name answered last, and is tried first; 0 at first. */
+kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, kvfi_tls_peer *, _Atomic uint32_t *answered,
+                          int64_t deadline_us);
 /* When a connection was opened, and no sense came of it: is it that the server speaks TLS and we do not (or the other
  * way round)? Tries it on a connection of its own. */
 bool kvfi_conn_is_other_tongue(const kvfi_endpoint *, bool tls, int64_t deadline_us);

@@ -140,85 +140,183 @@ static void set_options(int fd, const struct sockaddr *address) {
     (void)kvfi_sys->setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
-/* Waits for a connect that has begun. 0, or an errno. */
-static int finish_connect(int fd, int64_t deadline_us) {
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
-    int error = 0;
-    socklen_t len = sizeof error;
-    for (;;) {
-        int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(deadline_us));
-        if (n > 0) {
-            break;
-        }
-        if (n < 0 && errno != EINTR && errno != EAGAIN) {
-            return errno;
-        }
-        if (kvfi_sys->now_us() >= deadline_us) {
-            return ETIMEDOUT;
-        }
-    }
-    return kvfi_sys->getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) != 0 ? errno : error;
-}
-
-/* 0, or an errno. A unix socket whose server is behind with accepting says EAGAIN, and can't be polled for that. */
-static int connect_within(int fd, const struct sockaddr *address, socklen_t len, int64_t deadline_us) {
-    while (kvfi_sys->connect(fd, address, len) != 0) {
-        if (errno == EINPROGRESS || errno == EINTR) {
-            return finish_connect(fd, deadline_us);
-        }
-        if (errno != EAGAIN) {
-            return errno;
-        }
-        if (kvfi_sys->now_us() >= deadline_us) {
-            return ETIMEDOUT;
-        }
-        (void)kvfi_sys->poll(NULL, 0, 1);
-    }
-    return 0;
-}
-
-/* A connected socket, or -1 with errno. */
-static int dial_one(int family, const struct sockaddr *address, socklen_t len, int64_t deadline_us) {
+/* Begins to connect. A socket, or -1 with errno. *done: it is connected already. */
+static int begin(int family, const struct sockaddr *address, socklen_t len, bool *done) {
     int fd = kvfi_sys->socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return -1;
     }
     set_options(fd, address);
-    int error = connect_within(fd, address, len, deadline_us);
-    if (error != 0) {
-        (void)kvfi_sys->close(fd);
-        errno = error;
-        return -1;
+    *done = kvfi_sys->connect(fd, address, len) == 0;
+    if (*done || errno == EINPROGRESS || errno == EINTR) {
+        return fd;
     }
-    return fd;
+    int error = errno;
+    (void)kvfi_sys->close(fd);
+    errno = error;
+    return -1;
 }
 
+/* A unix socket whose server is behind with accepting says EAGAIN, and can't be polled for that. */
 static int dial_unix(const char *path, int64_t deadline_us) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    bool done = false;
     if (strlen(path) >= sizeof address.sun_path) {
         errno = ENAMETOOLONG;
         return -1;
     }
     memcpy(address.sun_path, path, strlen(path) + 1);
-    return dial_one(AF_UNIX, (const struct sockaddr *)&address, sizeof address, deadline_us);
-}
-
-/* Tries one address after the other, each with an equal share of what time is left. */
-static int dial_tcp(const struct addrinfo *list, int64_t deadline_us) {
-    int num = 0, fd = -1;
-    for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
-        num++;
-    }
-    errno = EHOSTUNREACH;
-    for (const struct addrinfo *a = list; a != NULL && fd < 0; a = a->ai_next) {
-        int64_t now = kvfi_sys->now_us();
-        int64_t share = deadline_us > now ? (deadline_us - now) / num-- : 0;
-        fd = dial_one(a->ai_family, a->ai_addr, a->ai_addrlen, now + share);
+    int fd = begin(AF_UNIX, (const struct sockaddr *)&address, sizeof address, &done);
+    while (fd < 0 && errno == EAGAIN) {
+        if (kvfi_sys->now_us() >= deadline_us) {
+            errno = ETIMEDOUT;
+            return -1;
+        }
+        (void)kvfi_sys->poll(NULL, 0, 1);
+        fd = begin(AF_UNIX, (const struct sockaddr *)&address, sizeof address, &done);
     }
     return fd;
 }
 
-static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, int64_t deadline_us) {
+/* ---- several addresses of one name: the next is tried beside the last when that has not answered for a moment, and
+ * the first that answers is taken, and is the first to be tried next time */
+
+#define MAX_ADDRESSES 8u
+#define HEAD_START_US 100000
+
+typedef struct race {
+    const struct addrinfo *list[MAX_ADDRESSES]; /* in the order in which they are tried */
+    size_t num, next;
+    struct pollfd fds[MAX_ADDRESSES]; /* under way */
+    uint32_t marks[MAX_ADDRESSES];    /* of their addresses */
+    size_t num_fds;
+    int64_t next_us; /* when the next one starts */
+    int error;
+} race;
+
+/* An address as a number that is not 0. */
+static uint32_t mark_of(const struct addrinfo *a) {
+    uint32_t mark = 2166136261u;
+    for (socklen_t i = 0; i < a->ai_addrlen; i++) {
+        mark = (mark ^ ((const uint8_t *)a->ai_addr)[i]) * 16777619u;
+    }
+    return mark | 1;
+}
+
+static void line_up(race *r, const struct addrinfo *list, uint32_t first) {
+    for (int wanted = 1; wanted >= 0; wanted--) {
+        for (const struct addrinfo *a = list; a != NULL && r->num < MAX_ADDRESSES; a = a->ai_next) {
+            if ((mark_of(a) == first) == (wanted == 1)) {
+                r->list[r->num++] = a;
+            }
+        }
+    }
+}
+
+/* Starts the next one. A connected socket, or -1. */
+static int start(race *r, uint32_t *mark) {
+    const struct addrinfo *a = r->list[r->next++];
+    bool done = false;
+    int fd = begin(a->ai_family, a->ai_addr, a->ai_addrlen, &done);
+    *mark = mark_of(a);
+    r->next_us = kvfi_deadline(HEAD_START_US);
+    if (fd < 0) {
+        r->error = errno;
+        r->next_us = 0;
+        return -1;
+    }
+    if (done) {
+        return fd;
+    }
+    r->marks[r->num_fds] = *mark;
+    r->fds[r->num_fds++] = (struct pollfd){.fd = fd, .events = POLLOUT};
+    return -1;
+}
+
+/* Number i is out, or has won. */
+static void take_out(race *r, size_t i) {
+    r->fds[i] = r->fds[--r->num_fds];
+    r->marks[i] = r->marks[r->num_fds];
+}
+
+/* Looks who has come to an end. A connected socket, or -1. */
+static int look(race *r, uint32_t *mark) {
+    for (size_t i = r->num_fds; i-- > 0;) {
+        int error = 0, fd = r->fds[i].fd;
+        socklen_t len = sizeof error;
+        if (r->fds[i].revents == 0) {
+            continue;
+        }
+        *mark = r->marks[i];
+        if (kvfi_sys->getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) != 0) {
+            error = errno;
+        }
+        take_out(r, i);
+        if (error == 0) {
+            return fd;
+        }
+        (void)kvfi_sys->close(fd);
+        r->error = error;
+        r->next_us = 0;
+    }
+    return -1;
+}
+
+/* Waits until one comes to an end, or it is time for the next. false: it can't be waited. */
+static bool wait_for_one(race *r, int64_t deadline_us) {
+    int64_t until_us = r->next < r->num && r->next_us < deadline_us ? r->next_us : deadline_us;
+    for (size_t i = 0; i < r->num_fds; i++) {
+        r->fds[i].revents = 0;
+    }
+    int n = kvfi_sys->poll(r->fds, r->num_fds, kvfi_poll_ms(until_us));
+    if (n < 0 && errno != EINTR && errno != EAGAIN) {
+        r->error = errno;
+        return false;
+    }
+    if (n < 0) {
+        for (size_t i = 0; i < r->num_fds; i++) {
+            r->fds[i].revents = 0;
+        }
+    }
+    return true;
+}
+
+/* A connected socket, or -1 with errno. */
+static int run_race(race *r, uint32_t *mark, int64_t deadline_us) {
+    int fd = -1;
+    while (fd < 0 && (r->next < r->num || r->num_fds > 0)) {
+        int64_t now = kvfi_sys->now_us();
+        if (now >= deadline_us) {
+            r->error = ETIMEDOUT;
+            break;
+        }
+        if (r->next < r->num && (r->num_fds == 0 || now >= r->next_us)) {
+            fd = start(r, mark);
+        } else if (wait_for_one(r, deadline_us)) {
+            fd = look(r, mark);
+        } else {
+            break;
+        }
+    }
+    for (size_t i = 0; i < r->num_fds; i++) {
+        (void)kvfi_sys->close(r->fds[i].fd);
+    }
+    return fd;
+}
+
+static int dial_tcp(const struct addrinfo *list, _Atomic uint32_t *answered, int64_t deadline_us) {
+    race r = {.error = EHOSTUNREACH};
+    uint32_t mark = 0;
+    line_up(&r, list, atomic_load_explicit(answered, memory_order_relaxed));
+    int fd = run_race(&r, &mark, deadline_us);
+    if (fd >= 0) {
+        atomic_store_explicit(answered, mark, memory_order_relaxed);
+    }
+    errno = r.error;
+    return fd;
+}
+
+static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, _Atomic uint32_t *answered, int64_t deadline_us) {
     if (to->path != NULL) {
         *out_fd = dial_unix(to->path, deadline_us);
     } else {
@@ -228,7 +326,7 @@ static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, int64_t deadline_us
             errno = ENOENT;
             return why;
         }
-        *out_fd = dial_tcp(list, deadline_us);
+        *out_fd = dial_tcp(list, answered, deadline_us);
         int error = errno;
         freeaddrinfo(list);
         errno = error;
@@ -250,7 +348,8 @@ static kvf_reason secure(kvfi_conn *conn, kvfi_tls_peer *peer, int64_t deadline_
     return why;
 }
 
-kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_peer *peer, int64_t deadline_us) {
+kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_peer *peer, _Atomic uint32_t *answered,
+                          int64_t deadline_us) {
     kvfi_resp_init(&conn->in, conn->scratch, sizeof conn->scratch);
     conn->out = (kvfi_cmd){.data = conn->out_buffer, .cap = sizeof conn->out_buffer};
     conn->sent = 0;
@@ -271,7 +370,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->most = 0;
     conn->loads = NULL;
     conn->said[0] = '\0';
-    kvf_reason why = dial(&conn->fd, to, deadline_us);
+    kvf_reason why = dial(&conn->fd, to, answered, deadline_us);
     if (why != KVF_WHY_NONE) {
         conn->fd = -1;
         char text[64];
@@ -297,8 +396,9 @@ static bool answers_in_plain(int fd, int64_t deadline_us) {
 }
 
 bool kvfi_conn_is_other_tongue(const kvfi_endpoint *to, bool tls, int64_t deadline_us) {
+    _Atomic uint32_t answered = 0;
     int fd = -1;
-    if (dial(&fd, to, deadline_us) != KVF_WHY_NONE) {
+    if (dial(&fd, to, &answered, deadline_us) != KVF_WHY_NONE) {
         return false;
     }
     bool is = tls ? answers_in_plain(fd, deadline_us) : kvfi_tls_is_spoken(fd, deadline_us);

@@ -300,7 +300,7 @@ static bool is_greeted_patiently(kvfi_node *node) {
 static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool named, step *at,
                              int64_t deadline_us) {
     *at = STEP_OPEN;
-    kvf_reason why = kvfi_conn_open(conn, &node->server, &node->peer, deadline_us);
+    kvf_reason why = kvfi_conn_open(conn, &node->server, &node->peer, &node->answered, deadline_us);
     if (why != KVF_WHY_NONE) {
         (void)no_connection(conn, err, node->conf);
         return why;

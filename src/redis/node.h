@@ -47,10 +47,11 @@ typedef enum kvfi_probe { KVFI_PROBE_NAME = 1, KVFI_PROBE_INFO = 2, KVFI_PROBE_C
 typedef struct kvfi_node {
     const kvfi_redis_conf *conf;
     kvfi_endpoint server;
-    kvfi_tls_peer peer;   /* the same server, for TLS */
-    char name[256];       /* which its certificate is for */
-    pthread_mutex_t lock; /* of all that follows; never held over I/O */
-    pthread_cond_t freed; /* a connection was given back */
+    kvfi_tls_peer peer;        /* the same server, for TLS */
+    _Atomic uint32_t answered; /* which of its addresses did last (dial.c) */
+    char name[256];            /* which its certificate is for */
+    pthread_mutex_t lock;      /* of all that follows; never held over I/O */
+    pthread_cond_t freed;      /* a connection was given back */
     kvfi_lane lanes[KVFI_NUM_LANES];
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */

@@ -3,6 +3,9 @@
  * Faults that are met in public, each by the input that failed. The number in a name is that of `make
  * check-faults-public`, which runs them (docs/checks.md).
  */
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -543,6 +546,108 @@ static void test_public_10_it_is_learned(void **state) {
     close_place(&p);
 }
 
+/* ---- 11: a name with two addresses, of which the first is silent ---- */
+
+static kvfi_systable two_faced;
+static uint16_t silent_port;
+static struct sockaddr_storage silent;
+static _Atomic unsigned silent_tries;
+
+static int resolve_both(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
+    struct addrinfo *second = NULL, numeric = *hints;
+    if (strcmp(host, "both") != 0) {
+        return kvfi_sys_real.resolve(host, service, hints, out);
+    }
+    if ((hints->ai_flags & AI_NUMERICHOST) != 0) {
+        return EAI_NONAME;
+    }
+    numeric.ai_flags |= AI_NUMERICHOST;
+    const char *first = silent.ss_family == AF_INET6 ? "::1" : "127.0.0.2";
+    if (kvfi_sys_real.resolve(first, service, &numeric, out) != 0 ||
+        kvfi_sys_real.resolve("127.0.0.1", service, &numeric, &second) != 0) {
+        return EAI_NONAME;
+    }
+    (*out)->ai_next = second;
+    return 0;
+}
+
+static bool is_silent(const struct sockaddr *address) {
+    const struct sockaddr_in *in = (const void *)address, *ours = (const void *)&silent;
+    return address->sa_family == silent.ss_family &&
+           (address->sa_family == AF_INET6 || in->sin_addr.s_addr == ours->sin_addr.s_addr);
+}
+
+static int connect_counted(int fd, const struct sockaddr *address, socklen_t len) {
+    silent_tries += is_silent(address);
+    return kvfi_sys_real.connect(fd, address, len);
+}
+
+/* A listener that does not accept, and whose queue is full: the system drops what else wants to connect. */
+static int be_silent(uint16_t port, int fillers[4]) {
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT, .sin6_port = htons(port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons(port)};
+    socklen_t len = sizeof six;
+    inet_pton(AF_INET, "127.0.0.2", &four.sin_addr);
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+    memcpy(&silent, &six, sizeof six);
+    if (fd < 0 || setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) != 0 ||
+        bind(fd, (struct sockaddr *)&six, sizeof six) != 0) {
+        close(fd);
+        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        len = sizeof four;
+        memcpy(&silent, &four, sizeof four);
+        assert_int_equal(bind(fd, (struct sockaddr *)&four, sizeof four), 0);
+    }
+    assert_int_equal(listen(fd, 0), 0);
+    for (int i = 0; i < 4; i++) {
+        fillers[i] = socket(silent.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(fillers[i], (struct sockaddr *)&silent, len);
+    }
+    return fd;
+}
+
+static void test_public_11_a_silent_address(void **state) {
+    (void)state;
+    int fillers[4];
+    char url[128];
+    kvft_server *server = kvft_server_start(NULL);
+    if (server == NULL) {
+        skip();
+    }
+    kvft_proxy *proxy = kvft_proxy_start(server->socket);
+    silent_port = (uint16_t)atoi(strrchr(kvft_proxy_tcp_url(proxy), ':') + 1);
+    int listener = be_silent(silent_port, fillers);
+    two_faced = kvfi_sys_real;
+    two_faced.resolve = resolve_both;
+    two_faced.connect = connect_counted;
+    kvfi_sys_table = &two_faced;
+    snprintf(url, sizeof url, "redis://both:%u", silent_port);
+    silent_tries = 0;
+    kvfi_tier *tier = kvft_tier(url);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_true(silent_tries > 0);
+    /* It is known by now which address answers: the other is not tried any more, whatever connections are made. */
+    unsigned before = silent_tries;
+    for (int i = 0; i < 3; i++) {
+        kvft_proxy_cut(proxy);
+        while (kvft_proxy_stats_get(proxy).open > 0) {
+            kvft_nap_ms(2);
+        }
+        assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+        assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
+        assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    }
+    assert_int_equal(silent_tries, before);
+    tier->ops->close(tier);
+    kvfi_sys_table = &kvfi_sys_real;
+    for (int i = 0; i < 4; i++) {
+        close(fillers[i]);
+    }
+    close(listener);
+    kvft_proxy_stop(proxy);
+    kvft_server_stop(server);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_public_1_client_is_renamed_away),
@@ -565,6 +670,7 @@ int main(void) {
         cmocka_unit_test(test_public_10_idle_is_reset),
         cmocka_unit_test(test_public_10_idle_is_swallowed),
         cmocka_unit_test(test_public_10_it_is_learned),
+        cmocka_unit_test(test_public_11_a_silent_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

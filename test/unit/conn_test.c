@@ -36,7 +36,8 @@ static void open_conn(bool lends) {
     kvfi_endpoint to = {.path = address.sun_path};
     kvfi_conn_init(conn, 10000, &disconnects);
     conn->lends = lends;
-    assert_int_equal(kvfi_conn_open(conn, &to, &plain, kvfi_deadline(10000000)), KVF_WHY_NONE);
+    _Atomic uint32_t answered = 0;
+    assert_int_equal(kvfi_conn_open(conn, &to, &plain, &answered, kvfi_deadline(10000000)), KVF_WHY_NONE);
     peer = accept(listener, NULL, NULL);
     assert_true(peer >= 0);
 }
