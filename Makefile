@@ -90,6 +90,11 @@ check-servers: build ## all tests that need a server, on redis-server and on val
 check-evict: build ## what is left of prefixes at 2x overcommit, by eviction policy: the documented one is the best
 	@$(paths); $(programs); $(release)/bench/evict_bench
 
+check: check-faults-public
+.PHONY: check-faults-public
+check-faults-public: build ## faults that users have met, eleven kinds, each by the inputs that failed
+	@$(paths); $(programs); scripts/faults_public.sh
+
 check: check-tls
 .PHONY: check-tls
 check-tls: build ## TLS: what is wrong is refused with its reason, what is right works in all three topologies
