@@ -48,9 +48,6 @@ static bool make_buffers(kvf_llama *kv) {
 
 static bool make_residents(kvf_llama *kv) {
     kv->num_seqs = llama_n_seq_max(kv->ctx);
-    for (size_t i = 0; i < kv->num_seqs; i++) {
-        kv->inherits = kv->inherits || llama_memory_seq_pos_max(kv->mem, (llama_seq_id)i) >= 0;
-    }
     kv->residents = calloc(kv->num_seqs, sizeof *kv->residents);
     return kv->residents != NULL;
 }
@@ -198,6 +195,15 @@ void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tai
         memcpy(name + 4, kv->keys[kv->num_whole - 1].bytes, sizeof(kvf_key));
         memcpy(name + 4 + sizeof(kvf_key), kv->tokens + cut, 4 * tail);
         kvf_key_of(kv->space, &kv->keys[kv->num_whole], name, 4 + sizeof(kvf_key) + 4 * tail);
+    }
+}
+
+void kvfl_name_apart(kvf_llama *kv, size_t index, const void *word, size_t len) {
+    uint8_t name[5 + sizeof(kvf_key) + 32] = "apart";
+    memcpy(name + 5 + sizeof(kvf_key), word, len);
+    for (size_t i = index; kv->space != NULL && i < kvfl_num_blocks(kv); i++) {
+        memcpy(name + 5, kv->keys[i].bytes, sizeof(kvf_key));
+        kvf_key_of(kv->space, &kv->keys[i], name, 5 + sizeof(kvf_key) + len);
     }
 }
 

@@ -4,12 +4,18 @@
  * prompt; its whole blocks and its tail are brought in, one sequence after the other, by copies from other sequences,
  * loads and computation (kvfl_fill); what is left is decoded together: the tokens with outputs, and those in front of
  * the end of a batch that stopped in the middle of a block.
+ *
+ * What a sequence still holds is used, however it was computed. Stored, and copied, is only what is cold (engine.h): a
+ * block that was continued in its middle, generated tokens, and all that was computed behind them, are not.
  */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llama/engine.h"
+
+/* A prompt's new tokens, so many times those that would be computed again. */
+#define NEXT_TO_NOTHING 16u
 
 /* What a batch has of one sequence. */
 typedef struct kvfl_piece {
@@ -19,6 +25,7 @@ typedef struct kvfl_piece {
     size_t done;         /* in front of this position all is in the sequence */
     kvf_llama_aside why; /* not to be followed */
     bool alone;          /* no token belongs to another sequence too */
+    kvfl_lineage before; /* of the sequence */
     kvfl_stash dropped;  /* tokens, to compute or load their block as a whole; put back when that fails */
 } kvfl_piece;
 
@@ -61,7 +68,11 @@ void kvfl_close_decode(kvf_llama *kv) {
 static void begin_piece(kvf_llama *kv, llama_seq_id seq, llama_pos pos) {
     const kvfl_history *h = kvfl_history_of(kv, seq);
     kvfl_piece *p = &kv->pieces[seq];
-    *p = (kvfl_piece){.first = (size_t)pos, .end = (size_t)pos, .done = (size_t)pos, .alone = true};
+    *p = (kvfl_piece){.first = (size_t)pos,
+                      .end = (size_t)pos,
+                      .done = (size_t)pos,
+                      .alone = true,
+                      .before = kv->histories[seq].lineage};
     if (h == NULL || h->why != KVF_ASIDE_NONE) {
         p->why = h == NULL ? KVF_ASIDE_FOREIGN : h->why;
     } else if (h->identity != kv->identity || kv->identity == 0) {
@@ -140,17 +151,18 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
            (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, KVFL_LOOKUP_US) == KVF_OK && run == 1);
 }
 
-/* A sequence that ends in the middle of a block: where that end was computed only because a batch was full, or its
- * block is stored whole, the sequence goes back to where the block begins. */
+/* A sequence that is not cold to its end. It goes back to where it is cold when what is behind that was computed only
+ * because a batch was full, or is so little that to compute it again costs next to nothing; or to where its last block
+ * begins, when that is stored whole. Else the answer comes sooner from what it holds. */
 static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     const kvfl_history *h = &kv->histories[seq];
-    size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens;
-    if (begin == h->num || kvfl_has_states(kv)) {
+    size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens, behind = h->num - h->lineage.cold;
+    if (kvfl_is_cold(h) || kvfl_has_states(kv)) {
         return; /* a state can't go back */
     }
-    if (h->ragged == begin && begin > 0) {
-        drop(kv, seq, begin);
-    } else if (goal >= begin + kv->block_tokens && is_stored(kv, h, block, goal)) {
+    if (h->lineage.ragged || behind * NEXT_TO_NOTHING <= goal - h->num) {
+        drop(kv, seq, h->lineage.cold);
+    } else if (begin < h->num && goal >= begin + kv->block_tokens && is_stored(kv, h, block, goal)) {
         drop(kv, seq, begin);
     }
 }
@@ -176,14 +188,33 @@ static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t
     return same;
 }
 
+/* Blocks [from, to) through memory, into cells of their own. They take the next free ones, in order, as if they were
+ * loaded or computed there: with cells in common, a sequence would go on in others, perhaps in front of them, and sums go
+ * by the order of cells; and who moves the positions of one sequence would move those of the other. Returns where the
+ * sequence ends. */
+static size_t copy_blocks(kvf_llama *kv, llama_seq_id donor, llama_seq_id seq, size_t from, size_t to) {
+    size_t bytes = kvfl_export_bytes(kv, kv->block_tokens), at = from;
+    uint8_t *blob = malloc(bytes);
+    bool ok = blob != NULL;
+    while (ok && at < to) {
+        llama_pos first = (llama_pos)at, end = (llama_pos)(at + kv->block_tokens);
+        ok = kvfl_export(kv, donor, first, end, blob, bytes) && kvfl_is_block(kv, blob, bytes, first, end) &&
+             kvfl_import(kv, seq, first, end, blob, bytes);
+        at += ok ? kv->block_tokens : 0;
+    }
+    free(blob);
+    return at;
+}
+
 static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     kvfl_history *h = &kv->histories[seq];
     size_t best = 0;
     llama_seq_id donor = -1;
     for (size_t i = 0; i < kv->num_seqs && !kvfl_has_states(kv); i++) {
-        bool helps = (llama_seq_id)i != seq && kv->histories[i].num > h->num;
+        bool helps = (llama_seq_id)i != seq && kv->histories[i].lineage.cold > h->num;
         const kvfl_history *other = helps ? kvfl_history_of(kv, (llama_seq_id)i) : NULL; /* as it is by now */
-        size_t same = other != NULL && other->identity == h->identity ? common_tokens(other, h, goal) : 0;
+        size_t most = other != NULL && other->lineage.cold < goal ? other->lineage.cold : goal;
+        size_t same = other != NULL && other->identity == h->identity ? common_tokens(other, h, most) : 0;
         same = same / kv->block_tokens * kv->block_tokens;
         if (same > best) {
             best = same;
@@ -193,10 +224,15 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     if (best <= h->num) {
         return;
     }
-    llama_memory_seq_cp(kv->mem, donor, seq, (llama_pos)h->num, (llama_pos)best);
-    kv->shares = true;
-    h->report.copied_tokens += (uint32_t)(best - h->num);
-    h->num = best;
+    if (!kvfl_is_cold(h) && kv->pieces[seq].dropped.rows == NULL) {
+        drop(kv, seq, h->lineage.cold);
+    }
+    if (kvfl_is_cold(h)) {
+        size_t from = h->num;
+        h->num = copy_blocks(kv, donor, seq, from, best);
+        h->report.copied_tokens += (uint32_t)(h->num - from);
+        kvfl_note_cold(kv, seq, h->num);
+    }
 }
 
 /* ---- bringing in what can be had before the outputs ---- */
@@ -218,34 +254,36 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
         return 0;
     }
     begin_prompt(h);
-    if (!p->alone || kv->paused != KVF_ASIDE_NONE || goal < block || goal <= h->num ||
-        (kvfl_has_states(kv) && !roomy)) {
+    if (!p->alone || kv->paused != KVF_ASIDE_NONE || (goal < block && (has_output(p) || !kvfl_has_states(kv))) ||
+        goal <= h->num || !roomy) {
         return 0;
     }
     step_back(kv, seq, goal);
-    if (roomy) {
-        copy_from_other(kv, seq, goal);
-    }
+    copy_from_other(kv, seq, goal);
+    bool cold = kvfl_is_cold(h) && goal - h->num > 1; /* a single token is rounded by the number of threads */
     kv->decode_rc = 0;
-    kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num);
+    kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num, cold ? &h->lineage : NULL);
     if (status != KVF_OK) {
         return kv->decode_rc != 0 ? kv->decode_rc : status == KVF_CLOSED ? 2 : -2;
     }
     h->num = goal;
     p->done = goal;
+    if (cold) {
+        kvfl_note_cold(kv, seq, goal);
+    }
     return 0;
 }
 
-/* Whether every sequence could have cells of its own. If not: none are shared, for what moves positions moves cells
- * (kvfl_before_moved); where that is our doing already, there is no room, as where nothing is shared. And a sequence
- * with a state, which could not be undone when the cells come short, is left to llama_decode, which says so before it
- * begins. */
+/* Whether there are cells for the batch, as far as llama.cpp tells. A sequence with a state, which could not be undone
+ * when they come short, is left to llama_decode, which says so before it begins. */
+static bool is_roomy(const kvf_llama *kv, const struct llama_batch *batch) {
+    return !kvfl_has_states(kv) || kv->kind.num_caches == 0 ||
+           kvfl_unshared_cells(kv) + (size_t)batch->n_tokens <= kv->n_ctx;
+}
+
 static int32_t bring_all(kvf_llama *kv, const struct llama_batch *batch) {
     int32_t rc = 0;
-    bool roomy = kv->kind.num_caches == 0 || kvfl_unshared_cells(kv) + (size_t)batch->n_tokens <= kv->n_ctx;
-    if (kv->shares && !roomy) {
-        return 1;
-    }
+    bool roomy = is_roomy(kv, batch);
     for (size_t seq = 0; seq < kv->num_seqs && rc == 0; seq++) {
         rc = bring(kv, (llama_seq_id)seq, roomy);
     }
@@ -306,15 +344,6 @@ static int32_t decode_rest(kvf_llama *kv, const struct llama_batch *batch, kvfl_
 
 /* ---- afterwards ---- */
 
-static void save_blocks(kvf_llama *kv, llama_seq_id seq, size_t from) {
-    kvfl_history *h = &kv->histories[seq];
-    size_t first = from / kv->block_tokens, end = h->num / kv->block_tokens;
-    if (kv->space != NULL && end > first && !kvfl_has_states(kv)) { /* else of no use without a state at their end */
-        kvfl_chain(kv, h->tokens, end * kv->block_tokens, 0);
-        kvfl_save(kv, &h->report, seq, first, end);
-    }
-}
-
 static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
     kvfl_history *h = &kv->histories[seq];
     kvf_llama_counters *c = &kv->counters;
@@ -344,21 +373,11 @@ static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
     }
 }
 
-static void save_generated(kvf_llama *kv, llama_seq_id seq, size_t from) {
-    kvfl_history *h = &kv->histories[seq];
-    kvf_llama_report before = h->report;
-    save_blocks(kv, seq, from);
-    kv->counters.saved_blocks += h->report.saved_blocks - before.saved_blocks;
-    kv->counters.known_blocks += h->report.known_blocks - before.known_blocks;
-    kv->counters.shed_blocks += h->report.shed_blocks - before.shed_blocks;
-    h->report = before; /* which is of the prompt */
-}
-
 /* What of the last block was computed only because the batch ended here. */
-static size_t ragged_end(const kvf_llama *kv, const kvfl_history *h, const kvfl_piece *p) {
-    size_t begin = p->end / kv->block_tokens * kv->block_tokens;
-    bool whole = p->first <= begin || (h->ragged == begin && begin > 0);
-    return !has_output(p) && begin < p->end && whole ? begin : 0;
+static bool has_ragged_end(const kvf_llama *kv, const kvfl_history *h, const kvfl_piece *p) {
+    size_t begin = h->lineage.cold;
+    return !has_output(p) && !kvfl_has_states(kv) && p->end - begin < kv->block_tokens && p->end > begin &&
+           (p->first <= begin || p->before.ragged);
 }
 
 static void note_piece(kvf_llama *kv, llama_seq_id seq) {
@@ -378,15 +397,13 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     if (!p->alone || kv->paused != KVF_ASIDE_NONE) {
         kv->counters.aside_tokens[kv->paused != KVF_ASIDE_NONE ? kv->paused : KVF_ASIDE_SEVERAL] += p->num;
     }
-    h->ragged = ragged_end(kv, h, p);
+    h->lineage.ragged = has_ragged_end(kv, h, p);
     h->num = p->end;
     if (!h->in_prompt) {
         kv->counters.generated_tokens += p->num;
-        save_generated(kv, seq, p->done);
         return;
     }
     h->report.computed_tokens += (uint32_t)(p->end - p->done);
-    save_blocks(kv, seq, p->done);
     if (has_output(p)) {
         end_prompt(kv, seq, p->want + 1);
     }
@@ -405,7 +422,7 @@ static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
                                      : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
         ok = ok && llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)p->first - 1;
         h->num = p->first;
-        h->ragged = p->dropped.rows != NULL ? h->ragged : 0;
+        h->lineage = kvfl_has_states(kv) ? (kvfl_lineage){0} : p->before;
         h->in_prompt = false;
     }
     kvfl_free_stash(&p->dropped);
@@ -414,7 +431,7 @@ static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
         h->in_prompt = false;
         if (p->why == KVF_ASIDE_NONE && (size_t)end <= p->end) {
             h->num = (size_t)end;
-            h->ragged = 0;
+            h->lineage = (kvfl_lineage){0};
         } else {
             kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
         }

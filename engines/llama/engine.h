@@ -68,13 +68,30 @@ typedef struct kvfl_resident {
     uint64_t identity;                   /* that computed it */
 } kvfl_resident;
 
+/* Where a model with states ended a batch at a place that is no boundary of every prompt: the state was put back there,
+ * and what follows was computed from there. Blocks behind it have keys that name all such places in front of them. */
+typedef struct kvfl_cuts {
+    bool any;
+    kvf_key digest;
+} kvfl_cuts;
+
+/* How the tokens of a sequence came to be. `cold`: those in front of this position are, to the bit, what a run that begins
+ * with an empty sequence computes for them, in these cells: each whole block computed from its beginning, in batches of
+ * at least KVFL_MIN_BATCH tokens, behind blocks of which the same is true. Only that is stored, and copied to other
+ * sequences. It is the end of a block; of a model with states it is where the sequence ends, or the sequence is not cold
+ * at all, as a state is of its end only. */
+typedef struct kvfl_lineage {
+    size_t cold;
+    bool ragged; /* what is behind `cold` was computed only because a batch of this prompt ended there */
+    kvfl_cuts cuts;
+} kvfl_lineage;
+
 /* What a sequence holds, as kvf_llama_decode follows it: exactly `num` tokens, at positions 0 to num - 1, and behind
  * them nothing, or, with a reason, what is not known. */
 typedef struct kvfl_history {
     llama_token *tokens; /* n_ctx of them */
     size_t num;
-    /* Not 0: from this end of a block on, computed only because a batch ended here: in too small a batch */
-    size_t ragged;
+    kvfl_lineage lineage;
     kvf_llama_aside why;
     bool in_prompt;    /* the report is of a prompt whose end has not come yet */
     uint64_t identity; /* that computed these tokens */
@@ -95,6 +112,9 @@ typedef struct kvfl_known_state {
     llama_token *tokens;
     size_t num;
     uint64_t identity; /* that computed them */
+    kvfl_lineage lineage;
+    llama_seq_id seq;
+    bool rows_stay; /* the sequence still has the rows of all these tokens that it had then */
 } kvfl_known_state;
 #define KVFL_KNOWN_STATES 64u
 
@@ -152,8 +172,6 @@ struct kvf_llama {
     kvfl_known_state states[KVFL_KNOWN_STATES];
     size_t next_state;
     kvf_llama_aside paused;    /* not KVF_ASIDE_NONE: the context is in a mode in which every batch is left as it is */
-    bool shares;               /* sequences may have cells in common because of us */
-    bool inherits;             /* they may because of a kvf_llama that was attached before this one */
     struct llama_batch rest;   /* what is left of a batch: arrays of our own, but for the lists of sequences */
     int32_t *output_of;        /* the caller's index of a batch to that of `rest` */
     int32_t num_mapped;        /* 0: the indexes are the caller's own */
@@ -268,6 +286,10 @@ static inline size_t kvfl_num_blocks(const kvf_llama *kv) {
 /* Makes `tokens` the prompt at hand: the first `cut` of them (whole blocks), then a tail of `tail` tokens. */
 void kvfl_chain(kvf_llama *, const llama_token *tokens, size_t cut, size_t tail);
 kvf_block kvfl_block_of(const kvf_llama *, size_t index);
+/* Blocks from number `index` on get keys that name `word` (up to 32 bytes) too: they were computed in another way than a
+ * prompt computes them. */
+void kvfl_name_apart(kvf_llama *, size_t index, const void *word, size_t len);
+#define KVFL_AS_IT_IS "as it is" /* of what kvf_llama_save stores */
 /* Who computes the front while blocks behind it are loaded: `num` tokens of whole blocks from position `first` on,
  * right behind what the sequence holds, counted in report->computed_tokens and compute_us, and told to kv->pace
  * (kvfl_pace_note). */
@@ -327,10 +349,10 @@ void kvfl_free_stash(kvfl_stash *);
 size_t kvfl_keep_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
 void kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t cut);
 /* prefill.c: the sequence holds the first `have` of the tokens; loads or computes the rest of them but the last, and
- * saves what is new. On failure kv->decode_rc is what llama_decode said, and what the sequence holds is a prefix of
+ * saves what is new, where what it holds is cold (`how` not NULL: its lineage). On failure kv->decode_rc is what llama_decode said, and what the sequence holds is a prefix of
  * them. */
 kvf_status kvfl_fill(kvf_llama *, kvf_llama_report *, kvf_error *, llama_seq_id, const llama_token *tokens, size_t num,
-                     size_t have);
+                     size_t have, const kvfl_lineage *how);
 
 /* decode.c. kvfl_decode is kvf_llama_decode; `plain` (with its argument) computes the whole batch where nothing of it
  * was loaded or cut. */
@@ -345,9 +367,16 @@ void kvfl_close_decode(kvf_llama *);
 /* The cells that all sequences would take if none shared any. */
 size_t kvfl_unshared_cells(const kvf_llama *);
 
-/* follow.c: what the program did to the memory, told after it was done (kvfl_before_moved: before). seq -1 is every
- * sequence where llama.h says so. */
+/* follow.c: what the program did to the memory, told after it was done. seq -1 is every sequence where llama.h says so.
+ * kvfl_follow: the sequence holds these tokens; nothing is known of how they were computed. */
 void kvfl_follow(kvf_llama *, llama_seq_id, const llama_token *tokens, size_t num);
+/* All in front of position `end` is cold: it was cold before, and what is behind that was loaded, computed from its
+ * boundary, or copied from a sequence where it is cold. */
+void kvfl_note_cold(kvf_llama *, llama_seq_id, size_t end);
+/* What the sequence holds is cold to its end: what is computed from here on by kvfl_fill is, too. */
+static inline bool kvfl_is_cold(const kvfl_history *h) {
+    return h->num == h->lineage.cold;
+}
 void kvfl_forget(kvf_llama *, llama_seq_id, kvf_llama_aside why);
 /* The sequence goes on in a way that can't be followed, behind what is known of it. */
 void kvfl_doubt(kvf_llama *, llama_seq_id, kvf_llama_aside why);
@@ -356,7 +385,6 @@ void kvfl_cleared(kvf_llama *);
 void kvfl_removed(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end);
 void kvfl_copied(kvf_llama *, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos end);
 void kvfl_kept_only(kvf_llama *, llama_seq_id);
-void kvfl_before_moved(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end);
 void kvfl_moved(kvf_llama *, llama_seq_id, llama_pos first);
 void kvfl_state_taken(kvf_llama *, llama_seq_id, const uint8_t digest[16]);
 void kvfl_state_set(kvf_llama *, llama_seq_id, const uint8_t digest[16], bool partial);

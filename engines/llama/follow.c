@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which tokens each sequence holds. What is not known to be so is not claimed: `num` shrinks to what is, and a reason
- * stands for what lies behind it, until the sequence is cut back to its known part.
+ * Which tokens each sequence holds, and how they were computed. What is not known to be so is not claimed: `num` shrinks
+ * to what is, and a reason stands for what lies behind it, until the sequence is cut back to its known part.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +15,54 @@ static bool has_room(kvf_llama *kv, kvfl_history *h) {
     return h->tokens != NULL;
 }
 
-static void cut(kvfl_history *h, size_t num) {
-    if (num < h->num) {
-        h->num = num;
+/* States that were taken from this sequence are states of rows that it has no more. */
+static void rows_gone(kvf_llama *kv, const kvfl_history *h, size_t from) {
+    for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
+        kvfl_known_state *state = &kv->states[i];
+        state->rows_stay = state->rows_stay && (h != &kv->histories[state->seq] || state->num <= from);
     }
-    if (h->ragged > h->num) {
-        h->ragged = 0;
+}
+
+/* A block of which the end is gone is not computed from its beginning when it is whole again. What is left of a sequence
+ * with a state is not the state that was computed there. */
+static void cut(kvf_llama *kv, kvfl_history *h, size_t num) {
+    if (num >= h->num) {
+        return;
+    }
+    rows_gone(kv, h, num);
+    h->num = num;
+    h->lineage.ragged = false;
+    if (num == 0 || kvfl_has_states(kv)) {
+        h->lineage = (kvfl_lineage){0};
+    } else if (num < h->lineage.cold) {
+        h->lineage.cold = num / kv->block_tokens * kv->block_tokens;
+    }
+}
+
+/* A batch has, or will have, a single token there. That is rounded by the number of threads. */
+static bool is_beside_a_boundary(const kvf_llama *kv, size_t end) {
+    return end % kv->block_tokens == 1 || end % KVFL_MIN_BATCH == KVFL_MIN_BATCH - 1;
+}
+
+void kvfl_note_cold(kvf_llama *kv, llama_seq_id seq, size_t end) {
+    kvfl_history *h = &kv->histories[seq];
+    kvfl_lineage *how = &h->lineage;
+    if (end > h->num || (kvfl_has_states(kv) && end < h->num)) {
+        return;
+    }
+    how->ragged = false;
+    if (kvfl_has_states(kv) && is_beside_a_boundary(kv, end)) {
+        *how = (kvfl_lineage){0};
+        return;
+    }
+    how->cold = kvfl_has_states(kv) ? end : end / kv->block_tokens * kv->block_tokens;
+    if (kv->space != NULL && kvfl_has_states(kv) && end % kv->kind.apart != 0) {
+        uint32_t at = (uint32_t)end;
+        uint8_t name[4 + sizeof at + sizeof(kvf_key)] = "cuts";
+        memcpy(name + 4, &at, sizeof at);
+        memcpy(name + 4 + sizeof at, how->cuts.digest.bytes, sizeof(kvf_key));
+        kvf_key_of(kv->space, &how->cuts.digest, name, sizeof name);
+        how->cuts.any = true;
     }
 }
 
@@ -34,7 +76,7 @@ kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
         if ((size_t)end < h->num) {
             h->in_prompt = false;
         }
-        cut(h, (size_t)end); /* also where it was emptied, or cut back, without a word */
+        cut(kv, h, (size_t)end); /* also where it was emptied, or cut back, without a word */
         h->why = KVF_ASIDE_NONE;
         h->identity = h->num == 0 ? kv->identity : h->identity;
     } else if (h->why == KVF_ASIDE_NONE) {
@@ -49,12 +91,13 @@ static void follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, s
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
         return;
     }
+    rows_gone(kv, h, 0);
     if (num > 0) {
         memmove(h->tokens, tokens, num * sizeof *tokens);
     }
     h->num = num;
     h->identity = identity;
-    h->ragged = 0;
+    h->lineage = (kvfl_lineage){0};
     h->why = KVF_ASIDE_NONE;
     h->in_prompt = false;
 }
@@ -65,7 +108,7 @@ void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, siz
 
 void kvfl_doubt(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     kvfl_history *h = &kv->histories[seq];
-    h->ragged = 0;
+    h->lineage.ragged = false;
     h->why = h->why != KVF_ASIDE_NONE ? h->why : why;
     h->in_prompt = false;
 }
@@ -75,7 +118,7 @@ void kvfl_doubt(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
 void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
     if (!begins) {
-        kv->histories[seq].num = 0;
+        cut(kv, &kv->histories[seq], 0);
     }
     kvfl_doubt(kv, seq, why);
 }
@@ -88,13 +131,11 @@ void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {
 
 void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
     if (kvfl_is_text(kv, seq)) {
-        kvfl_before_moved(kv, seq, -1, -1);
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
     }
 }
 
 void kvfl_cleared(kvf_llama *kv) {
-    kv->shares = kv->inherits = false;
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
         kvfl_follow(kv, (llama_seq_id)seq, NULL, 0);
     }
@@ -108,7 +149,7 @@ static void removed_from(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama
     if (from < h->num) {
         h->in_prompt = false;
     }
-    cut(h, from);
+    cut(kv, h, from);
     if (hole && h->why == KVF_ASIDE_NONE && from <= h->num) {
         h->why = KVF_ASIDE_MOVED;
     } else if (max + 1 == (llama_pos)h->num) {
@@ -135,6 +176,10 @@ void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos fi
     /* Only into a sequence that was empty, from its beginning on, and nothing but what is known. */
     if (first <= 0 && target->num == 0 && target->why == KVF_ASIDE_NONE && max + 1 == (llama_pos)num) {
         follow(kv, to, source->tokens, num, source->identity);
+        target->lineage = num == source->num ? source->lineage : (kvfl_lineage){0};
+        if (!kvfl_has_states(kv)) {
+            kvfl_note_cold(kv, to, num < source->lineage.cold ? num : source->lineage.cold);
+        }
     } else {
         kvfl_forget(kv, to, KVF_ASIDE_FOREIGN);
     }
@@ -148,36 +193,9 @@ void kvfl_kept_only(kvf_llama *kv, llama_seq_id seq) {
     }
 }
 
-/* ---- positions that are moved: llama.cpp moves them in the cells, whoever else shares these ---- */
-
-static bool own_cells(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
-    size_t bytes = kvfl_export_bytes(kv, (size_t)(end - first));
-    uint8_t *blob = malloc(bytes);
-    bool ok = blob != NULL && kvfl_export(kv, seq, first, end, blob, bytes) &&
-              llama_memory_seq_rm(kv->mem, seq, first, end) && kvfl_import(kv, seq, first, end, blob, bytes);
-    free(blob);
-    return ok;
-}
-
-void kvfl_before_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
-    llama_pos min = llama_memory_seq_pos_min(kv->mem, seq), max = llama_memory_seq_pos_max(kv->mem, seq);
-    llama_pos at = first > min ? first : min, stop = end >= 0 && end <= max ? end : max + 1;
-    llama_pos step = (llama_pos)kv->block_tokens;
-    /* What another kvf_llama may have shared is parted where there is room for all. */
-    bool may_share = kv->shares || (kv->inherits && kvfl_unshared_cells(kv) <= kv->n_ctx);
-    if (!may_share || max < 0) {
-        return;
-    }
-    for (; at < stop; at = at + step < stop ? at + step : stop) {
-        if (!own_cells(kv, seq, at, at + step < stop ? at + step : stop)) {
-            return;
-        }
-    }
-}
-
 void kvfl_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
     kvfl_history *h = &kv->histories[seq];
-    cut(h, first > 0 ? (size_t)first : 0);
+    cut(kv, h, first > 0 ? (size_t)first : 0);
     h->why = llama_memory_seq_pos_max(kv->mem, seq) + 1 > (llama_pos)h->num ? KVF_ASIDE_MOVED : KVF_ASIDE_NONE;
     h->in_prompt = false;
 }
@@ -196,7 +214,8 @@ void kvfl_state_taken(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16])
     }
     memcpy(tokens, h->tokens, h->num * sizeof *tokens);
     free(state->tokens);
-    *state = (kvfl_known_state){.tokens = tokens, .num = h->num, .identity = h->identity};
+    *state = (kvfl_known_state){
+        .tokens = tokens, .num = h->num, .identity = h->identity, .lineage = h->lineage, .seq = seq, .rows_stay = true};
     memcpy(state->digest, digest, sizeof state->digest);
     kv->next_state++;
 }
@@ -222,7 +241,15 @@ void kvfl_state_set(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16], b
     kvfl_history *h = &kv->histories[seq];
     if (state == NULL || (partial && !continues(h, state))) {
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
-    } else {
-        follow(kv, seq, state->tokens, state->num, state->identity);
+        return;
     }
+    if (!partial) {
+        follow(kv, seq, state->tokens, state->num, state->identity);
+        h->lineage = h->num > 0 ? state->lineage : (kvfl_lineage){0};
+        return;
+    }
+    h->num = state->num;
+    h->lineage = state->seq == seq && state->rows_stay ? state->lineage : (kvfl_lineage){0};
+    h->why = KVF_ASIDE_NONE;
+    h->in_prompt = false;
 }

@@ -185,7 +185,8 @@ kvf_status kvfl_set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options
         return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
     }
     t->portable = o->portable != 0;
-    add(&t->fields, "engine", "llama.cpp state-seq-%d", LLAMA_STATE_SEQ_VERSION);
+    /* "cold": all blocks are computed from their beginning, which those of earlier versions were not. */
+    add(&t->fields, "engine", "llama.cpp state-seq-%d cold", LLAMA_STATE_SEQ_VERSION);
     add(&t->fields, "model", "sha256:%s", name->weights);
     add_overrides(&t->fields, kv, name);
     add_shape(&t->fields, kv, o->context_params);

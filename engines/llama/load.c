@@ -626,6 +626,27 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     return holds;
 }
 
+/* Goes on with what kvf_llama_save stored of the prompt at hand. */
+static size_t load_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t cut, size_t have) {
+    kvf_llama_report more = {0};
+    kv->num_whole = cut / kv->block_tokens;
+    kv->tail_tokens = 0;
+    kvfl_name_apart(kv, 0, KVFL_AS_IT_IS, sizeof KVFL_AS_IT_IS);
+    size_t loaded = kvfl_load(kv, &more, seq, have, NULL);
+    report->loaded_tokens += more.loaded_tokens;
+    report->loaded_bytes += more.loaded_bytes;
+    report->stored_tokens += more.stored_tokens;
+    report->match_us += more.match_us;
+    report->load_us += more.load_us;
+    report->import_us += more.import_us;
+    report->waited_us += more.waited_us;
+    if (loaded > have) {
+        report->why = more.why;
+        report->plan = more.plan;
+    }
+    return loaded;
+}
+
 size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                       size_t num) {
     kvf_llama_report unread = {0};
@@ -635,8 +656,13 @@ size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
     }
     llama_memory_seq_rm(kv->mem, seq, -1, -1);
     kv->residents[seq].num = 0;
+    report = report != NULL ? report : &unread;
     kvfl_chain(kv, tokens, cut, num - 1 - cut);
-    size_t loaded = kvfl_load(kv, report != NULL ? report : &unread, seq, 0, NULL);
+    size_t cold = kvfl_load(kv, report, seq, 0, NULL), loaded = cold;
+    if (cold < cut) {
+        loaded = load_as_it_is(kv, report, seq, cut, cold);
+    }
     kvfl_follow(kv, seq, tokens, loaded);
+    kvfl_note_cold(kv, seq, cold);
     return loaded;
 }

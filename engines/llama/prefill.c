@@ -9,6 +9,8 @@ typedef struct prefill {
     const llama_token *tokens;
     size_t num, cut;
     size_t have; /* tokens that the sequence holds */
+    bool cold;   /* all of them as a run from an empty sequence computes them: what is computed behind them is stored */
+    kvfl_cuts cuts;
 } prefill;
 
 /* ---- computing ---- */
@@ -61,22 +63,38 @@ static kvf_status settle(prefill *p, size_t before) {
     }
     size_t first = in_tail ? kv->num_whole : before / kv->block_tokens;
     size_t end = in_tail ? kvfl_num_blocks(kv) : p->have / kv->block_tokens;
-    if (kv->space != NULL) {
+    bool save = kv->space != NULL && p->cold;
+    if (save) {
         kvfl_save(kv, p->report, p->seq, first, end);
     }
-    if (p->have == kvfl_position(kv, end) && !kvfl_pass_boundary(kv, p->report, p->seq, end, kv->space != NULL)) {
+    if (p->have == kvfl_position(kv, end) && !kvfl_pass_boundary(kv, p->report, p->seq, end, save)) {
         return kvfl_fail(p->err, KVF_IO, "llama.cpp did not take back the state of its sequence");
     }
     return KVF_OK;
+}
+
+/* How many tokens the next batch has. What is stored must not depend on how large the batches of this context are, nor on
+ * where the prompt ends: so a batch that begins between two tiles ends where the next one begins, and what is left of a
+ * tail behind its whole tiles is a batch of its own, of two tokens or more, since one alone is rounded by the number of
+ * threads. */
+static size_t next_batch(const prefill *p, size_t end) {
+    size_t stop = kvfl_next_stop(p->kv, p->have), left = (stop < end ? stop : end) - p->have;
+    size_t num = left < p->kv->step ? left : p->kv->step, into = p->have % KVFL_MIN_BATCH;
+    if (p->cold && into != 0) {
+        return num < KVFL_MIN_BATCH - into ? num : KVFL_MIN_BATCH - into;
+    }
+    if (p->cold && left == KVFL_MIN_BATCH + 1) {
+        return left / 2;
+    }
+    return p->cold && num > KVFL_MIN_BATCH ? num / KVFL_MIN_BATCH * KVFL_MIN_BATCH : num;
 }
 
 /* Computes up to `end`, in large batches that stop where a state is stored. */
 static kvf_status compute(prefill *p, size_t end) {
     kvf_status status = tell_progress(p);
     while (status == KVF_OK && p->have < end) {
-        size_t before = p->have, stop = kvfl_next_stop(p->kv, before);
-        stop = stop < end ? stop : end;
-        status = decode(p, stop - before < p->kv->step ? stop - before : p->kv->step);
+        size_t before = p->have;
+        status = decode(p, next_batch(p, end));
         if (status == KVF_OK) {
             status = settle(p, before);
         }
@@ -98,6 +116,9 @@ static kvf_status compute_front(void *ctx, size_t first, size_t num) {
 static kvf_status bring_stored(prefill *p) {
     kvf_llama *kv = p->kv;
     kvfl_chain(kv, p->tokens, p->cut, p->num - 1 - p->cut);
+    if (p->cuts.any) {
+        kvfl_name_apart(kv, p->have / kv->block_tokens, p->cuts.digest.bytes, sizeof p->cuts.digest.bytes);
+    }
     if (kv->space == NULL || p->cut == 0) {
         return KVF_OK;
     }
@@ -121,8 +142,10 @@ static kvf_status fill(prefill *p) {
 }
 
 kvf_status kvfl_fill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
-                     const llama_token *tokens, size_t num, size_t have) {
+                     const llama_token *tokens, size_t num, size_t have, const kvfl_lineage *how) {
     prefill p = {.kv = kv,
+                 .cold = how != NULL,
+                 .cuts = how != NULL ? how->cuts : (kvfl_cuts){0},
                  .report = report,
                  .err = err,
                  .seq = seq,
@@ -161,8 +184,14 @@ static void drop_from(const prefill *p, size_t have) {
 kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
                              const llama_token *tokens, size_t num) {
     kvf_llama_report own = {0};
-    prefill p = {
-        .kv = kv, .report = &own, .err = err, .seq = seq, .tokens = tokens, .num = num, .cut = kvf_llama_cut(kv, num)};
+    prefill p = {.kv = kv,
+                 .report = &own,
+                 .err = err,
+                 .seq = seq,
+                 .tokens = tokens,
+                 .num = num,
+                 .cut = kvf_llama_cut(kv, num),
+                 .cold = true};
     kvf_status status = check(&p);
     if (status != KVF_OK) {
         return status;
@@ -178,6 +207,7 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
     if (status == KVF_OK) {
         kvfl_note_resident(kv, seq, tokens, p.cut);
         kvfl_follow(kv, seq, tokens, num);
+        kvfl_note_cold(kv, seq, p.cut);
     } else if (status == KVF_CLOSED) {
         drop_from(&p, p.have); /* what a stopped batch left behind */
     } else {

@@ -81,6 +81,7 @@ size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
         return 0;
     }
     kvfl_chain(kv, tokens, blocks * kv->block_tokens, 0);
+    kvfl_name_apart(kv, 0, KVFL_AS_IT_IS, sizeof KVFL_AS_IT_IS);
     report = report != NULL ? report : &unread;
     uint32_t before = report->saved_blocks;
     kvfl_save(kv, report, seq, 0, blocks);

@@ -118,18 +118,21 @@ typedef struct kvf_llama_report {
  * The answer is the same with and without a hit, to the bit, where the sequence takes the same cells: whole blocks are
  * always computed in batches of at least 64 tokens, the rest behind them always in one small batch, the last token
  * alone. (ggml's kernels for fewer than 64 rows round differently.) For the same reason the KV of generated tokens is
- * not kept over a prefill: it is computed again, as a prompt is. Store trouble is never an error here. Returns KVF_OK;
- * KVF_LIMIT (no tokens, or more than the context holds); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its code; the sequence is
+ * not kept over a prefill: it is computed again, as a prompt is. So a store holds what a cold run of the prompt computes,
+ * whatever this sequence did before. Store trouble is never an error here. Returns KVF_OK; KVF_LIMIT (no tokens, or more
+ * than the context holds); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its code; the sequence is
  * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
 
 /* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the
  * longest stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt).
- * kvf_llama_save saves the whole blocks of the `num` tokens that the sequence holds and that the store is not known to
- * have, as they are (blocks with generated tokens too: a later hit then continues this very computation); returns how
- * many were handed over. Not for a sequence whose positions were moved (llama_memory_seq_add, seq_div): what that holds
- * is not what its tokens would compute. */
+ * kvf_llama_save saves the whole blocks of the `num` tokens that the sequence holds, as they are, however they were
+ * computed (generated tokens too: a later load then continues this very computation); returns how many were handed over.
+ * Since a cold run may compute other bits for the same tokens, such blocks have keys of their own: of all calls here
+ * only kvf_llama_load looks for them, for what is behind the longest prefix that a prefill has stored. Not for a
+ * sequence whose positions were moved (llama_memory_seq_add, seq_div): what that holds is not what its tokens would
+ * compute. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                               size_t num);
 KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
@@ -142,16 +145,20 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
 /* ---- for programs with a decode loop of their own, any number of sequences ---------------------------------------
  * kvf_llama_decode takes the place of llama_decode: same batch, same return values. Where the batch continues a
  * sequence and its next blocks are stored, they are loaded instead of computed; what another sequence of the context
- * holds is copied; the rest is decoded, and new whole blocks are handed to the writers. A prompt, which is what ends at
- * a token with an output, is cut as kvf_llama_prefill cuts it: so the answer is the same with and without a hit. Tokens
- * behind the first output of their sequence in the batch are computed as they stand.
+ * holds is copied, into cells of its own; the rest is decoded, and new whole blocks are handed to the writers. A prompt,
+ * which is what ends at a token with an output, is cut as kvf_llama_prefill cuts it: so the answer is the same with and
+ * without a hit. Tokens behind the first output of their sequence in the batch are computed as they stand.
+ *
+ * A prompt that goes on from what its sequence still holds (an answer, a prompt that parts from it in the middle of a
+ * block) is computed from there, as that is soonest. Its last bits may then be others than those of a cold run, so
+ * nothing of it is stored, nor copied, from the first block on that was not computed as a whole; but where at least 16
+ * times as many tokens follow as lie between that block and the end, these are computed again, and all is cold.
  *
  * The tokens of a sequence must all come through this call (or kvf_llama_prefill, kvf_llama_load) from position 0 on.
  * What it can't follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps.
  * llama_memory_seq_rm of the end of a sequence, or of all of it, needs no word; after anything else that changes what a
  * sequence holds (llama_decode on it, seq_cp into it, seq_add, seq_div, a state set) call kvf_llama_forget: it is then
- * left alone until it has been emptied. Between sequences of which one was copied from another, cells are shared: call
- * kvf_llama_forget(kv, seq) *before* seq_add or seq_div too, which gives the sequence cells of its own.
+ * left alone until it has been emptied.
  *
  * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your
  * batch by llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and

@@ -153,7 +153,7 @@ static inline lab_difference lab_compare(const float *a, const float *b, size_t 
 
 #define LAB_MAX_FILES 64u
 
-static inline size_t lab_list_files(const char *dir, char files[LAB_MAX_FILES][400], size_t num) {
+static inline size_t lab_list_files_up_to(const char *dir, char (*files)[400], size_t num, size_t most) {
     DIR *d = opendir(dir);
     for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
         char path[400];
@@ -163,8 +163,8 @@ static inline size_t lab_list_files(const char *dir, char files[LAB_MAX_FILES][4
             continue;
         }
         if (S_ISDIR(st.st_mode)) {
-            num = lab_list_files(path, files, num);
-        } else if (st.st_size > 1024 && num < LAB_MAX_FILES) {
+            num = lab_list_files_up_to(path, files, num, most);
+        } else if (st.st_size > 1024 && num < most) {
             memcpy(files[num++], path, sizeof path);
         }
     }
@@ -172,6 +172,10 @@ static inline size_t lab_list_files(const char *dir, char files[LAB_MAX_FILES][4
         closedir(d);
     }
     return num;
+}
+
+static inline size_t lab_list_files(const char *dir, char files[LAB_MAX_FILES][400], size_t num) {
+    return lab_list_files_up_to(dir, files, num, LAB_MAX_FILES);
 }
 
 static inline void lab_flip(const char *path) {

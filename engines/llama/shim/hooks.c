@@ -265,31 +265,24 @@ HOOK void llama_memory_seq_keep(llama_memory_t mem, llama_seq_id seq) {
     }
 }
 
-static void around_move(const kvfl_shim_context *c, llama_seq_id seq, llama_pos first, llama_pos end, bool after) {
-    if (c == NULL || !kvfl_is_text(c->kv, seq)) {
-        return;
-    }
-    enter();
-    if (after) {
+static void moved(const kvfl_shim_context *c, llama_seq_id seq, llama_pos first) {
+    if (c != NULL && kvfl_is_text(c->kv, seq)) {
+        enter();
         kvfl_moved(c->kv, seq, first);
-    } else {
-        kvfl_before_moved(c->kv, seq, first, end);
+        leave();
     }
-    leave();
 }
 
 HOOK void llama_memory_seq_add(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end, llama_pos delta) {
     const kvfl_shim_context *c = kvfl_shim_of_memory(mem);
-    around_move(c, seq, first, end, false);
     REAL(llama_memory_seq_add)(mem, seq, first, end, delta);
-    around_move(c, seq, first, end, true);
+    moved(c, seq, first);
 }
 
 HOOK void llama_memory_seq_div(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end, int d) {
     const kvfl_shim_context *c = kvfl_shim_of_memory(mem);
-    around_move(c, seq, first, end, false);
     REAL(llama_memory_seq_div)(mem, seq, first, end, d);
-    around_move(c, seq, first, end, true);
+    moved(c, seq, first);
 }
 
 /* ---- states ---- */
