@@ -19,7 +19,7 @@ kinds=(
     "5|a user without a password; what a URL says is not dropped|live_public_test:test_public_5_*"
     "6|slots whose host is empty or unknown|unit_slots_test:test_public_6_* live_public_test:test_public_6_*"
     "7|folders that a run as root has left|unit_folder_public_test:test_folders_that_root_left"
-    "8|a prompt larger than the bound; times of the future|unit_folder_public_test:test_a_prompt_larger_* unit_folder_public_test:test_times_of_the_future_*"
+    "8|a prompt larger than the bound; times of the future|unit_folder_public_test:test_a_prompt_larger_* live_larger_public_test:test_the_front_is_kept unit_folder_public_test:test_times_of_the_future_*"
     "9|a round trip over stall_ms, a busy host|live_public_test:test_public_9_*"
     "10|idle connections that are reset or swallowed|live_public_test:test_public_10_*"
     "11|a silent address beside one that answers|live_public_test:test_public_11_*"
