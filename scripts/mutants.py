@@ -367,17 +367,20 @@ def source_of(program):
 
 
 def note(found, test, seen):
-    """Adds what a test has executed. Lines of a file that has changed since the first were measured have other numbers."""
+    """Adds what a test has executed. Lines of a file that has changed since the first were measured have other numbers, and
+    of its new functions the older tests would not be known."""
     at = len(found["tests"])
     found["tests"].append(test)
     for path, lines in seen.items():
         same = found["sources"].get(path) == digest(TREE / path)
+        of_lines, of_functions = found["lines"].setdefault(path, {}), found["functions"].setdefault(path, {})
         for line, function in lines.items():
             if same:
-                found["lines"].setdefault(path, {}).setdefault(str(line), []).append(at)
-            users = found["functions"].setdefault(path, {}).setdefault(function, [])
-            if not users or users[-1] != at:
-                users.append(at)
+                of_lines.setdefault(str(line), []).append(at)
+            if same or function in of_functions:
+                users = of_functions.setdefault(function, [])
+                if not users or users[-1] != at:
+                    users.append(at)
 
 
 def measure(found, jobs):
@@ -419,13 +422,19 @@ def tests_map(jobs, anew=False):
 
 def tests_for(found, mutant):
     """Tests that execute the line, units first, the fastest first. Where none is seen to, or the file has changed, those of
-    the function: gcov does not see what a child process does that ends by _exit."""
+    the function (gcov does not see what a child process does that ends by _exit); for a new one those of the file, or all."""
+    functions = found["functions"].get(mutant.path, {})
     same = found["sources"].get(mutant.path) == digest(TREE / mutant.path)
-    numbers = found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same else []
-    if not any(found["tests"][n] for n in numbers):
-        numbers = found["functions"].get(mutant.path, {}).get(mutant.function, [])
-    tests = [found["tests"][n] for n in numbers if found["tests"][n] is not None]
-    return sorted(tests, key=lambda t: (t["kind"] != "unit", t["seconds"]))
+    for numbers in (
+        found["lines"].get(mutant.path, {}).get(str(mutant.line), []) if same else [],
+        functions.get(mutant.function, []),
+        [] if same else sorted({n for users in functions.values() for n in users}),
+        [] if same else range(len(found["tests"])),
+    ):
+        tests = [found["tests"][n] for n in numbers if found["tests"][n] is not None]
+        if tests:
+            return sorted(tests, key=lambda t: (t["kind"] != "unit", t["seconds"]))
+    return []
 
 
 # ---- one mutant ---------------------------------------------------------------------------------------------------

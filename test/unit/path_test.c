@@ -98,9 +98,9 @@ static void close_gate(bench *b) {
     b->ops.get = get_at_gate;
 }
 
-static void await_one_at_gate(void) {
+static void await_at_gate(size_t num) {
     pthread_mutex_lock(&gate_lock);
-    while (at_gate == 0) {
+    while (at_gate < num) {
         pthread_cond_wait(&gate_moved, &gate_lock);
     }
     pthread_mutex_unlock(&gate_lock);
@@ -175,7 +175,7 @@ static void wait_for_a_load(bool closes) {
                        .view = f.view};
     uint64_t ticket = 0;
     assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
-    await_one_at_gate();
+    await_at_gate(1);
     int64_t unused = SLOTS - 1;
     kvf_fence(f.view, &unused, 1);
     pthread_t waits;
@@ -222,7 +222,7 @@ static void test_a_place_in_the_queue_is_used_again(void **state) {
         .struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
     uint64_t first = 0, second = 0;
     assert_int_equal(kvf_submit(queue, &first, &batch), KVF_OK);
-    await_one_at_gate();
+    await_at_gate(1);
     kvf_cancel(queue, first);
     open_gate();
     kvf_completion done = reap(queue);
@@ -260,6 +260,51 @@ static void test_bad_batches_are_refused(void **state) {
     assert_int_equal(kvf_submit(queue, &ticket, &old), KVF_OK);
     assert_int_equal(reap(queue).ticket, ticket);
     kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* Each batch is found by its ticket, wherever in the queue it is: one is cancelled, one is cut short, one runs on. */
+static void test_batches_are_told_apart(void **state) {
+    (void)state;
+    enum { NUM = 3 };
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_queue *queue = NULL;
+    kvft_prompt *prompts[NUM];
+    uint8_t each[NUM][BLOCKS] = {{0}};
+    kvf_arrivals arrivals[NUM];
+    uint64_t tickets[NUM];
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, NUM), KVF_OK);
+    close_gate(&b);
+    for (size_t i = 0; i < NUM; i++) {
+        prompts[i] = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
+        arrivals[i] = (kvf_arrivals){.each = each[i]};
+        kvf_batch batch = {.struct_size = sizeof batch,
+                           .op = KVF_OP_LOAD,
+                           .space = b.space,
+                           .blocks = prompts[i]->blocks,
+                           .num = BLOCKS,
+                           .arrivals = &arrivals[i]};
+        assert_int_equal(kvf_submit(queue, &tickets[i], &batch), KVF_OK);
+    }
+    await_at_gate(NUM);
+    kvf_cancel(queue, tickets[0]);
+    kvf_trim(queue, tickets[1], 2);
+    kvf_cancel(queue, 0); /* nobody's */
+    open_gate();
+    for (size_t i = 0; i < NUM; i++) {
+        kvf_completion done = {0};
+        while (kvf_reap(queue, &done, 1) == 0) {
+            struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+            assert_int_equal(poll(&fd, 1, 20000), 1);
+        }
+        assert_int_equal(done.num_ok, done.ticket == tickets[0] ? 0 : done.ticket == tickets[1] ? 2 : BLOCKS);
+    }
+    kvf_queue_close(queue);
+    for (size_t i = 0; i < NUM; i++) {
+        kvft_prompt_free(prompts[i]);
+    }
     close_bench(&b);
 }
 
@@ -390,6 +435,32 @@ static void test_lookups_are_counted(void **state) {
     close_bench(&b);
 }
 
+static void *no_memory(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+
+static void test_a_lookup_without_memory(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvfi_systable table = kvfi_sys_real;
+    table.alloc = no_memory;
+    kvf_found found[BLOCKS] = {{.why = KVF_WHY_NONE}};
+    size_t run = 9;
+    kvfi_sys_table = &table; /* nothing else runs now */
+    kvf_status status = kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000);
+    size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0);
+    kvfi_sys_table = &kvfi_sys_real;
+    assert_int_equal(status, KVF_OK);
+    assert_int_equal(run, 0);
+    assert_int_equal(found[0].why, KVF_WHY_NOMEM);
+    assert_int_equal(loaded, 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_NOMEM);
+    close_bench(&b);
+}
+
 static void peek_at_gate(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
                          int64_t deadline_us) {
     wait_at_gate();
@@ -413,7 +484,7 @@ static void test_many_questions_in_the_background(void **state) {
         assert_int_equal(kvf_match(b.space, &run, found, &others->keys[i], 1, 0), KVF_AGAIN);
         assert_int_equal(run, 0);
     }
-    await_one_at_gate();
+    await_at_gate(1);
     open_gate();
     for (size_t i = 0; i <= MANY; i++) {
         const kvf_key *keys = i == 0 ? b.prompt->keys : &others->keys[i - 1];
@@ -638,12 +709,14 @@ int main(void) {
         cmocka_unit_test(test_a_fence_waits_for_its_slots),
         cmocka_unit_test(test_a_view_is_closed_when_its_slots_are_free),
         cmocka_unit_test(test_a_place_in_the_queue_is_used_again),
+        cmocka_unit_test(test_batches_are_told_apart),
         cmocka_unit_test(test_the_descriptor_tells_of_what_is_done),
         cmocka_unit_test(test_bad_batches_are_refused),
         cmocka_unit_test(test_a_commit_of_too_much_is_dropped),
         cmocka_unit_test(test_free_buffers_make_room),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
         cmocka_unit_test(test_lookups_are_counted),
+        cmocka_unit_test(test_a_lookup_without_memory),
         cmocka_unit_test(test_many_questions_in_the_background),
         cmocka_unit_test(test_what_is_lent_is_promoted),
         cmocka_unit_test(test_blocks_that_can_not_be),
