@@ -52,7 +52,7 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err
                                                  size_t num_urls, const kvf_options *options);
 
 /* kvf_store_close waits up to drain_ms for the backlog (and, where a server stands still just then, for what is half
- * sent: four times stall_ms of its URL at most), ends the threads and frees the store. Spaces, queues, borrowed blocks
+ * sent: four times stall_ms of its URL, and twenty times where it was slow before), ends the threads and frees the store. Spaces, queues, borrowed blocks
  * and sessions of the store must be closed or released before. */
 KVF_API void kvf_store_close(kvf_store *);
 

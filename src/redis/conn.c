@@ -10,7 +10,6 @@
 #define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
 #define SEND_BUFFER    (1 << 20)
 #define PATIENCE       8          /* a stall is so many times longer than anything before */
-#define MOST_PATIENCE  20         /* stall_ms */
 #define PERIOD_US      30000000LL /* what the server took is remembered for that time, and for once more */
 #define QUICK_US       1000       /* not worth remembering */
 /* Copied pieces fit into the cache of one core; each that a quick server has to wait for wakes it once more. Of what is
@@ -25,7 +24,7 @@
 void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *disconnects) {
     conn->fd = -1;
     conn->tls = NULL;
-    conn->stall_ms = stall_ms;
+    conn->stall_ms = conn->most_ms = stall_ms;
     conn->pace = NULL;
     conn->reused = conn->stalled = conn->broke = false;
     conn->idle_us = 0;
@@ -352,7 +351,7 @@ void kvfi_conn_note_wait(const kvfi_conn *conn, int64_t waited_us) {
 }
 
 int64_t kvfi_conn_patience_us(const kvfi_conn *conn) {
-    int64_t least_us = (int64_t)conn->stall_ms * 1000, most_us = MOST_PATIENCE * least_us;
+    int64_t least_us = (int64_t)conn->stall_ms * 1000, most_us = (int64_t)conn->most_ms * 1000;
     if (conn->patient) {
         return KVFI_NEVER / 2;
     }

@@ -38,7 +38,8 @@ typedef struct kvfi_conn {
     int fd;             /* -1: closed */
     kvfi_tls_link *tls; /* NULL: in plain */
     uint32_t stall_ms;  /* the least that a stall is */
-    kvfi_pace *pace;    /* NULL: and the most */
+    uint32_t most_ms;   /* and the most */
+    kvfi_pace *pace;    /* NULL: it is the least */
     bool patient;       /* for now a wait ends with its deadline only */
     kvfi_resp in;
     kvfi_cmd out; /* commands; out.data[sent, out.len) is still to be sent */

@@ -11,6 +11,7 @@
 #define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
 /* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
 #define STORE_PATIENCE 4u
+#define MOST_PATIENCE  20u /* stall_ms that anything waits, however slow the server was before */
 /* How long a value waits for loads. Beside loads without end that is the share of the saves, and they never starve: one
  * value in that time on each connection that saves. */
 #define YIELD_US 10000
@@ -483,6 +484,7 @@ static kvfi_conn *new_conn(const kvfi_node *node, kvfi_lane_kind kind) {
         kvfi_conn_init(conn, kind == KVFI_LANE_STORE ? STORE_PATIENCE * stall_ms : stall_ms, node->disconnects);
         conn->lends = node->conf->lend;
         conn->pace = node->conf->pace;
+        conn->most_ms = MOST_PATIENCE * stall_ms;
     }
     return conn;
 }

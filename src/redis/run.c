@@ -67,8 +67,11 @@ static void give_back(run *r, kvf_reason why) {
     }
 }
 
+/* Nobody waits for what is lost: cancelled, cut short by a store that closes, or late. */
 static bool is_over(const run *r) {
-    return kvfi_feed_is_cancelled(r->feed) || kvfi_sys->now_us() >= r->feed->deadline_us;
+    const kvfi_feed *whole = r->feed->whole != NULL ? r->feed->whole : r->feed;
+    return kvfi_feed_is_cancelled(r->feed) || atomic_load_explicit(&whole->limit, memory_order_relaxed) == 0 ||
+           kvfi_sys->now_us() >= r->feed->deadline_us;
 }
 
 /* What was on a connection that ended is tried once more where that may have been the connection's fault alone. */
