@@ -3,7 +3,13 @@
 
 #define REMOVE_BUDGET_US 200000
 
-static kvf_reason check(kvfi_item *item) {
+/* Before anybody is told of the miss: who computes the block then finds that it is to be written. */
+static void doubt(kvf_store *store, const kvf_key *key) {
+    kvfi_known_doubt_all(&store->known);
+    kvfi_known_doubt(&store->known, key);
+}
+
+static kvf_reason check_record(const kvfi_item *item) {
     uint32_t last = item->num_iov - 1;
     if (item->seal != NULL) {
         return kvfi_record_open(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
@@ -11,6 +17,14 @@ static kvf_reason check(kvfi_item *item) {
     }
     return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
                              last - 1);
+}
+
+static kvf_reason check(kvfi_item *item) {
+    kvf_reason why = check_record(item);
+    if (why == KVF_WHY_CHECKSUM) {
+        doubt(item->cover, &item->addr.key);
+    }
+    return why;
 }
 
 /* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it
@@ -42,8 +56,6 @@ static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, i
     atomic_fetch_add(&store->stats.misses[why], 1);
     if (why == KVF_WHY_CHECKSUM) {
         kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
-        kvfi_known_doubt(&store->known, &addr->key);
-        kvfi_known_doubt_all(&store->known);
         remove_damaged(store, addr, deadline_us);
     }
     if (is_of_no_use(why)) {
@@ -186,6 +198,9 @@ size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view
     batch.feed.once_more = space->rotates;
     batch.feed.watch = watch;
     batch.feed.check = check;
+    for (size_t i = 0; i < num; i++) {
+        batch.feed.items[i].cover = space->store;
+    }
     kvfi_store_get(space->store, &batch.feed);
     if (space->rotates) {
         load_previous(&batch);
@@ -235,6 +250,9 @@ static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kv
         return why;
     }
     why = check_loan(&out->loan, addr, block, bytes);
+    if (why == KVF_WHY_CHECKSUM) {
+        doubt(space->store, &addr->key);
+    }
     if (why != KVF_WHY_NONE) {
         out->tier->ops->give_back(out->tier, &out->loan);
         return why;

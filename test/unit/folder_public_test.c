@@ -497,6 +497,45 @@ static void test_damaged_files_heal_at_once(void **state) {
     }
 }
 
+/* Who is told of a miss at once, while others of its batch are still read, finds that it is to be written. */
+static void test_damage_is_known_when_it_is_told(void **state) {
+    (void)state;
+    place p = open_place("");
+    kvf_store *store = kvft_store(p.url);
+    kvf_space *space = kvft_space(store, "damage", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 7, DAMAGE_BLOCKS, 4000000);
+    kvf_queue *queue = NULL;
+    kvf_completion completion;
+    uint64_t ticket = 0;
+    uint8_t each[DAMAGE_BLOCKS] = {0};
+    kvf_arrivals arrivals = {.each = each};
+    kvft_prompt_fill(prompt, 7);
+    kvft_save_all(space, store, prompt);
+    assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, flip, &p, 1000), KVF_OK);
+    assert_true(kvf_knows(space, &prompt->keys[0]));
+    assert_int_equal(kvf_queue_open(&queue, NULL, store, 2), KVF_OK);
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = space,
+                       .blocks = prompt->blocks,
+                       .num = DAMAGE_BLOCKS,
+                       .arrivals = &arrivals};
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    while (kvf_arrival_of(&arrivals, 0) != KVF_MISSED) {
+        kvft_nap_ms(0);
+    }
+    assert_int_equal(kvf_arrival_why(&arrivals, 0), KVF_WHY_CHECKSUM);
+    assert_false(kvf_knows(space, &prompt->keys[0]));
+    while (kvf_reap(queue, &completion, 1) == 0) {
+        kvft_nap_ms(1);
+    }
+    kvf_queue_close(queue);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    close_place(&p);
+}
+
 /* ---- a clock that was ahead: what was used then is not young for ever */
 
 static void test_times_of_the_future_are_taken_as_now(void **state) {
@@ -536,6 +575,7 @@ int main(void) {
         cmocka_unit_test(test_a_prompt_larger_than_the_bound),
         cmocka_unit_test(test_a_prompt_larger_than_memory),
         cmocka_unit_test(test_damaged_files_heal_at_once),
+        cmocka_unit_test(test_damage_is_known_when_it_is_told),
         cmocka_unit_test(test_times_of_the_future_are_taken_as_now),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
