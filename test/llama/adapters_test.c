@@ -208,8 +208,8 @@ static void test_what_goes_on_under_others_is_left_alone(void **state) {
     goes_on(true);
 }
 
-/* Sequences 0 and 1 share cells, then 2 has other adapters, then the positions of 0 are moved. */
-static void test_shared_cells_are_known_after_a_change(void **state) {
+/* Sequence 1 copies from 0, then 2 has other adapters, then the positions of 0 are moved: those of 1 are not. */
+static void test_positions_move_in_one_sequence_alone(void **state) {
     (void)state;
     world w = open_world("mem:", 1024, false), clean = open_world(NULL, 1024, false);
     put(&w, 0, 0, 200);
@@ -237,7 +237,7 @@ static void test_shared_cells_are_known_after_a_change(void **state) {
 }
 
 /* The same over an attach anew. */
-static void test_cells_shared_before_an_attach_are_parted(void **state) {
+static void test_positions_move_in_one_alone_after_an_attach(void **state) {
     (void)state;
     world w = open_world("mem:", 1024, false), clean = open_world(NULL, 1024, false);
     put(&w, 0, 0, 200);
@@ -329,8 +329,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_set_has_blocks_of_its_own),
         cmocka_unit_test(test_what_goes_on_under_others_is_left_alone),
-        cmocka_unit_test(test_shared_cells_are_known_after_a_change),
-        cmocka_unit_test(test_cells_shared_before_an_attach_are_parted),
+        cmocka_unit_test(test_positions_move_in_one_sequence_alone),
+        cmocka_unit_test(test_positions_move_in_one_alone_after_an_attach),
         cmocka_unit_test(test_a_prefill_keeps_nothing_of_another_set),
         cmocka_unit_test(test_any_number_of_sets),
         cmocka_unit_test(test_a_full_context_waits_for_its_probe),
