@@ -56,7 +56,7 @@ def main():
     with open(sys.argv[1]) as f:
         names = settings_of(f.read())
     rows = table_of(read("docs/llama.md"))
-    tests = "".join(read(p) for p in glob.glob(f"{HERE}/*_test.c") + glob.glob(f"{HERE}/../server/*_test.py"))
+    tests = "".join(read(p) for p in glob.glob(f"{HERE}/*_test.c") + glob.glob(f"{HERE}/*_peer.c") + glob.glob(f"{HERE}/../server/*_test.py"))
     hooks = "".join(read(p) for p in glob.glob(f"{ROOT}/engines/llama/shim/*.c"))
     for name in names:
         if name not in rows:
