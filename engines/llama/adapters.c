@@ -86,7 +86,7 @@ static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
     if (!kvfl_needs_probe(kv)) {
         return KVF_OK;
     }
-    if (kv->paused == KVF_ASIDE_ATTENTION || !llama_get_causal_attn(kv->ctx)) {
+    if (kv->paused == KVF_ASIDE_ATTENTION || !kvfl_computes_as_named(kv)) {
         return kvfl_fail(err, KVF_LIMIT, "attention is not as it is for a prompt: nothing to be probed now");
     }
     if (!has_room_for_probe(kv)) {

@@ -287,23 +287,6 @@ static void choose_mode(kvfl_kind *kind, const struct llama_context_params *para
     kind->fixed_bytes += kind->rest_bytes;
 }
 
-static kvf_status know_shape(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params) {
-    kvfl_bytes probe = {0};
-    kvf_status status = take_pair(kv, err, near_position(kv), &probe, &kv->kind.shape);
-    if (status == KVF_OK && !kvfl_shape_keep(&kv->kind.shape, probe.data, probe.len)) {
-        status = kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
-    }
-    if (status == KVF_OK) {
-        choose_mode(&kv->kind, params, llama_model_n_swa(kv->model));
-    }
-    if (status == KVF_OK && !survives(kv, &probe)) {
-        status = refuse(err, "the context's memory can't be taken apart and put together byte for byte");
-    }
-    free(probe.data);
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-    return status;
-}
-
 /* All of the blob but the cells, which tell sequence ids. */
 static bool put_pair(EVP_MD_CTX *sha, const kvfl_shape *s, const uint8_t *blob) {
     bool ok = true;
@@ -313,12 +296,14 @@ static bool put_pair(EVP_MD_CTX *sha, const kvfl_shape *s, const uint8_t *blob) 
     return ok && (!s->has_state || EVP_DigestUpdate(sha, blob + s->state_rows, s->state_end - s->state_rows) == 1);
 }
 
-kvf_status kvfl_probe(kvf_llama *kv, kvf_error *err) {
+/* `near`: the blob of the near pair, if it is there already. */
+static kvf_status probe(kvf_llama *kv, kvf_error *err, const kvfl_bytes *near) {
     const int32_t positions[] = {near_position(kv), far_position(kv)};
     EVP_MD_CTX *sha = EVP_MD_CTX_new();
-    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1;
+    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1 &&
+              (near == NULL || put_pair(sha, &kv->kind.shape, near->data));
     kvf_status status = KVF_OK;
-    for (size_t i = 0; i < sizeof positions / sizeof *positions && ok && status == KVF_OK; i++) {
+    for (size_t i = near != NULL; i < sizeof positions / sizeof *positions && ok && status == KVF_OK; i++) {
         kvfl_bytes pair = {0};
         kvfl_shape shape;
         status = take_pair(kv, err, positions[i], &pair, &shape);
@@ -329,6 +314,30 @@ kvf_status kvfl_probe(kvf_llama *kv, kvf_error *err) {
     EVP_MD_CTX_free(sha);
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
     return ok || status != KVF_OK ? status : kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
+}
+
+kvf_status kvfl_probe(kvf_llama *kv, kvf_error *err) {
+    return probe(kv, err, NULL);
+}
+
+static kvf_status know_shape(kvf_llama *kv, kvf_error *err, const struct llama_context_params *params) {
+    kvfl_bytes near = {0};
+    kvf_status status = take_pair(kv, err, near_position(kv), &near, &kv->kind.shape);
+    if (status == KVF_OK && !kvfl_shape_keep(&kv->kind.shape, near.data, near.len)) {
+        status = kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
+    }
+    if (status == KVF_OK) {
+        choose_mode(&kv->kind, params, llama_model_n_swa(kv->model));
+    }
+    if (status == KVF_OK && !survives(kv, &near)) {
+        status = refuse(err, "the context's memory can't be taken apart and put together byte for byte");
+    }
+    if (status == KVF_OK) {
+        status = probe(kv, err, &near);
+    }
+    free(near.data);
+    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return status;
 }
 
 /* Under a warm-up a mixture of experts computes with all of them: another model, whose KV must not be stored. */
@@ -361,9 +370,6 @@ kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_cont
         end_warm_up(kv->ctx);
         kvfl_rebuild_graph(kv);
         status = know_shape(kv, err, params);
-    }
-    if (status == KVF_OK) {
-        status = kvfl_probe(kv, err);
     }
     if (status == KVF_OK) {
         guess_pace(kv);
