@@ -124,6 +124,7 @@ static void test_probe(const char *command, const char *code, bool silent) {
     while (kvft_proxy_stats_get(proxy).open > 0) {
         kvft_nap_ms(5);
     }
+    kvfi_redis_of(tier)->node.admission.known = false; /* as after a failure: the next save would ask again */
     uint64_t after_cut = kvft_proxy_stats_get(proxy).faults;
     assert_true(after_cut > before);
     assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
@@ -423,6 +424,35 @@ static void test_public_9_a_busy_host(void **state) {
     close_place(&p);
 }
 
+static void *nap_once(void *arg) {
+    nap *n = arg;
+    kvft_nap_ms(300);
+    kvft_server_signal(n->server, SIGSTOP);
+    kvft_nap_ms(700);
+    kvft_server_signal(n->server, SIGCONT);
+    return NULL;
+}
+
+/* A server that was quick until then, and pauses in the middle of a load for longer than that lets expect. */
+static void test_public_9_a_pause_in_the_middle(void **state) {
+    (void)state;
+    place p;
+    pthread_t thread;
+    if (!open_place(&p, "", 200000, false)) {
+        skip();
+    }
+    nap n = {.server = p.server};
+    assert_int_equal(load(&p, 10000), BLOCKS);
+    kvft_proxy_set(p.proxy, &(kvft_plan){.bytes_per_s = 2000000});
+    assert_int_equal(pthread_create(&thread, NULL, nap_once, &n), 0);
+    size_t run = load(&p, 20000);
+    pthread_join(thread, NULL);
+    if (run < BLOCKS) {
+        fail_msg("%zu of %u blocks: %s", run, BLOCKS, kvf_reason_name(p.prompt->blocks[run].why));
+    }
+    close_place(&p);
+}
+
 /* A server that does not come back is told from one that has broken off: by reason, log and doctor; and no call waits
  * longer than its budget. */
 static void test_public_9_stalled_is_not_broken(void **state) {
@@ -507,14 +537,35 @@ static void is_used_again(bool reset) {
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(p.store, &stats);
     assert_int_equal(stats.save_failures[KVF_WHY_BREAKER], 0);
-    /* What talks to a server one command after the other does as well. */
-    kvf_tier_info info = {.struct_size = sizeof info};
+    assert_true(kvft_proxy_stats_get(p.proxy).faults > 0);
+    close_place(&p);
+}
+
+/* What talks to a server one command after the other is told by a PING whether anybody listens. */
+static void talks_again(bool reset) {
+    place p;
+    if (!open_place(&p, "", PAYLOAD, true)) {
+        skip();
+    }
+    kvft_proxy_set(p.proxy, &(kvft_plan){.idle_ms = 200, .reset = reset});
     kvft_nap_ms(300);
+    kvf_tier_info info = {.struct_size = sizeof info};
     assert_int_equal(kvf_tier_info_get(p.store, &info, 0), KVF_OK);
     assert_true(info.reachable);
+    assert_true(info.used_bytes >= 0); /* it was heard */
     assert_int_equal(info.num_open, 0);
     assert_true(kvft_proxy_stats_get(p.proxy).faults > 0);
     close_place(&p);
+}
+
+static void test_public_10_a_talk_after_a_reset(void **state) {
+    (void)state;
+    talks_again(true);
+}
+
+static void test_public_10_a_talk_that_is_swallowed(void **state) {
+    (void)state;
+    talks_again(false);
 }
 
 static void test_public_10_idle_is_reset(void **state) {
@@ -665,11 +716,14 @@ int main(void) {
         cmocka_unit_test(test_public_6_no_host_is_the_same_host),
         cmocka_unit_test(test_public_9_a_long_round_trip),
         cmocka_unit_test(test_public_9_a_busy_host),
+        cmocka_unit_test(test_public_9_a_pause_in_the_middle),
         cmocka_unit_test(test_public_9_stalled_is_not_broken),
         cmocka_unit_test(test_public_9_never_beyond_the_budget),
         cmocka_unit_test(test_public_10_idle_is_reset),
         cmocka_unit_test(test_public_10_idle_is_swallowed),
         cmocka_unit_test(test_public_10_it_is_learned),
+        cmocka_unit_test(test_public_10_a_talk_after_a_reset),
+        cmocka_unit_test(test_public_10_a_talk_that_is_swallowed),
         cmocka_unit_test(test_public_11_a_silent_address),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
