@@ -450,9 +450,10 @@ static int64_t soon(const load *l) {
     return l->front != NULL && until < l->deadline_us ? until : l->deadline_us;
 }
 
-static void ask_for_state(const load *l, size_t index, size_t len) {
+static bool ask_for_state(const load *l, size_t index, size_t len) {
     kvf_block block = kvfl_state_block(l->kv, index);
-    (void)kvfl_flight_start_state(l->kv, index, &block, len, flight_ms(l));
+    kvfl_flights_look(l->kv);
+    return kvfl_flight_start_state(l->kv, index, &block, len, flight_ms(l));
 }
 
 /* Waits for the state at a boundary as long as it promises to be worth it. KVF_WHY_NONE: *bytes are here. */
@@ -466,7 +467,10 @@ static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes)
         if (len == 0) {
             return why;
         }
-        ask_for_state(l, index, len);
+        /* The memory for it may be that of an earlier one whose end has not been told yet. */
+        while (!ask_for_state(l, index, len) && kvfl_flights_busy(kv) && may_wait(l)) {
+            wait_a_little(l);
+        }
     }
     while (kvfl_flight_of_state(kv, index, bytes) == KVFL_AWAITED && promises(l, &gap)) {
         wait_a_little(l);
@@ -560,7 +564,7 @@ static void bring_blocks(load *l, size_t state_bytes) {
         return;
     }
     if (state_bytes > 0) {
-        ask_for_state(l, l->end, state_bytes);
+        (void)ask_for_state(l, l->end, state_bytes);
     }
     load_and_compute(l);
 }

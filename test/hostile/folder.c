@@ -17,7 +17,7 @@
 #include "record/record.h"
 
 #define PAYLOAD_BYTES 3000u
-#define MAX_FILES     16u
+#define MAX_FILES     24u
 #define SLACK_BYTES   ((size_t)3 << 19) /* more than in the calm run: names, a file of 1 MiB that is verified */
 
 static char *dir;

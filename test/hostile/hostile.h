@@ -45,8 +45,8 @@ void hostile_memory(size_t held, size_t allowed);
 /* Anything else that must not be. */
 void hostile_fault(const char *what);
 
-/* A prompt of four blocks in a store, the session and the card beside it: what a case does to them, and all that is
- * asked then. */
+/* A prompt of four blocks in a store, once more as a tenant with a secret has it, and a session and cards beside it; and
+ * all that is asked after a case has done its worst to them. */
 #define HOSTILE_BLOCKS 4u
 #define HOSTILE_SEED   1u
 typedef struct hostile_use {

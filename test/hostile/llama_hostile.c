@@ -104,7 +104,18 @@ static bool open_kind(const kind *k) {
     return num_files >= 2;
 }
 
+/* What others may write is not lent but loaded: blocks and states come another way. */
+static void share_folder(bool shared) {
+    char root[300];
+    snprintf(root, sizeof root, "%s/kvf1", dir);
+    if (chmod(root, shared ? 0777 : 0700) != 0) {
+        perror(root);
+        abort();
+    }
+}
+
 static void run(uint64_t *random) {
+    share_folder(hostile_below(random, 2) == 0);
     size_t i = hostile_below(random, num_files), at = 0, len = 0;
     kvft_buffer record = kvft_buffer_of(records[i].data, records[i].len);
     if (!kvft_payload_of(&record, &at, &len)) {

@@ -16,7 +16,7 @@
 
 #define PAYLOAD_BYTES 9000u
 #define OPTIONS       "?part=4096&ttl=3600"
-#define MAX_VALUES    32u
+#define MAX_VALUES    64u
 #define SLACK_BYTES   ((size_t)1 << 20)
 
 typedef struct value {

@@ -16,8 +16,18 @@ static void die(const char *what, const kvf_error *err) {
     abort();
 }
 
-static kvf_space *space_of(kvf_store *store) {
-    return kvft_space(store, "hostile", 16);
+static kvf_space *space_of(kvf_store *store, bool sealed) {
+    static const char secret[] = "nobody in this test has it";
+    kvf_field fields[] = {{"engine", "test"}, {"model", "hostile"}, {"kv", "f16"}};
+    kvf_space_options options = {.struct_size = sizeof options, .block_tokens = 16};
+    kvf_space *space = NULL;
+    kvf_error err = {0};
+    options.secret = sealed ? secret : NULL;
+    options.secret_len = sealed ? sizeof secret : 0;
+    if (kvf_space_open(&space, &err, store, fields, 3, &options) != KVF_OK) {
+        die("space", &err);
+    }
+    return space;
 }
 
 /* ---- before ---- */
@@ -26,12 +36,19 @@ static void array_of(uint8_t out[SESSION_BYTES], uint64_t seed) {
     kvft_bytes(out, SESSION_BYTES, seed);
 }
 
+static void fill_blocks(kvf_store *store, size_t payload_bytes, bool sealed) {
+    kvf_space *space = space_of(store, sealed);
+    kvft_prompt *p = kvft_prompt_new(space, HOSTILE_SEED, HOSTILE_BLOCKS, payload_bytes);
+    kvft_save_all(space, store, p);
+    kvft_prompt_free(p);
+    kvf_space_close(space);
+}
+
 void hostile_fill(kvf_store *store, size_t payload_bytes) {
     static uint8_t k[SESSION_BYTES], v[SESSION_BYTES];
     kvf_error err = {0};
-    kvf_space *space = space_of(store);
-    kvft_prompt *p = kvft_prompt_new(space, HOSTILE_SEED, HOSTILE_BLOCKS, payload_bytes);
-    kvft_save_all(space, store, p);
+    fill_blocks(store, payload_bytes, false);
+    fill_blocks(store, payload_bytes, true);
     array_of(k, 1);
     array_of(v, 2);
     kvf_tensor keys = {k, SESSION_BYTES, "float16", 2, {2, SESSION_BYTES / 4}}, values = keys;
@@ -40,8 +57,6 @@ void hostile_fill(kvf_store *store, size_t payload_bytes) {
     if (kvf_session_save(store, &err, SESSION, &keys, &values, &options) != KVF_OK) {
         die("session", &err);
     }
-    kvft_prompt_free(p);
-    kvf_space_close(space);
 }
 
 /* ---- in a case ---- */
@@ -52,6 +67,7 @@ typedef struct site {
     kvft_prompt *prompt;
     const hostile_use *use;
     uint64_t *random;
+    bool sealed;  /* by a secret: what was forged is none of its blocks, whatever its checksums */
     uint64_t sum; /* of all bytes that were shown, so that each is read */
 } site;
 
@@ -75,7 +91,7 @@ static void ask_load(site *s) {
     kvft_prompt_poison(s->prompt);
     size_t run = kvf_load(s->space, s->prompt->blocks, HOSTILE_BLOCKS, NULL, s->use->budget_ms);
     if (run > 0) {
-        hostile_hit(kvft_prompt_wrong(s->prompt, HOSTILE_SEED, run) == 0, s->use->forged);
+        hostile_hit(kvft_prompt_wrong(s->prompt, HOSTILE_SEED, run) == 0, s->use->forged && !s->sealed);
     }
 }
 
@@ -88,7 +104,7 @@ static void ask_borrow(site *s) {
             read_all(s, lent.data, lent.len);
             hostile_hit(lent.len == s->prompt->payload_bytes &&
                             memcmp(lent.data, s->prompt->iov[i].iov_base, lent.len) == 0,
-                        s->use->forged);
+                        s->use->forged && !s->sealed);
             kvf_release(s->space, &lent);
         }
     }
@@ -183,8 +199,8 @@ void hostile_ask(kvf_store *store, const hostile_use *use, uint64_t *random) {
     static void (*const asks[])(site *) = {ask_match, ask_load,   ask_borrow, ask_describe, ask_session,
                                            ask_walk,  ask_doctor, ask_info,   ask_load};
     size_t num = sizeof asks / sizeof *asks, first = hostile_below(random, num);
-    site s = {.store = store, .use = use, .random = random};
-    s.space = space_of(store);
+    site s = {.store = store, .use = use, .random = random, .sealed = hostile_below(random, 2) == 0};
+    s.space = space_of(store, s.sealed);
     s.prompt = kvft_prompt_new(s.space, HOSTILE_SEED, HOSTILE_BLOCKS, use->payload_bytes);
     for (size_t i = 0; i < num; i++) {
         asks[(first + i) % num](&s);

@@ -382,6 +382,34 @@ static void test_forged_records_are_misses(void **state) {
     }
 }
 
+/* Where nothing is lent, blocks and states come by flights: as often as they are asked for. */
+static void test_what_is_not_lent_loads_again(void **state) {
+    static const struct {
+        const char *arch;
+        bool hybrid;
+    } kinds[] = {{"mamba", false}, {"jamba", true}, {"gemma3", false}, {"llama", false}};
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct llama_model *model = lab_toy(kinds[k].arch, kinds[k].hybrid, 1);
+        llama_token *tokens = toy_prompt(1);
+        kvf_llama_report report;
+        char *dir = kvft_temp_dir(), url[200], root[200];
+        snprintf(url, sizeof url, "file:%s", dir);
+        snprintf(root, sizeof root, "%s/kvf1", dir);
+        lab l = lab_open(model, &config, url, MODEL_PATH);
+        free(lab_prefill(&l, &report, 0, tokens, NUM));
+        kvft_flush_all(l.store);
+        assert_int_equal(chmod(root, 0777), 0); /* others can write there */
+        for (int times = 0; times < 4; times++) {
+            assert_int_equal(kvf_llama_load(l.kv, NULL, 0, tokens, NUM), NUM - 1);
+        }
+        lab_close(&l);
+        kvft_remove_dir(dir);
+        free(tokens);
+        llama_model_free(model);
+    }
+}
+
 /* ---- contexts ---- */
 
 static kvf_status attach(struct llama_model *model, struct llama_context_params params, bool portable,
@@ -450,6 +478,7 @@ int main(void) {
         cmocka_unit_test(test_sequences_that_are_not_there),
         cmocka_unit_test(test_no_room_to_load),
         cmocka_unit_test(test_forged_records_are_misses),
+        cmocka_unit_test(test_what_is_not_lent_loads_again),
         cmocka_unit_test(test_attention_to_later_tokens_is_refused),
         cmocka_unit_test(test_the_side_of_longrope_is_part_of_the_space),
     };
