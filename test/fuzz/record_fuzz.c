@@ -19,7 +19,7 @@
 static void check_sealed(kvfi_header header, uint8_t *bytes, size_t len) {
     kvfi_secret secret, seal;
     const uint8_t *tokens = NULL, *payload = NULL;
-    kvfi_secret_init(&secret, "a tenant's secret", 17);
+    kvfi_secret_init(&secret, "a secret under which nothing was sealed", 39);
     kvfi_seal_init(&seal, &secret);
     REQUIRE(kvfi_record_open_value(&header, &tokens, &payload, bytes, len, &seal) == KVF_WHY_CHECKSUM);
 }
