@@ -23,6 +23,7 @@ Environment:
   JOBS=n          at once (half of the processors)
   SECONDS=n       of tests for one mutant at most; the slower tests of a line are left out (30)
   FLOOR=n         percent (85)
+scripts/mutants.same lists those that a person has found to mean the same, with the reason; they do not count.
 Results are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again.
 """
 import concurrent.futures
@@ -576,6 +577,17 @@ def draw(seed, num):
     return texts, drawn
 
 
+def listed_as_same():
+    """{(path, text of the line, mutation)} of scripts/mutants.same: a fourth field says why."""
+    rows = (ROOT / "scripts" / "mutants.same").read_text().splitlines()
+    return {tuple(row.split("\t")[:3]) for row in rows if row and not row.startswith("#")}
+
+
+def place_of(mutant, source):
+    line = source.splitlines()[mutant.line - 1].strip()
+    return mutant.path, line, mutant.describe(source)
+
+
 def key_of(mutant, source):
     text = f"{mutant.path}\0{mutant.start}\0{mutant.end}\0{mutant.text}\0{source}"
     return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -611,6 +623,7 @@ def hunt(seed, num, portion, jobs):
     results = Results(found["key"])
     texts, drawn = draw(seed, num)
     counts = {"killed": 0, "survived": 0, "same": 0, "refused": 0}
+    listed = listed_as_same()
     survivors = []
 
     def one(mutant):
@@ -622,6 +635,8 @@ def hunt(seed, num, portion, jobs):
             print(f"{verdict:8} {mutant.path}:{mutant.line} {mutant.describe(source)} [{by}]", flush=True)
         else:
             verdict, by = done[0], done[1]
+        if verdict == "survived" and place_of(mutant, source) in listed:
+            verdict = "same"
         return mutant, verdict, by
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -692,6 +707,7 @@ def self_test():
             total += 1
         areas.add(path.split("/")[1])
     assert areas == set(AREAS), areas
+    assert all(len(row) == 3 for row in listed_as_same())
     first = [[(m.path, m.start, m.text) for m in ms[:20]] for ms, _ in draw(1, 100)[1]]
     again = [[(m.path, m.start, m.text) for m in ms[:20]] for ms, _ in draw(1, 100)[1]]
     other = [[(m.path, m.start, m.text) for m in ms[:20]] for ms, _ in draw(2, 100)[1]]

@@ -271,7 +271,8 @@ static int see(void *ctx, const kvfi_sight *sight) {
         bool whole = sight->head_len == sight->stored_bytes;
         const uint8_t *tokens, *payload;
         kvf_reason why = whole ? kvfi_record_parse(&header, &tokens, &payload, sight->head, sight->head_len)
-                               : kvfi_header_decode(&header, sight->head);
+                         : sight->head_len < KVFI_HEADER_BYTES ? KVF_WHY_TRUNCATED /* its first part is not there */
+                                                               : kvfi_header_decode(&header, sight->head);
         s->damaged += why != KVF_WHY_NONE;
         if (sight->ttl_ms < s->min_ttl_ms) {
             s->min_ttl_ms = sight->ttl_ms;
