@@ -118,10 +118,10 @@ typedef struct kvf_llama_report {
  * The answer is the same with and without a hit, to the bit, where the sequence takes the same cells: whole blocks are
  * always computed in batches of at least 64 tokens, the rest behind them always in one small batch, the last token
  * alone. (ggml's kernels for fewer than 64 rows round differently.) For the same reason the KV of generated tokens is
- * not kept over a prefill: it is computed again, as a prompt is. So a store holds what a cold run of the prompt computes,
- * whatever this sequence did before. Store trouble is never an error here. Returns KVF_OK; KVF_LIMIT (no tokens, or more
- * than the context holds); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its code; the sequence is
- * cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
+ * not kept over a prefill: it is computed again, as a prompt is. So a store holds what a cold run of the prompt
+ * computes, whatever this sequence did before. Store trouble is never an error here. Returns KVF_OK; KVF_LIMIT (no
+ * tokens, or more than the context holds); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its
+ * code; the sequence is cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
 
