@@ -670,6 +670,31 @@ static void test_what_went_wrong_with_a_session(void **state) {
     close_bench(&b);
 }
 
+/* A block that only memory has is not known to be stored, where another tier would outlive this process. */
+static void test_only_what_lasts_is_known(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench b;
+    open_bench(&b, kvft_store2("mem:", url), 0);
+    kvfi_known_add(&b.store->known, &b.prompt->keys[0], 1);
+    kvfi_known_add(&b.store->known, &b.prompt->keys[1], 2);
+    assert_false(kvf_knows(b.space, &b.prompt->keys[0]));
+    assert_true(kvf_knows(b.space, &b.prompt->keys[1]));
+    close_bench(&b);
+    kvft_remove_dir(dir);
+    const char *urls[KVFI_MAX_TIERS + 1];
+    for (size_t i = 0; i <= KVFI_MAX_TIERS; i++) {
+        urls[i] = "mem:";
+    }
+    kvf_store *store = NULL;
+    kvf_error err = {0};
+    assert_int_equal(kvf_store_open(&store, &err, urls, 0, NULL), KVF_CONFIG);
+    assert_int_equal(kvf_store_open(&store, &err, urls, KVFI_MAX_TIERS + 1, NULL), KVF_CONFIG);
+    assert_int_equal(kvf_store_open(&store, &err, urls, KVFI_MAX_TIERS, NULL), KVF_OK);
+    kvf_store_close(store);
+}
+
 /* ---- a batch over several servers ---- */
 
 static void part_of(kvfi_feed *part, kvfi_feed *whole, const uint32_t *order, size_t num) {
@@ -723,6 +748,7 @@ int main(void) {
         cmocka_unit_test(test_what_a_space_says_of_itself),
         cmocka_unit_test(test_what_was_truncated_is_written_again),
         cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
+        cmocka_unit_test(test_only_what_lasts_is_known),
         cmocka_unit_test(test_what_went_wrong_with_a_session),
         cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),
     };
