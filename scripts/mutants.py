@@ -5,8 +5,10 @@
 usage: scripts/mutants.py [--self-test | --list | --map]
 
 A mutant is the library with one change: a comparison, a logical or arithmetic operator, a constant, a returned value, a
-condition, or a statement that is left out. The tests that execute its line run on it, the fastest first, until one fails:
-the mutant is killed. One that hangs a test is killed, too. Tests run under AddressSanitizer and UndefinedBehaviorSanitizer,
+condition, or a statement that is left out. A constant changes boldly: a wait of 1001 ms is as good as one of 1000, so what is
+larger than 8 becomes half, double or 0. The tests that execute its line run on it until one fails: the mutant is killed.
+Those that have killed mutants of the same function run first, then those of the same file, then the others, each time the
+fastest first. One that hangs a test is killed, too. Tests run under AddressSanitizer and UndefinedBehaviorSanitizer,
 as in `make test`. What the compiler refuses, and what it makes the same machine code of, does not count. Locks and the
 wiping of keys stay as they are: no test of this kind can miss them. The exit status is 0 where at least FLOOR % of the
 others are killed.
@@ -21,8 +23,9 @@ Environment:
   PORTION=i/n     only each n-th of them, from the i-th on (1/1)
   ONLY=TEXT       only those of files whose path contains it
   JOBS=n          at once (half of the processors)
-  SECONDS=n       of tests for one mutant at most; the slower tests of a line are left out (30)
+  SECONDS=n       of tests for one mutant at most; the slowest tests of a line that most tests execute are left out (120)
   FLOOR=n         percent (85)
+A change of the sources changes what is drawn of its own lines only.
 scripts/mutants.same lists those that a person has found to mean the same, with the reason; they do not count.
 Results are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again.
 """
@@ -31,7 +34,6 @@ import hashlib
 import json
 import os
 import pathlib
-import random
 import re
 import resource
 import shlex
@@ -171,13 +173,37 @@ def is_binary(source, token):
     return source[token.start - 1] in " \n" and source[token.end : token.end + 1] in (" ", "\n")
 
 
+def digest_of(*words):
+    return hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()
+
+
+def is_array_size(tokens, i):
+    """Of a declaration. A larger array means the same."""
+    return tokens[i - 1].text == "[" and tokens[i + 1].text == "]" and tokens[i + 2].text in (";", ",", "=")
+
+
+def other_constant(tokens, i, place):
+    """A number that the tests ought to notice in its place; which one, the place decides."""
+    text = tokens[i].text
+    whole = re.fullmatch(r"(0[xX][0-9a-fA-F]+|\d+)[uUlL]*", text)
+    value = int(whole[1], 16 if text[1:2] in ("x", "X") else 8 if text[0] == "0" else 10) if whole else None
+    if value in (0, 1):
+        return str(1 - value)
+    if value is None or value > 8:
+        choices = [f"({text} / 2)"] if is_array_size(tokens, i) else [f"({text} / 2)", f"({text} * 2)", "0"]
+    else:
+        choices = [f"({text} + 1)", f"({text} - 1)"]
+    return choices[int(digest_of(*place), 16) % len(choices)]
+
+
 def operators(path, source, tokens, i, function):
     t = tokens[i]
     if t.kind == "op" and t.text in SWAPS and (t.text in ("++", "--") or is_binary(source, t)):
         for text in SWAPS[t.text]:
             yield Mutant(path, KIND_OF.get(t.text, "arithmetic"), t, t.start, t.end, text, function)
     elif t.kind == "number":
-        yield Mutant(path, "constant", t, t.start, t.end, {"0": "1", "1": "0"}.get(t.text, f"({t.text} + 1)"), function)
+        line = source[source.rfind("\n", 0, t.start) + 1 : t.end]
+        yield Mutant(path, "constant", t, t.start, t.end, other_constant(tokens, i, (path, function, line)), function)
     elif t.text in WORDS:
         yield Mutant(path, "constant", t, t.start, t.end, WORDS[t.text], function)
 
@@ -421,8 +447,8 @@ def tests_map(jobs, anew=False):
     return found
 
 
-def tests_for(found, mutant):
-    """Tests that execute the line, units first, the fastest first. Where none is seen to, or the file has changed, those of
+def tests_for(found, mutant, nearness):
+    """Tests that execute the line, the nearest first, then units, then the fastest. Where none is seen to, or the file has changed, those of
     the function (gcov does not see what a child process does that ends by _exit); for a new one those of the file, or all."""
     functions = found["functions"].get(mutant.path, {})
     same = found["sources"].get(mutant.path) == digest(TREE / mutant.path)
@@ -434,7 +460,7 @@ def tests_for(found, mutant):
     ):
         tests = [found["tests"][n] for n in numbers if found["tests"][n] is not None]
         if tests:
-            return sorted(tests, key=lambda t: (t["kind"] != "unit", t["seconds"]))
+            return sorted(tests, key=lambda t: (nearness(mutant, t), t["kind"] != "unit", t["seconds"]))
     return []
 
 
@@ -517,7 +543,7 @@ def fails(bench, found_test, program):
     return "fails"
 
 
-def judge(bench, found, mutant, source):
+def judge(bench, found, mutant, source, nearness):
     """(verdict, by): killed, survived, same, refused, unrun."""
     with tempfile.TemporaryDirectory(prefix="kvfm-", dir="/tmp") as name:
         folder = pathlib.Path(name)
@@ -528,10 +554,10 @@ def judge(bench, found, mutant, source):
         if changed == original:
             return "same", ""
         bench.object_of(mutant.path, mutant.apply(source), folder / "mutant.o")
-        tests = tests_for(found, mutant)
+        tests = tests_for(found, mutant, nearness)
         if not tests:
             return "survived", "no test executes it"
-        left, ran, linked = number("SECONDS", 30), 0, set()
+        left, ran, linked = number("SECONDS", 120), 0, set()
         for test in tests:
             if test["seconds"] > left:
                 continue
@@ -559,18 +585,25 @@ def sources():
                 yield str(path.relative_to(TREE)), path.read_text()
 
 
+def ranked(seed, path, source):
+    """(rank, mutant) of each of the file: a rank by chance, which stays when other lines change."""
+    seen = {}
+    for mutant in mutants_of(path, source):
+        place = place_of(mutant, source)
+        seen[place] = seen.get(place, 0) + 1
+        yield digest_of(seed, *place, seen[place]), mutant
+
+
 def draw(seed, num):
     """The seed's mutants: of each area by its size, but no fewer than a twentieth."""
-    chance = random.Random(seed)
     texts = dict(sources())
     by_area = {}
     for path, source in texts.items():
-        by_area.setdefault(path.split("/")[1], []).extend(mutants_of(path, source))
+        by_area.setdefault(path.split("/")[1], []).extend(ranked(seed, path, source))
     total = sum(map(len, by_area.values()))
     drawn = []
     for area in sorted(by_area):
-        all_of_it = by_area[area]
-        chance.shuffle(all_of_it)
+        all_of_it = [mutant for _, mutant in sorted(by_area[area], key=lambda pair: pair[0])]
         # More than wanted: not all of them compile, or change anything.
         share = max(round(num * len(all_of_it) / total), num // 20)
         drawn.append((all_of_it, share))
@@ -589,8 +622,7 @@ def place_of(mutant, source):
 
 
 def key_of(mutant, source):
-    text = f"{mutant.path}\0{mutant.start}\0{mutant.end}\0{mutant.text}\0{source}"
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+    return digest_of(mutant.path, mutant.start, mutant.end, mutant.text, source)[:20]
 
 
 class Results:
@@ -599,11 +631,24 @@ class Results:
         self.key = key
         self.lock = threading.Lock()
         self.done = {}
+        self.killers = set()  # (path or function of a file, program and test)
         if self.path.exists():
             for line in self.path.read_text().splitlines():
                 fields = line.split("\t")
-                if len(fields) == 4:
-                    self.done[fields[0]] = fields[1:]
+                if len(fields) == 6:
+                    self.note(*fields)
+
+    def note(self, mutant_key, verdict, by, key, path, function):
+        self.done[mutant_key] = verdict, by, key
+        if verdict == "killed":
+            killer = by.rpartition(" ")[0]
+            self.killers |= {(path, killer), (f"{path} {function}", killer)}
+
+    def nearness(self, mutant, test):
+        """0 where it has killed a mutant of the same function, 1 of the same file, 2 otherwise."""
+        killer = f"{test['program']} {test['test']}"
+        near = f"{mutant.path} {mutant.function}", mutant.path
+        return next((i for i, place in enumerate(near) if (place, killer) in self.killers), len(near))
 
     def get(self, mutant, source):
         """A survivor counts as done for the same tests only."""
@@ -611,10 +656,11 @@ class Results:
         return verdict if verdict is not None and (verdict[0] != "survived" or verdict[2] == self.key) else None
 
     def put(self, mutant, source, verdict, by):
+        fields = key_of(mutant, source), verdict, by, self.key, mutant.path, mutant.function
         with self.lock:
-            self.done[key_of(mutant, source)] = [verdict, by, self.key]
+            self.note(*fields)
             with open(self.path, "a", encoding="utf-8") as out:
-                out.write(f"{key_of(mutant, source)}\t{verdict}\t{by}\t{self.key}\n")
+                out.write("\t".join(fields) + "\n")
 
 
 def hunt(seed, num, portion, jobs):
@@ -630,7 +676,7 @@ def hunt(seed, num, portion, jobs):
         source = texts[mutant.path]
         done = results.get(mutant, source)
         if done is None:
-            verdict, by = judge(bench, found, mutant, source)
+            verdict, by = judge(bench, found, mutant, source, results.nearness)
             results.put(mutant, source, verdict, by)
             print(f"{verdict:8} {mutant.path}:{mutant.line} {mutant.describe(source)} [{by}]", flush=True)
         else:
@@ -678,7 +724,7 @@ static kvf_status f(struct s *s, size_t num) {
     if (s->num < left && !s->over) {
         (void)kvfi_fail(NULL, KVF_LIMIT, "%zu == 3 of them", num + 1);
         s->num = left;
-        wake(s);
+        wake(s, 1000);
         return s->status;
     }
     (void)num;
@@ -687,8 +733,9 @@ static kvf_status f(struct s *s, size_t num) {
 '''
 
 EXPECTED = {
-    (6, "*", "/"), (6, "2", "(2 + 1)"), (7, "<", "<="), (7, "<", ">="), (7, "&&", "||"),
-    (7, "s->num < left && !s->over", "!(s->num < left && !s->over)"), (9, "s->num = left;", ";"), (10, "wake(s);", ";"),
+    (6, "*", "/"), (6, "2", "(2 - 1)"), (7, "<", "<="), (7, "<", ">="), (7, "&&", "||"),
+    (7, "s->num < left && !s->over", "!(s->num < left && !s->over)"), (9, "s->num = left;", ";"),
+    (10, "1000", "(1000 / 2)"), (10, "wake(s, 1000);", ";"),
     (11, "return s->status;", "return 0;"), (14, "return KVF_OK;", "return 0;"),
 }
 
