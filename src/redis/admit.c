@@ -66,9 +66,9 @@ static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_ver
     }
     if (before->logged && verdict->saves == KVF_WHY_NONE) {
         kvfi_log(KVF_LOG_INFO, "%.100s: saves go on", tier->conf.text);
-        return;
+    } else {
+        kvfi_rules_judge(&again, facts, &tier->asked, say_finding, &to);
     }
-    kvfi_rules_judge(&again, facts, &tier->asked, say_finding, &to);
 }
 
 /* How long parts are was settled when the store opened: a server that is found later and takes only shorter ones

@@ -369,9 +369,6 @@ static void look_up_all(lookups *all, uint64_t *round_trips) {
 
 void kvfi_redis_spread_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
                             int64_t deadline_us) {
-    if (num == 0) {
-        return;
-    }
     lookups *all = kvfi_alloc(sizeof *all + num * (sizeof(kvfi_node *) + 2 * sizeof(uint32_t) + 2));
     for (size_t i = 0; i < num; i++) {
         out[i].why = all == NULL ? KVF_WHY_NOMEM : KVF_WHY_BUDGET;

@@ -183,7 +183,9 @@ static uint64_t shorter(uint64_t part) {
 static bool step(kvfi_fit *fit, cost_fn *cost) {
     kvfi_fit less[3] = {*fit, *fit, *fit};
     less[0].conns -= fit->conns > 1;
-    less[0].save_conns = fit->save_conns < less[0].conns ? fit->save_conns : less[0].conns;
+    if (fit->save_conns > less[0].conns) {
+        less[0].save_conns = less[0].conns;
+    }
     less[1].window = fit->window / 2 > MIN_WINDOW ? fit->window / 2 : MIN_WINDOW;
     less[2].part = shorter(fit->part);
     for (size_t i = 0; i < 3; i++) {

@@ -39,8 +39,8 @@ static bool run_once(run *r, kvfi_conn *conn) {
 static uint64_t most_of(kvfi_redis *tier, kvfi_node *node) {
     kvfi_node *nodes[KVFI_MAX_NODES];
     uint64_t most = atomic_load_explicit(&node->most, memory_order_relaxed), all = 0;
-    size_t num = tier->topology != NULL ? kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES) : 1;
-    return __builtin_mul_overflow(most, (uint64_t)(num > 0 ? num : 1), &all) ? 0 : all;
+    size_t num = tier->topology != NULL ? kvfi_topology_primaries(tier->topology, nodes, KVFI_MAX_NODES) : 1;
+    return __builtin_mul_overflow(most, (uint64_t)num, &all) ? 0 : all;
 }
 
 /* The same for saves, where they may go. KVF_WHY_UNREACHABLE: the connection is gone. */

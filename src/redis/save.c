@@ -189,13 +189,11 @@ static bool stop_sending(saver *s, const kvfi_item *item) {
         return false;
     }
     s->item = NULL;
-    for (unsigned i = s->num; i > 0; i--) {
-        if (at(s, i - 1)->item == item) {
-            at(s, i - 1)->last = true;
-            return false;
-        }
+    if (s->num == 0) {
+        return true;
     }
-    return true;
+    at(s, s->num - 1)->last = true; /* it is a part of the item, since nothing goes behind that before its end */
+    return false;
 }
 
 static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {

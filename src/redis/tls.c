@@ -248,11 +248,15 @@ static kvf_status read_file(char **out, size_t *out_len, kvf_error *err, const c
     while (status == KVF_OK && len < size) {
         struct iovec iov = {data + len, size - len};
         ssize_t n = kvfi_sys->preadv(fd, &iov, 1, (off_t)len);
-        if (n <= 0 && !(n < 0 && errno == EINTR)) {
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
             errno = n == 0 ? EIO : errno; /* shorter than a moment ago */
             status = cant_read(err, param, path);
+        } else {
+            len += (size_t)n;
         }
-        len += n > 0 ? (size_t)n : 0;
     }
     (void)kvfi_sys->close(fd);
     if (status != KVF_OK) {
