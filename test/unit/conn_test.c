@@ -232,8 +232,96 @@ static void does_not_work(void **state) {
     }
 }
 
+/* ---- what is lent */
+
+static size_t bytes_lent;
+
+static ssize_t counting_vmsplice(int fd, const struct iovec *iov, size_t num, unsigned flags) {
+    ssize_t n = kvfi_sys_real.vmsplice(fd, iov, num, flags);
+    bytes_lent += n > 0 ? (size_t)n : 0;
+    return n;
+}
+
+/* Pieces of a page are lent, shorter ones are copied. */
+static void pieces_of_a_page(void **state) {
+    (void)state;
+    kvfi_systable table = kvfi_sys_real;
+    table.vmsplice = counting_vmsplice;
+    for (size_t piece = KVFI_PAGE - 1; piece <= KVFI_PAGE; piece++) {
+        struct iovec iov[16];
+        size_t have = 0;
+        for (size_t i = 0; i < 16; i++) {
+            iov[i] = (struct iovec){memory + i * KVFI_PAGE, piece};
+        }
+        open_conn(true);
+        kvfi_sys_table = &table;
+        bytes_lent = 0;
+        kvfi_conn_record(conn, (kvfi_place){.iov = iov, .bytes = 16 * piece}, true, NULL, NULL);
+        while (have < 16 * piece) {
+            assert_int_equal(kvfi_conn_send(conn), KVF_WHY_NONE);
+            have = drain(have, 16 * piece);
+        }
+        kvfi_sys_table = &kvfi_sys_real;
+        assert_true(bytes_lent == (piece == KVFI_PAGE ? 16 * piece : 0) || conn->lender.never);
+        for (size_t i = 0; i < 16; i++) {
+            assert_memory_equal(got + i * piece, memory + i * KVFI_PAGE, piece);
+        }
+        close_conn();
+    }
+}
+
+/* ---- patience */
+
+static int64_t now_us;
+
+static int64_t standing_clock(void) {
+    return now_us;
+}
+
+static void is_patient_for_ms(int64_t ms) {
+    assert_int_equal(kvfi_conn_patience_us(conn), ms * 1000);
+}
+
+/* Eight times the longest wait of this half minute or of the one before, within bounds. */
+static void patience(void **state) {
+    (void)state;
+    kvfi_systable table = kvfi_sys_real;
+    kvfi_pace pace = {.known = false};
+    table.now_us = standing_clock;
+    kvfi_sys_table = &table;
+    kvfi_conn_init(conn, 100, &disconnects);
+    is_patient_for_ms(100);
+    conn->pace = &pace;
+    conn->most_ms = 2000;
+    now_us = 1000000;
+    is_patient_for_ms(100);
+    kvfi_conn_note_wait(conn, 50000);
+    assert_true(pace.known);
+    is_patient_for_ms(400);
+    kvfi_conn_note_wait(conn, 20000);
+    is_patient_for_ms(400);
+    now_us += 30000000 - 1;
+    kvfi_conn_note_wait(conn, 20000);
+    is_patient_for_ms(400);
+    now_us += 1;
+    kvfi_conn_note_wait(conn, 20000); /* the period before had 50 */
+    is_patient_for_ms(400);
+    kvfi_conn_note_wait(conn, 60000);
+    is_patient_for_ms(480);
+    now_us += 30000000;
+    kvfi_conn_note_wait(conn, 20000); /* 60 */
+    is_patient_for_ms(480);
+    now_us += 30000000;
+    kvfi_conn_note_wait(conn, 20000); /* 20, now and before */
+    is_patient_for_ms(160);
+    kvfi_conn_note_wait(conn, 900000);
+    is_patient_for_ms(2000);
+    kvfi_sys_table = &kvfi_sys_real;
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(lent), TEST(copied), TEST(lending_ends), TEST(does_not_work)};
+    const struct CMUnitTest tests[] = {TEST(lent),          TEST(copied),           TEST(lending_ends),
+                                       TEST(does_not_work), TEST(pieces_of_a_page), TEST(patience)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

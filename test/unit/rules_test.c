@@ -175,11 +175,35 @@ static void bounds(void **state) {
     assert_int_equal(verdict.saves, KVF_WHY_SETTINGS);
 }
 
+/* Fewer connections: saves never have more of them than loads. */
+static void fewer_connections(void **state) {
+    (void)state;
+    conf.conns = conf.save_conns = 4;
+    facts.maxmemory = 512 << 20; /* enough for four */
+    assert_string_equal(judged(), "");
+    assert_int_equal(verdict.fit.save_conns, 4);
+    for (unsigned conns = 3; conns > 0; conns--) {
+        facts.maxmemory = conns * ((uint64_t)128 << 20);
+        assert_string_equal(judged(), "maxmemory-small:2 ");
+        assert_int_equal(verdict.fit.conns, conns);
+        assert_int_equal(verdict.fit.save_conns, conns);
+    }
+    facts.maxmemory = 256 << 20;
+    conf.save_conns = 1;
+    assert_string_equal(judged(), "maxmemory-small:2 ");
+    assert_int_equal(verdict.fit.conns, 2);
+    assert_int_equal(verdict.fit.save_conns, 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(well, all_well),    cmocka_unit_test_setup(servers_that_we_have_not, all_well),
-        cmocka_unit_test_setup(unknown, all_well), cmocka_unit_test_setup(swap, all_well),
-        cmocka_unit_test_setup(budget, all_well),  cmocka_unit_test_setup(bounds, all_well),
+        cmocka_unit_test_setup(well, all_well),
+        cmocka_unit_test_setup(servers_that_we_have_not, all_well),
+        cmocka_unit_test_setup(unknown, all_well),
+        cmocka_unit_test_setup(swap, all_well),
+        cmocka_unit_test_setup(budget, all_well),
+        cmocka_unit_test_setup(bounds, all_well),
+        cmocka_unit_test_setup(fewer_connections, all_well),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The Redis tier and one simulated server (support/sim.h) that is well but for one thing: it breaks off at a question, is
+ * loading, has many keys, or one connection to it ends. What is sent, when, and what is made of the answers.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "redis/facts.h"
+#include "support/kit.h"
+#include "support/sim.h"
+#include "support/tiers.h"
+
+#define NONSENSE   "?\r\n"
+#define NO_SETTING "*0\r\n"
+#define MAX_VALUES 8u
+#define NUM_PAGES  20u
+
+/* What the server answers, and what was seen of it. */
+static struct {
+    const char *info, *config; /* NULL: an error */
+    bool mute_name;            /* no answer to CLIENT SETNAME */
+    unsigned refuses;          /* the n-th SET from now on; 0 = none */
+    unsigned sets, infos, configs, names, pages;
+    unsigned breaks_at; /* the n-th write from now on fails; 0 = none */
+    unsigned sets_before_wait;
+    bool waited;
+    size_t len; /* of what was sent */
+    char sent[32768];
+} server;
+
+static kvfi_systable table;
+static const kvfi_systable *sim;
+static unsigned logged;
+
+static void count_log(void *ctx, kvf_log_level level, const char *text) {
+    (void)ctx;
+    (void)level;
+    (void)text;
+    logged++;
+}
+
+static void replace(kvft_buffer *reply, const char *text) {
+    if (text != NULL) {
+        kvft_buffer_splice(reply, 0, reply->len, text, strlen(text));
+    }
+}
+
+/* Each page of keys is empty and takes a while. */
+static void say_page(kvft_buffer *reply) {
+    char text[64], cursor[16];
+    kvft_sim_sleep_ms(30);
+    snprintf(cursor, sizeof cursor, "%u", ++server.pages % NUM_PAGES);
+    snprintf(text, sizeof text, "*2\r\n$%zu\r\n%s\r\n*0\r\n", strlen(cursor), cursor);
+    replace(reply, text);
+}
+
+static void answer(void *ctx, const char *command, const char *arg, kvft_buffer *reply) {
+    static const struct {
+        const char *command, *reply;
+    } rows[] = {{"TYPE", "+none\r\n"}, {"HSET", ":1\r\n"}, {"PERSIST", ":1\r\n"}, {"RENAME", "+OK\r\n"}};
+    (void)ctx;
+    (void)arg;
+    if (strcmp(command, "SET") == 0) {
+        server.sets++;
+        replace(reply, server.refuses > 0 && --server.refuses == 0 ? "-ERR not this one\r\n" : NULL);
+    } else if (strcmp(command, "INFO") == 0) {
+        server.infos++;
+        replace(reply, server.info);
+    } else if (strcmp(command, "CONFIG") == 0) {
+        server.configs++;
+        replace(reply, server.config);
+    } else if (strcmp(command, "CLIENT") == 0) {
+        server.names++;
+        replace(reply, server.mute_name ? "" : NULL);
+    } else if (strcmp(command, "SCAN") == 0) {
+        say_page(reply);
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        replace(reply, strcmp(command, rows[i].command) == 0 ? rows[i].reply : NULL);
+    }
+}
+
+static ssize_t see_write(int fd, const struct iovec *iov, int num) {
+    if (server.breaks_at > 0 && --server.breaks_at == 0) {
+        errno = EPIPE;
+        return -1;
+    }
+    for (int i = 0; i < num; i++) {
+        size_t room = sizeof server.sent - 1 - server.len, len = iov[i].iov_len < room ? iov[i].iov_len : room;
+        memcpy(server.sent + server.len, iov[i].iov_base, len);
+        server.len += len;
+    }
+    return sim->writev(fd, iov, num);
+}
+
+static int see_wait(struct pollfd *fds, nfds_t num, int timeout_ms) {
+    if (!server.waited) {
+        server.sets_before_wait = server.sets;
+        server.waited = true;
+    }
+    return sim->poll(fds, num, timeout_ms);
+}
+
+static void watch(void) {
+    server.sets = server.infos = server.configs = server.pages = 0;
+    server.waited = false;
+    server.len = 0;
+    memset(server.sent, 0, sizeof server.sent);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    memset(&server, 0, sizeof server);
+    logged = 0;
+    kvf_set_log(count_log, NULL, KVF_LOG_DEBUG);
+    kvft_sim_begin(1, false);
+    kvft_sim_lie(answer, NULL);
+    sim = kvfi_sys_table;
+    table = *sim;
+    table.writev = see_write;
+    table.poll = see_wait;
+    kvfi_sys_table = &table;
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    assert_int_equal(kvft_sim_end(), 0);
+    return 0;
+}
+
+static bool is_answered(kvfi_tier *tier, kvfi_probe probe) {
+    return kvfi_node_answers(&kvfi_redis_of(tier)->node, probe);
+}
+
+/* ---- saves ---- */
+
+static void save(kvfi_tier *tier, kvfi_item *items, size_t num) {
+    kvfi_feed feed = {.items = items, .num = num, .limit = num, .deadline_us = kvfi_deadline(10000000)};
+    tier->ops->put(tier, &feed);
+}
+
+static void put_all(kvfi_tier *tier, size_t num, size_t payload_bytes) {
+    static kvft_value values[MAX_VALUES];
+    static kvfi_item items[MAX_VALUES];
+    for (size_t i = 0; i < num; i++) {
+        kvft_value_init(&values[i], 100 + i, payload_bytes);
+        items[i] = values[i].item;
+    }
+    watch();
+    save(tier, items, num);
+    for (size_t i = 0; i < num; i++) {
+        assert_int_equal(items[i].why, KVF_WHY_NONE);
+        assert_int_equal(items[i].status, KVF_OK);
+        assert_int_equal(kvft_get(tier, 100 + i, payload_bytes), KVF_WHY_NONE);
+        kvft_value_cleanup(&values[i]);
+    }
+}
+
+/* Values follow each other without waiting for answers, up to a window of bytes. */
+static void saves_are_pipelined(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?window=65536");
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE); /* there is a connection */
+    put_all(tier, 8, 1000);
+    assert_int_equal(server.sets_before_wait, 8);
+    put_all(tier, 8, 30000);
+    assert_int_equal(server.sets_before_wait, 3); /* two are below the window */
+    put_all(tier, 4, 100000);
+    assert_int_equal(server.sets_before_wait, 2);
+    tier->ops->close(tier);
+}
+
+/* What was on a connection that ended after it lay idle goes over another one. */
+static void lost_saves_are_sent_again(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    for (unsigned nth = 1; nth <= 8; nth++) {
+        assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+        kvft_sim_sleep_ms(10);
+        server.breaks_at = nth;
+        put_all(tier, 8, 1000);
+        assert_int_equal(server.breaks_at, 0);
+        assert_int_equal(server.sets, 8 + nth - 1);
+    }
+    assert_int_equal(tier->disconnects, 8);
+    tier->ops->close(tier);
+}
+
+/* Of a value of which a part was refused nothing more is sent than is under way; the others are not concerned. */
+static void a_part_is_refused(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?part=4096&window=4096");
+    for (unsigned nth = 1; nth <= 8; nth++) {
+        kvft_value values[2];
+        kvfi_item items[2];
+        for (size_t i = 0; i < 2; i++) {
+            kvft_value_init(&values[i], 10 * nth + i, 15000); /* of four parts */
+            items[i] = values[i].item;
+        }
+        size_t bad = nth <= 4 ? 0 : 1;
+        watch();
+        server.refuses = nth;
+        save(tier, items, 2);
+        assert_int_equal(items[bad].why, KVF_WHY_SERVER);
+        assert_int_equal(items[bad].status, KVF_MISS);
+        assert_int_equal(items[1 - bad].why, KVF_WHY_NONE);
+        if (nth % 4 != 0) { /* the last part makes it visible, and this server keeps what it refuses */
+            assert_int_equal(kvft_get(tier, 10 * nth + bad, 15000), KVF_WHY_ABSENT);
+        }
+        assert_int_equal(kvft_get(tier, 10 * nth + 1 - bad, 15000), KVF_WHY_NONE);
+        for (size_t i = 0; i < 2; i++) {
+            kvft_value_cleanup(&values[i]);
+        }
+    }
+    tier->ops->close(tier);
+}
+
+/* ---- what a server says of itself ---- */
+
+static const char loading[] = "$32\r\nredis_version:8.0.0\r\nloading:1\r\n\r\n";
+static const char ready[] = "$32\r\nredis_version:8.0.0\r\nloading:0\r\n\r\n";
+
+/* A question that ends the connection is not asked any more, and the other one is. */
+static void one_question_ends_the_connection(void **state) {
+    (void)state;
+    server.info = loading;
+    server.config = NONSENSE;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    assert_true(is_answered(tier, KVFI_PROBE_INFO) && !is_answered(tier, KVFI_PROBE_CONFIG));
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_SETTINGS);
+    tier->ops->close(tier);
+    server.info = NONSENSE;
+    server.config = NO_SETTING;
+    tier = kvft_tier(KVFT_SIM_URL);
+    assert_true(!is_answered(tier, KVFI_PROBE_INFO) && is_answered(tier, KVFI_PROBE_CONFIG));
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
+static void count_finding(void *ctx, const kvf_finding *finding) {
+    (void)finding;
+    ++*(unsigned *)ctx;
+}
+
+/* One that was answered before is not to blame for a connection that ends. */
+static void a_known_question_stays(void **state) {
+    (void)state;
+    unsigned found = 0;
+    server.info = ready;
+    server.config = NO_SETTING;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    for (int i = 0; i < 2; i++) {
+        server.info = i == 0 ? NONSENSE : ready;
+        server.config = i == 1 ? NONSENSE : NO_SETTING;
+        tier->ops->doctor(tier, count_finding, &found);
+        assert_true(is_answered(tier, KVFI_PROBE_INFO) && is_answered(tier, KVFI_PROBE_CONFIG));
+    }
+    server.config = NO_SETTING;
+    watch();
+    tier->ops->doctor(tier, count_finding, &found);
+    assert_true(server.infos > 0 && server.configs > 0);
+    tier->ops->close(tier);
+}
+
+/* What forbids saves is looked at again and again, and said when it changes. */
+static void the_log_hears_of_changes(void **state) {
+    (void)state;
+    server.info = loading;
+    server.config = NO_SETTING;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    assert_true(logged > 0);
+    logged = 0;
+    for (int i = 0; i < 5; i++) {
+        kvft_sim_sleep_ms(3000);
+        watch();
+        assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_SETTINGS);
+        assert_int_equal(server.infos, 1);
+    }
+    assert_int_equal(logged, 0);
+    server.info = ready;
+    kvft_sim_sleep_ms(3000);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_int_equal(logged, 1);
+    tier->ops->close(tier);
+}
+
+/* Of one prefix no more is stored than three quarters of what the server holds. */
+static void prefix_that_is_too_long(void **state) {
+    (void)state;
+    static const char info[] = "$52\r\nmaxmemory:1000000000\r\nmaxmemory_policy:allkeys-lru\r\n\r\n";
+    server.info = info;
+    server.config = NO_SETTING;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    for (uint64_t i = 0; i < 2; i++) {
+        kvft_value value;
+        kvft_value_init(&value, 1 + i, 1000);
+        value.item.chain_bytes = 750000000 + i;
+        save(tier, &value.item, 1);
+        assert_int_equal(value.item.why, i == 0 ? KVF_WHY_NONE : KVF_WHY_FULL);
+        kvft_value_cleanup(&value);
+    }
+    tier->ops->close(tier);
+}
+
+/* For our name, which nothing depends on, a server has stall_ms. */
+static void a_name_is_not_waited_for(void **state) {
+    (void)state;
+    server.mute_name = true;
+    int64_t from_us = kvfi_sys->now_us();
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?stall_ms=10000&connect_ms=60000");
+    assert_in_range(kvfi_sys->now_us() - from_us, 10000000, 10005000);
+    assert_int_equal(server.names, 1);
+    assert_false(is_answered(tier, KVFI_PROBE_NAME));
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_int_equal(server.names, 1);
+    tier->ops->close(tier);
+}
+
+/* ---- all keys ---- */
+
+static int see_nothing(void *ctx, const kvfi_sight *sight) {
+    (void)ctx;
+    (void)sight;
+    fail();
+    return 0;
+}
+
+/* The time is that of one step: many of them may take longer. */
+static void each_page_has_its_time(void **state) {
+    (void)state;
+    kvf_error err = {0};
+    uint64_t removed = 0;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    watch();
+    if (tier->ops->walk(tier, &err, NULL, false, see_nothing, NULL, 100) != KVF_OK) {
+        fail_msg("%s", err.what);
+    }
+    assert_int_equal(server.pages, 2 * NUM_PAGES); /* records and sessions */
+    watch();
+    assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, 100), KVF_OK);
+    assert_int_equal(server.pages, 2 * NUM_PAGES);
+    assert_int_equal(removed, 0);
+    tier->ops->close(tier);
+}
+
+/* The number that the server answers to a command about a part. */
+static int64_t ask_part(kvfi_tier *tier, const char *command, uint64_t seed, uint64_t part) {
+    kvfi_talk talk = {.ask = NULL};
+    kvfi_reply reply;
+    assert_int_equal(kvfi_talk_begin(&talk, kvfi_redis_of(tier), NULL, 0, KVFI_LANE_LOOKUP, kvfi_deadline(1000000)),
+                     KVF_OK);
+    assert_int_equal(kvfi_talk_say(&talk, command, kvft_redis_key(seed, part), NULL), KVF_OK);
+    assert_int_equal(kvfi_talk_hear(&talk, &reply), KVF_OK);
+    kvfi_talk_end(&talk);
+    return reply.num;
+}
+
+/* Of a removed record no part stays, whatever was gone before, and however long the parts of its writer are. */
+static void no_part_stays(void **state) {
+    (void)state;
+    kvf_error err = {0};
+    kvfi_addr addr;
+    kvfi_tier *writer = kvft_tier(KVFT_SIM_URL "?part=4096"), *other = kvft_tier(KVFT_SIM_URL);
+    kvft_addr(&addr, 7);
+    for (uint64_t gone = 0; gone < 5; gone++) {
+        kvfi_tier *remover = gone == 4 ? other : writer;
+        assert_int_equal(kvft_put(writer, 7, 15000), KVF_WHY_NONE);
+        assert_true(ask_part(writer, "STRLEN", 7, 3) > 0);
+        if (gone < 4) {
+            assert_int_equal(ask_part(writer, "UNLINK", 7, gone), 1);
+        }
+        kvf_status status = remover->ops->remove(remover, &err, &addr, kvfi_deadline(1000000));
+        assert_int_equal(status, gone == 0 ? KVF_MISS : KVF_OK);
+        for (uint64_t part = 0; part < 4; part++) {
+            assert_int_equal(ask_part(writer, "STRLEN", 7, part), 0);
+        }
+    }
+    writer->ops->close(writer);
+    other->ops->close(other);
+}
+
+/* ---- sessions ---- */
+
+/* The smallest field goes first, and has a time to live before any other is sent: a writer that dies leaves nothing. */
+static void the_smallest_field_first(void **state) {
+    (void)state;
+    static char bytes[5000];
+    kvf_error err = {0};
+    kvfi_part parts[] = {{.name = "large", .data = {bytes, 5000}},
+                         {.name = "small", .data = {bytes, 10}},
+                         {.name = "middle", .data = {bytes, 300}}};
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    memset(bytes, 'x', sizeof bytes);
+    watch();
+    assert_int_equal(tier->ops->session_put(tier, &err, "id", parts, 3, 0, kvfi_deadline(1000000)), KVF_OK);
+    const char *small = strstr(server.sent, "\r\nsmall\r\n"), *large = strstr(server.sent, "\r\nlarge\r\n");
+    const char *middle = strstr(server.sent, "\r\nmiddle\r\n"), *expires = strstr(server.sent, "PEXPIRE");
+    assert_true(small != NULL && small < expires && expires < large && large < middle);
+    tier->ops->close(tier);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(saves_are_pipelined),      TEST(lost_saves_are_sent_again),
+        TEST(a_part_is_refused),        TEST(one_question_ends_the_connection),
+        TEST(a_known_question_stays),   TEST(the_log_hears_of_changes),
+        TEST(prefix_that_is_too_long),  TEST(a_name_is_not_waited_for),
+        TEST(each_page_has_its_time),   TEST(no_part_stays),
+        TEST(the_smallest_field_first),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
