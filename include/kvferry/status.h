@@ -14,8 +14,8 @@
  *  - Stores and spaces may be used from any thread at once; a queue and a view belong to one thread at a time.
  *  - A store that is down, slow, full or wrong is never an error of an operation on blocks: it is a miss, with its
  *    reason.
- *  - Public structs that may grow start with `struct_size`: set it to sizeof the struct. Zero in any other field is its
- *    default.
+ *  - Public structs that may grow start with `struct_size`: set it to sizeof the struct. A call that is given one where
+ *    it was not set answers KVF_LIMIT. Zero in any other field is its default.
  *  - A process that forks must not use its stores in the child; such calls answer KVF_CLOSED or misses.
  */
 #ifndef KVFERRY_STATUS_H

@@ -26,6 +26,11 @@ kvf_status kvfi_fail(kvf_error *err, kvf_status, const char *format, ...) __attr
 bool kvfi_log_on(kvf_log_level);
 void kvfi_log(kvf_log_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* ---- public structs: kvfi_take_struct copies what the caller's struct holds to *out, where fields that an older caller
+ * does not know keep what they are. KVF_LIMIT: its struct_size is below that of the oldest caller there is, so it was
+ * not set. `in` may be NULL. */
+kvf_status kvfi_take_struct(void *out, kvf_error *err, const void *in, size_t size, size_t oldest, const char *name);
+
 /* ---- bytes: little-endian on the wire, hex for names */
 #define KVFI_PAGE ((size_t)4096) /* of memory */
 static inline void kvfi_put32(uint8_t *p, uint32_t v) {

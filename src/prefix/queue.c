@@ -135,9 +135,9 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
 }
 
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
-    uint32_t flags = batch->struct_size >= offsetof(kvf_batch, flags) + sizeof flags ? batch->flags : 0;
-    if (batch->struct_size < OLDEST_BATCH || batch->num > KVF_MAX_BLOCKS || (unsigned)batch->op > KVF_OP_MATCH ||
-        (flags & ~(uint32_t)KVF_MAY_LEND) != 0) {
+    kvf_batch own = {0};
+    KVFI_TRY(kvfi_take_struct(&own, NULL, batch, sizeof own, OLDEST_BATCH, "kvf_batch"));
+    if (own.num > KVF_MAX_BLOCKS || (unsigned)own.op > KVF_OP_MATCH || (own.flags & ~(uint32_t)KVF_MAY_LEND) != 0) {
         return KVF_LIMIT;
     }
     if (!kvfi_store_is_ours(queue->store)) {
@@ -147,8 +147,7 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     if (s == NULL) {
         return KVF_AGAIN;
     }
-    s->batch = (kvf_batch){0};
-    memcpy(&s->batch, batch, batch->struct_size < sizeof s->batch ? batch->struct_size : sizeof s->batch);
+    s->batch = own;
     if (s->batch.arrivals != NULL) {
         kvf_arrivals *a = s->batch.arrivals;
         s->watch = (kvfi_watch){

@@ -4,14 +4,6 @@
 #define CARD_AGAIN_US (20 * 60 * 1000000LL) /* well within the TTL of an hour */
 #define CARD_RETRY_US (1 * 1000000LL)
 
-static kvf_space_options options_of(const kvf_space_options *options) {
-    kvf_space_options own = {.struct_size = sizeof own};
-    if (options != NULL) {
-        memcpy(&own, options, options->struct_size < sizeof own ? options->struct_size : sizeof own);
-    }
-    return own;
-}
-
 /* A space without a secret of its own has those of the store. */
 static void take_secrets(kvf_space_options *options, const kvfi_secrets *secrets) {
     if (options->secret != NULL || secrets->num == 0) {
@@ -44,7 +36,9 @@ static kvf_status open_identities(kvf_space *space, kvf_error *err, const kvf_fi
 
 kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, const kvf_field *fields, size_t num_fields,
                           const kvf_space_options *options) {
-    kvf_space_options own = options_of(options);
+    kvf_space_options own = {0};
+    KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, offsetof(kvf_space_options, previous_secret),
+                              "kvf_space_options"));
     kvf_space *space = kvfi_alloc_zero(1, sizeof *space);
     if (space == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory for a space");

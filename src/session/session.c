@@ -159,9 +159,7 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
                             const kvf_session_options *options) {
     kvf_session_options own = {0};
     kvfi_session_meta meta = {0};
-    if (options != NULL) {
-        memcpy(&own, options, options->struct_size < sizeof own ? options->struct_size : sizeof own);
-    }
+    KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, sizeof own, "kvf_session_options"));
     KVFI_TRY(check_call(store, err, id));
     KVFI_TRY(take_arguments(&meta, err, k, v, &own));
     kvfi_session_call call = {

@@ -135,17 +135,6 @@ static int see(void *ctx, const kvfi_sight *sight) {
     return w->stopped;
 }
 
-static kvf_walk_options options_of(const kvf_walk_options *options) {
-    kvf_walk_options own = {.struct_size = sizeof own};
-    if (options != NULL) {
-        memcpy(&own, options, options->struct_size < sizeof own ? options->struct_size : sizeof own);
-    }
-    if (own.budget_ms == 0) {
-        own.budget_ms = DEFAULT_STEP_MS;
-    }
-    return own;
-}
-
 /* ---- one record, at its address */
 
 static kvf_status unreadable(kvf_error *err, const kvfi_tier *tier, kvf_reason why) {
@@ -214,7 +203,9 @@ static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_w
 }
 
 kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
-    kvf_walk_options own = options_of(options);
+    kvf_walk_options own = {0};
+    KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, sizeof own, "kvf_walk_options"));
+    own.budget_ms = own.budget_ms != 0 ? own.budget_ms : DEFAULT_STEP_MS;
     walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets};
     if (!kvfi_store_is_ours(store)) {
         return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");

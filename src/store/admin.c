@@ -155,12 +155,12 @@ kvf_status kvf_doctor(kvf_store *store, kvf_error *err, kvf_finding_fn found, vo
 }
 
 kvf_status kvf_tier_info_get(kvf_store *store, kvf_tier_info *out, uint32_t tier) {
-    if (tier >= store->num_tiers || !kvfi_store_is_ours(store)) {
+    if (tier >= store->num_tiers || !kvfi_store_is_ours(store) || out->struct_size < sizeof *out) {
         return KVF_LIMIT;
     }
     kvf_tier_info info = {.struct_size = out->struct_size, .num_records = -1, .used_bytes = -1, .max_bytes = -1};
     memcpy(info.url, store->tiers[tier]->url->text, sizeof info.url);
     store->tiers[tier]->ops->info(store->tiers[tier], &info);
-    memcpy(out, &info, out->struct_size < sizeof info ? out->struct_size : sizeof info);
+    *out = info;
     return KVF_OK;
 }

@@ -72,16 +72,6 @@ static uint32_t or_default(uint32_t value, uint32_t fallback) {
     return value != 0 ? value : fallback;
 }
 
-/* Options of an older caller are shorter: what it does not know is zero. */
-static kvf_options options_of(const kvf_options *options) {
-    kvf_options own = {.struct_size = sizeof own};
-    if (options != NULL) {
-        size_t size = options->struct_size < sizeof own ? options->struct_size : sizeof own;
-        memcpy(&own, options, size);
-    }
-    return own;
-}
-
 static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *options) {
     uint32_t writers = or_default(options->store_threads, sum_threads(store, true));
     store->drain_ms = or_default(options->drain_ms, DEFAULT_DRAIN_MS);
@@ -101,7 +91,8 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
     if (num_urls == 0 || num_urls > KVFI_MAX_TIERS) {
         return kvfi_fail(err, KVF_CONFIG, "a store has 1 to %u tiers, not %zu", KVFI_MAX_TIERS, num_urls);
     }
-    kvf_options own = options_of(options);
+    kvf_options own = {0};
+    KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, offsetof(kvf_options, secret), "kvf_options"));
     kvf_store *store = kvfi_alloc_zero(1, sizeof *store);
     if (store == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
