@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -36,6 +38,9 @@ typedef struct kvfi_systable {
     int (*close)(int fd);
     int (*fstat)(int fd, struct stat *);
     int (*fstatat)(int dir, const char *path, struct stat *, int flags);
+    int (*faccessat)(int dir, const char *path, int mode, int flags);
+    int (*statfs)(const char *path, struct statfs *);
+    int (*statvfs)(const char *path, struct statvfs *);
     ssize_t (*preadv)(int fd, const struct iovec *, int num, off_t at);
     ssize_t (*pwritev)(int fd, const struct iovec *, int num, off_t at);
     int (*ftruncate)(int fd, off_t bytes);

@@ -192,8 +192,7 @@ static kvfi_resp_event begin_array(kvfi_resp *resp, kvfi_reply *reply) {
 }
 
 /* A bulk is announced. Either it is reported now, as too long, or its body is read first. */
-static kvfi_resp_event begin_bulk(kvfi_resp *resp, kvfi_reply *reply, size_t line) {
-    resp->header = line;
+static kvfi_resp_event begin_bulk(kvfi_resp *resp, kvfi_reply *reply) {
     resp->body = (uint64_t)reply->num;
     resp->left = resp->body;
     resp->state = BODY;
@@ -237,7 +236,7 @@ static kvfi_resp_event read_line(kvfi_resp *resp, kvfi_reply *reply, const char 
         reply->kind = KVFI_RESP_ARRAY;
         return begin_array(resp, reply);
     }
-    return begin_bulk(resp, reply, len + 2);
+    return begin_bulk(resp, reply);
 }
 
 static bool is_kind(char c) {

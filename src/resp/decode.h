@@ -81,7 +81,7 @@ typedef struct kvfi_resp {
     uint64_t body;     /* its length */
     uint64_t left;     /* so much of it is still to come */
     uint64_t elements; /* replies that still belong to the answer at hand; 0 between answers */
-    size_t header;     /* the length of the last "$<n>\r\n": a good guess for the next */
+    size_t header;     /* the length of "$<n>\r\n" of that place: a good guess for the next one's */
 } kvfi_resp;
 
 /* `scratch` holds at least KVFI_RESP_MIN_SCRATCH bytes and lives as long as the decoder. The longest bulk without a

@@ -92,7 +92,7 @@ static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url
     const char *below = tenant != NULL ? "/" KVFI_FILE_TENANTS "/" : "";
     tenant = tenant != NULL ? tenant : "";
     size_t len = strlen(url->path);
-    while (len > 1 && url->path[len - 1] == '/') {
+    while (len > 0 && url->path[len - 1] == '/') {
         len--;
     }
     if (url->hosts[0] != '\0' || url->path[0] != '/') {
@@ -108,7 +108,6 @@ static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url
     if (file->root == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
-    len = len == 1 ? 0 : len; /* "/" itself */
     file->root_len =
         (size_t)snprintf(file->root, room, "%.*s%s%s/%s", (int)len, url->path, below, tenant, KVFI_FILE_DIR);
     return KVF_OK;

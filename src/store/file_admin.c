@@ -208,7 +208,7 @@ bool kvfi_file_on_network(const char *path) {
         0x01161970, /* gfs2 */
     };
     struct statfs fs;
-    if (statfs(path, &fs) != 0) {
+    if (kvfi_sys->statfs(path, &fs) != 0) {
         return false;
     }
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -274,7 +274,7 @@ typedef struct folders {
 
 static void look_at_folder(folders *f, int dir, const char *base, const char *path) {
     f->num++;
-    if (faccessat(dir, base, R_OK | W_OK | X_OK, AT_EACCESS) != 0 && f->num_denied++ == 0) {
+    if (kvfi_sys->faccessat(dir, base, R_OK | W_OK | X_OK, AT_EACCESS) != 0 && f->num_denied++ == 0) {
         snprintf(f->first, sizeof f->first, "%s", path);
     }
 }
@@ -318,7 +318,7 @@ static void examine_folders(const exam *e) {
 
 static void examine_space(const exam *e) {
     struct statvfs fs;
-    if (statvfs(e->folder, &fs) != 0) {
+    if (kvfi_sys->statvfs(e->folder, &fs) != 0) {
         return;
     }
     uint64_t all = (uint64_t)fs.f_blocks * fs.f_frsize;
@@ -348,7 +348,7 @@ static void examine_kind(const exam *e) {
             "%s is on a network file system: blocks are copied instead of mapped, and a hung server hangs its readers",
             e->folder);
     }
-    if (statfs(e->folder, &fs) == 0 && (fs.f_type == 0x01021994 || fs.f_type == 0x858458f6)) {
+    if (kvfi_sys->statfs(e->folder, &fs) == 0 && (fs.f_type == 0x01021994 || fs.f_type == 0x858458f6)) {
         report(e, KVF_NOTE, "in-memory", "nothing, where that is what you want: it is the fastest folder there is",
                "%s is in memory: its %.1f GiB at most count as memory, and are gone after a restart of the machine",
                e->folder, gib(e->file->max_bytes));

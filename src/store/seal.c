@@ -11,7 +11,7 @@ void kvfi_seal_begin(kvfi_seal *seal, kvfi_item *item) {
 
 static void hash(kvfi_seal *seal, size_t bytes) {
     struct iovec piece;
-    for (; bytes > 0 && kvfi_cursor_fill(&seal->at, &piece, 1, bytes) > 0; bytes -= piece.iov_len) {
+    for (; kvfi_cursor_fill(&seal->at, &piece, 1, bytes) > 0; bytes -= piece.iov_len) {
         kvfi_xxh3_add(&seal->sum, piece.iov_base, piece.iov_len);
         kvfi_cursor_advance(&seal->at, piece.iov_len);
     }

@@ -98,7 +98,6 @@ static void make_text(char text[256], const char *url) {
     const char *at = last_at_sign(begin, stop);
     const char *colon = at == NULL ? NULL : until(begin, at, ":");
     size_t len = 0;
-    text[0] = '\0';
     const char *scheme_end = until(url, end, ":");
     bool local = slashes == NULL && scheme_end < end && scheme_end[1] == '/'; /* "file:/a@b" has no authority */
     if (at == NULL || colon == at || local) {
@@ -527,7 +526,7 @@ static bool cut_entry(span *host, span *port, span in) {
 static bool is_bare_ipv6(span in) {
     const char *end = in.at + in.len;
     const char *colon = until(in.at, end, ":");
-    return in.len > 0 && in.at[0] != '[' && colon < end && until(colon + 1, end, ":") < end;
+    return in.at[0] != '[' && colon < end && until(colon + 1, end, ":") < end;
 }
 
 kvf_status kvfi_url_host(const kvfi_url *url, kvf_error *err, size_t index, char host[256], uint16_t *port,

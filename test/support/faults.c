@@ -114,6 +114,18 @@ static int f_fstat(int fd, struct stat *out) {
     return fails(EIO) ? -1 : below->fstat(fd, out);
 }
 
+static int f_faccessat(int dir, const char *path, int mode, int flags) {
+    return fails(EIO) ? -1 : below->faccessat(dir, path, mode, flags);
+}
+
+static int f_statfs(const char *path, struct statfs *out) {
+    return fails(EIO) ? -1 : below->statfs(path, out);
+}
+
+static int f_statvfs(const char *path, struct statvfs *out) {
+    return fails(EIO) ? -1 : below->statvfs(path, out);
+}
+
 static int f_fstatat(int dir, const char *path, struct stat *out, int flags) {
     return fails(EIO) ? -1 : below->fstatat(dir, path, out, flags);
 }
@@ -276,6 +288,9 @@ static const kvfi_systable faulty = {
     .close = f_close,
     .fstat = f_fstat,
     .fstatat = f_fstatat,
+    .faccessat = f_faccessat,
+    .statfs = f_statfs,
+    .statvfs = f_statvfs,
     .preadv = f_preadv,
     .pwritev = f_pwritev,
     .ftruncate = f_ftruncate,

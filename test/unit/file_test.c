@@ -786,6 +786,13 @@ static void test_time_to_live(void **state) {
     close(fd);
     kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
     assert_false(exists(path_of(&p, 3)));
+    assert_int_equal(info_of(p.tier).num_records, 1); /* what it has removed does not count */
+    set_age(path_of(&p, 2), 101);
+    ((kvfi_file *)p.tier)->swept_s = 0;
+    replace()->unlinkat = unlink_fails;
+    kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
+    restore();
+    assert_int_equal(info_of(p.tier).num_records, 1); /* what it could not, does */
     close_place(&p);
 }
 
@@ -887,6 +894,12 @@ static void test_remove_and_clear(void **state) {
     uint64_t removed = 0;
     assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, addr.space, 1000), KVF_OK);
     assert_int_equal(removed, 4);
+    char space[2 * PATH_MAX];
+    snprintf(space, sizeof space, "%s", path_of(&p, 995));
+    for (int i = 0; i < 2; i++) {
+        *strrchr(space, '/') = '\0';
+        assert_false(exists(space)); /* its folders are gone, too */
+    }
     assert_int_equal(kvft_count(p.tier).records, 10);
     assert_int_equal(info_of(p.tier).num_records, 10);
 
@@ -1284,6 +1297,128 @@ static void test_the_doctor(void **state) {
     close_place(&p);
 }
 
+static void hear_what(void *ctx, const kvf_finding *finding) {
+    char *text = ctx;
+    size_t len = strlen(text);
+    snprintf(text + len, 4096 - len, "%s: %s; ", finding->code, finding->what);
+}
+
+static const char *findings(kvfi_tier *tier) {
+    static char text[4096];
+    text[0] = '\0';
+    tier->ops->doctor(tier, hear_what, text);
+    return text;
+}
+
+static uint32_t fs_type; /* 0: nobody can tell */
+static int typed_statfs(const char *path, struct statfs *out) {
+    int rc = fs_type == 0 ? -1 : kvfi_sys_real.statfs(path, out);
+    out->f_type = fs_type;
+    return rc;
+}
+
+static void test_file_systems_are_told_apart(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t type;
+        const char *finding;
+    } systems[] = {
+        {0x6969, "network-file-system"},
+        {0x517b, "network-file-system"},
+        {0xff534d42, "network-file-system"},
+        {0xfe534d42, "network-file-system"},
+        {0x00c36400, "network-file-system"},
+        {0x0bd00bd0, "network-file-system"},
+        {0x47504653, "network-file-system"},
+        {0x01021997, "network-file-system"},
+        {0x65735546, "network-file-system"},
+        {0x5346414f, "network-file-system"},
+        {0x7461636f, "network-file-system"},
+        {0x01161970, "network-file-system"},
+        {0x01021994, "in-memory"},
+        {0x858458f6, "in-memory"},
+        {0xef53, NULL},
+        {0x9123683e, NULL},
+        {0, NULL},
+    };
+    for (size_t i = 0; i < sizeof systems / sizeof *systems; i++) {
+        fs_type = systems[i].type;
+        replace()->statfs = typed_statfs;
+        place p = open_place("");
+        const char *found = findings(p.tier);
+        const char *names[] = {"network-file-system", "in-memory"};
+        for (size_t j = 0; j < 2; j++) {
+            bool expected = systems[i].finding != NULL && strcmp(systems[i].finding, names[j]) == 0;
+            if ((strstr(found, names[j]) != NULL) != expected) {
+                fail_msg("%#x: %s", (unsigned)fs_type, found);
+            }
+        }
+        restore();
+        close_place(&p);
+    }
+}
+
+static struct statvfs disk;
+static int small_statvfs(const char *path, struct statvfs *out) {
+    (void)path;
+    *out = disk;
+    return 0;
+}
+
+static void test_the_doctor_looks_at_the_disk(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t blocks, available, files, files_available;
+        const char *finding;
+    } disks[] = {
+        {12800, 256, 0, 0, NULL},           {12850, 256, 0, 0, "disk-nearly-full"}, /* less than a fiftieth */
+        {1000, 256, 1000, 10, NULL},        {1000, 255, 1000, 10, "max-over-free"},
+        {1000, 256, 1000, 9, "few-inodes"}, {0, 256, 0, 0, NULL}, /* a file system that does not count */
+    };
+    place p = open_place("?max=1M"); /* 256 blocks */
+    for (size_t i = 0; i < sizeof disks / sizeof *disks; i++) {
+        disk = (struct statvfs){.f_frsize = 4096,
+                                .f_blocks = disks[i].blocks,
+                                .f_bavail = disks[i].available,
+                                .f_files = disks[i].files,
+                                .f_favail = disks[i].files_available};
+        replace()->statvfs = small_statvfs;
+        const char *found = findings(p.tier);
+        restore();
+        static const char *const names[] = {"disk-nearly-full", "max-over-free", "few-inodes"};
+        for (size_t j = 0; j < sizeof names / sizeof *names; j++) {
+            bool expected = disks[i].finding != NULL && strcmp(disks[i].finding, names[j]) == 0;
+            if ((strstr(found, names[j]) != NULL) != expected) {
+                fail_msg("disk %zu: %s", i, found);
+            }
+        }
+    }
+    close_place(&p);
+}
+
+static int deny_access(int dir, const char *path, int mode, int flags) {
+    (void)dir, (void)path, (void)mode, (void)flags;
+    errno = EACCES;
+    return -1;
+}
+
+/* Its own folders, of spaces, of shards, and for temporaries; not what else lies there. */
+static void test_the_doctor_counts_folders(void **state) {
+    (void)state;
+    place p = open_place("");
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_null(strstr(findings(p.tier), "denied-folders"));
+    assert_true(mkdir(below(&p, "tmp"), 0700) == 0 || errno == EEXIST);
+    assert_int_equal(mkdir(below(&p, "lost+found"), 0700), 0);
+    replace()->faccessat = deny_access;
+    const char *found = findings(p.tier);
+    restore();
+    if (strstr(found, "3 of 3 folders") == NULL) {
+        fail_msg("%s", found);
+    }
+    close_place(&p);
+}
+
 /* ---- many at once */
 
 typedef struct crowd {
@@ -1548,6 +1683,9 @@ int main(void) {
         cmocka_unit_test(test_a_disk_without_inodes),
         cmocka_unit_test(test_a_read_only_mount),
         cmocka_unit_test(test_the_doctor),
+        cmocka_unit_test(test_file_systems_are_told_apart),
+        cmocka_unit_test(test_the_doctor_looks_at_the_disk),
+        cmocka_unit_test(test_the_doctor_counts_folders),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_killed_writers),

@@ -254,6 +254,23 @@ static void endless_line(void **state) {
     }
 }
 
+/* A line with its CRLF fits into the scratch, or it is refused before the scratch is full. */
+static void line_of_the_scratch(void **state) {
+    (void)state;
+    for (size_t len = SCRATCH - 2; len < SCRATCH; len++) {
+        char scratch[SCRATCH];
+        kvfi_resp resp;
+        kvfi_reply reply;
+        struct iovec iov[2];
+        kvfi_resp_init(&resp, scratch, sizeof scratch);
+        kvfi_resp_want(&resp, iov, 2);
+        assert_int_equal(iov[0].iov_len, SCRATCH);
+        memset(iov[0].iov_base, '+', len);
+        kvfi_resp_got(&resp, len);
+        assert_int_equal(kvfi_resp_next(&resp, &reply), len == SCRATCH - 2 ? KVFI_RESP_MORE : KVFI_RESP_BAD);
+    }
+}
+
 /* In front of a body that has a place, no byte of the body goes through the scratch, whatever the socket holds: this is
  * the copy that is not made. [T:no-copy] */
 static void body_is_not_copied(void **state) {
@@ -309,6 +326,17 @@ static void idle(void **state) {
         }
     }
     assert_true(kvfi_resp_idle(&resp));
+    kvfi_resp_want(&resp, iov, 2);
+    memcpy(iov[0].iov_base, "$2\r\nab", 6);
+    kvfi_resp_got(&resp, 6);
+    assert_int_equal(kvfi_resp_next(&resp, &reply), KVFI_RESP_MORE);
+    assert_int_equal(kvfi_resp_left(&resp), 2); /* it is handed out as a whole, so none of it has come */
+    kvfi_resp_want(&resp, iov, 2);
+    memcpy(iov[0].iov_base, "\r\n", 2);
+    kvfi_resp_got(&resp, 2);
+    assert_int_equal(kvfi_resp_next(&resp, &reply), KVFI_RESP_REPLY);
+    assert_int_equal(kvfi_resp_left(&resp), 0);
+    assert_true(kvfi_resp_idle(&resp));
 }
 
 /* ---- commands ---- */
@@ -352,7 +380,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(corpus_whole), cmocka_unit_test(corpus_split),       cmocka_unit_test(corpus_joined),
         cmocka_unit_test(endless_line), cmocka_unit_test(body_is_not_copied), cmocka_unit_test(idle),
-        cmocka_unit_test(commands),     cmocka_unit_test(commands_full),
+        cmocka_unit_test(commands),     cmocka_unit_test(commands_full),      cmocka_unit_test(line_of_the_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ typedef struct fake {
     uint64_t max_part;
     kvf_status answer; /* what every call answers, when not KVF_OK */
     void (*before_get)(struct fake *);
-    unsigned gets;
+    unsigned gets, asked_sizes;
 } fake;
 
 static void fake_clear(fake *f) {
@@ -103,6 +103,7 @@ static kvf_status fake_sizes(kvfi_tier *tier, kvf_error *err, const char *id, kv
                              int64_t deadline_us) {
     fake *f = (fake *)tier;
     (void)deadline_us;
+    f->asked_sizes++;
     KVFI_TRY(answer(f, err));
     for (size_t i = 0; i < num; i++) {
         field *at = fake_find(f, id, parts[i].name);
@@ -253,7 +254,9 @@ static void fields_there_and_back(void **state) {
     assert_memory_equal(keys->data, keys_bytes, KEYS_BYTES);
     assert_int_equal(keys->len, KEYS_BYTES);
     assert_memory_equal(values->data, values_bytes, VALUES_BYTES);
+    b->fake.asked_sizes = 0;
     check_loads(&b->store, "id");
+    assert_int_equal(b->fake.asked_sizes, 1); /* what is whole costs no second round trip */
     check_misses(&b->store, "another", "no such session");
     assert_int_equal(kvf_session_remove(&b->store, &b->err, "id"), KVF_OK);
     assert_int_equal(kvf_session_remove(&b->store, &b->err, "id"), KVF_MISS);
@@ -715,6 +718,9 @@ static void a_value_names_its_id(void **state) {
     kvfi_addr addr;
     assert_int_equal(kvfi_session_meta_encode(&bytes, &len, NULL, &meta, 132, 64), KVF_OK);
     assert_int_equal((132 + len) % 64, 0);
+    kvfi_session_meta again = {0};
+    assert_int_equal(kvfi_session_meta_decode(&again, NULL, bytes + 132, len), KVF_OK);
+    assert_int_equal(again.stored_s, 5);
     kvfi_put32(bytes + 128, (uint32_t)len);
     assert_true(kvfi_session_value_id(id, bytes + 128, 4 + len));
     assert_string_equal(id, meta.id);

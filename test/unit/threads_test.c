@@ -51,6 +51,23 @@ static void test_share_calls_everyone_once(void **state) {
     kvfi_pool_free(pool);
 }
 
+/* Whatever part of a second the deadline falls into. */
+static void test_a_wait_lasts_until_its_deadline(void **state) {
+    (void)state;
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t cond;
+    assert_int_equal(kvfi_cond_init(&cond), 0);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4; i++) {
+        int64_t deadline = kvfi_deadline(250000);
+        while (kvfi_cond_wait(&cond, &lock, deadline)) {
+        }
+        assert_true(kvfi_sys->now_us() >= deadline);
+    }
+    pthread_mutex_unlock(&lock);
+    pthread_cond_destroy(&cond);
+}
+
 static void test_posted_jobs_run_before_the_pool_ends(void **state) {
     (void)state;
     kvfi_pool *pool = kvfi_pool_new(2);
@@ -178,7 +195,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_share_calls_everyone_once),  cmocka_unit_test(test_posted_jobs_run_before_the_pool_ends),
         cmocka_unit_test(test_memory_by_many_threads),     cmocka_unit_test(test_folder_by_many_threads),
-        cmocka_unit_test(test_cancel_races_with_the_load),
+        cmocka_unit_test(test_cancel_races_with_the_load), cmocka_unit_test(test_a_wait_lasts_until_its_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
