@@ -32,7 +32,7 @@ typedef struct kvf_space_options {
      * HMACs under it: without it nobody can read, recognise, forge or move them. docs/security.md says what it is good
      * for. NULL = that of the store (kvf_options), or none. */
     const void *secret;
-    size_t secret_len; /* up to 1024 bytes */
+    size_t secret_len; /* 16 to 1024 bytes */
     /* The secret before that one, while it is replaced: what is not there under `secret` is looked for under this, and
      * what is loaded is stored again under `secret`, in the background. Nothing is stored under it. NULL = none. */
     const void *previous_secret;

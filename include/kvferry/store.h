@@ -33,7 +33,7 @@ typedef struct kvf_options {
     uint32_t load_threads;  /* threads that help to load beside the caller's; 0 = as many as the tiers have use for */
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
     /* A tenant's secret (kvf_space_options), for all spaces of this store that are given none of their own, and for what
-     * kvf_walk and kvf_space_describe read. With a previous one, both read and the first writes. Up to 1024 bytes each;
+     * kvf_walk and kvf_space_describe read. With a previous one, both read and the first writes. 16 to 1024 bytes each;
      * copied. NULL = none. */
     const void *secret, *previous_secret;
     size_t secret_len, previous_secret_len;
@@ -44,7 +44,7 @@ typedef struct kvf_options {
 } kvf_options;
 
 /* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change
- * (KVF_CONFIG), on a secret that is empty or too long (KVF_LIMIT) or without memory; an unreachable server opens, answers misses, and is tried again. A server whose
+ * (KVF_CONFIG), on a secret that is too short or too long (KVF_LIMIT) or without memory; an unreachable server opens, answers misses, and is tried again. A server whose
  * settings would lose or refuse what is stored (kvf_doctor) opens too: nothing is saved to it until that was mended,
  * loads go on, and the log has a warning. `options` may be NULL. Threads are started by the first operation that has
  * use for them, not here. */

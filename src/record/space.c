@@ -137,6 +137,14 @@ static kvf_status write_text(kvfi_identity *identity, kvf_error *err, const item
     return KVF_OK;
 }
 
+kvf_status kvfi_secret_check(kvf_error *err, size_t len) {
+    if (len < KVFI_MIN_SECRET_BYTES || len > KVFI_MAX_SECRET_BYTES) {
+        return kvfi_fail(err, KVF_LIMIT, "a secret has %u to %u random bytes, not %zu; NULL is none",
+                         KVFI_MIN_SECRET_BYTES, KVFI_MAX_SECRET_BYTES, len);
+    }
+    return KVF_OK;
+}
+
 static kvf_status take_options(kvfi_identity *identity, kvf_error *err, const kvf_space_options *options) {
     uint32_t block_tokens = options == NULL ? 0 : options->block_tokens;
     size_t secret_len = options == NULL || options->secret == NULL ? 0 : options->secret_len;
@@ -147,12 +155,8 @@ static kvf_status take_options(kvfi_identity *identity, kvf_error *err, const kv
         return kvfi_fail(err, KVF_LIMIT, "block_tokens is %u; it must be a power of two from 1 to %u", block_tokens,
                          KVFI_MAX_BLOCK_TOKENS);
     }
-    if (secret_len > KVFI_MAX_SECRET_BYTES) {
-        return kvfi_fail(err, KVF_LIMIT, "the secret of a space has more than %u bytes", KVFI_MAX_SECRET_BYTES);
-    }
-    if (options != NULL && options->secret != NULL && secret_len == 0) {
-        /* An empty secret protects nothing; better said than found out. */
-        return kvfi_fail(err, KVF_LIMIT, "the secret of a space is empty: give NULL for none");
+    if (options != NULL && options->secret != NULL) {
+        KVFI_TRY(kvfi_secret_check(err, secret_len));
     }
     identity->block_tokens = block_tokens;
     if (secret_len > 0) {

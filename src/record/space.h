@@ -13,6 +13,7 @@
 #define KVFI_MAX_FIELDS           64u
 #define KVFI_MAX_NAME_BYTES       64u
 #define KVFI_MAX_VALUE_BYTES      4096u
+#define KVFI_MIN_SECRET_BYTES     16u
 #define KVFI_MAX_SECRET_BYTES     1024u
 #define KVFI_MAX_BLOCK_TOKENS     4096u
 #define KVFI_DEFAULT_BLOCK_TOKENS 256u
@@ -34,6 +35,8 @@ typedef struct kvfi_identity {
 kvf_status kvfi_identity_init(kvfi_identity *out, kvf_error *, const kvf_field *fields, size_t num_fields,
                               const kvf_space_options *options);
 void kvfi_identity_cleanup(kvfi_identity *);
+/* KVF_LIMIT: so short that it can be guessed, or too long. */
+kvf_status kvfi_secret_check(kvf_error *, size_t len);
 
 /* kvfi_address is where the block with this key lies in a store: its key there, too, is keyed where there is a secret. */
 void kvfi_address(kvfi_addr *out, const kvfi_identity *, const kvf_key *key);

@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#define MAKE_ONE "make one: (umask 077; openssl rand -base64 32 > %.60s)"
+
 static kvf_status add(kvfi_secrets *secrets, kvf_error *err, const void *bytes, size_t len) {
-    if (len == 0 || len > KVFI_MAX_SECRET_BYTES) {
-        return kvfi_fail(err, KVF_LIMIT, "a secret has 1 to %u bytes, not %zu", KVFI_MAX_SECRET_BYTES, len);
-    }
+    KVFI_TRY(kvfi_secret_check(err, len));
     kvfi_tenant *tenant = &secrets->of[secrets->num];
     bool again = secrets->num > 0 && secrets->of[0].len == len && memcmp(secrets->of[0].bytes, bytes, len) == 0;
     if (again) {
@@ -82,11 +82,10 @@ static kvf_status add_open_file(kvfi_secrets *secrets, kvf_error *err, const cha
     }
     size_t len = without_newline(bytes, (size_t)num);
     kvf_status status = KVF_OK;
-    if (len < KVFI_MIN_SECRET_FILE_BYTES || len > KVFI_MAX_SECRET_BYTES) {
-        status = kvfi_fail(err, KVF_CONFIG,
-                           "the secret in %.100s has %s bytes than %u: make one with `openssl rand -base64 32`", path,
-                           len < KVFI_MIN_SECRET_FILE_BYTES ? "less" : "more",
-                           len < KVFI_MIN_SECRET_FILE_BYTES ? KVFI_MIN_SECRET_FILE_BYTES : KVFI_MAX_SECRET_BYTES);
+    bool is_short = len < KVFI_MIN_SECRET_BYTES;
+    if (is_short || len > KVFI_MAX_SECRET_BYTES) {
+        status = kvfi_fail(err, KVF_CONFIG, "the secret in %.100s has %s than %u bytes: " MAKE_ONE, path,
+                           is_short ? "fewer" : "more", is_short ? KVFI_MIN_SECRET_BYTES : KVFI_MAX_SECRET_BYTES, path);
     } else {
         status = add(secrets, err, bytes, len);
     }
@@ -98,6 +97,9 @@ static kvf_status add_file(kvfi_secrets *secrets, kvf_error *err, const char *pa
     /* Not to wait for a pipe that somebody put there. */
     int fd = kvfi_sys->open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0) {
+        if (errno == ENOENT) {
+            return kvfi_fail(err, KVF_CONFIG, "there is no secret file %.80s; " MAKE_ONE, path, path);
+        }
         return kvfi_fail(err, KVF_CONFIG, "the secret file %.150s can't be read: %s", path, strerror(errno));
     }
     kvf_status status = add_open_file(secrets, err, path, fd);
@@ -111,8 +113,12 @@ static kvf_status add_files(kvfi_secrets *secrets, kvf_error *err, const char *t
     size_t files = 0;
     for (const char *from = text;; files++) {
         size_t len = strcspn(from, ":");
-        if (len == 0 || len >= sizeof path) {
-            return kvfi_fail(err, KVF_CONFIG, "a secret file without a name, or with too long a one: \"%.150s\"", text);
+        if (len == 0) {
+            return kvfi_fail(err, KVF_CONFIG, "secret files \"%.100s\": write FILE, or NEW:OLD, without an empty part",
+                             text);
+        }
+        if (len >= sizeof path) {
+            return kvfi_fail(err, KVF_CONFIG, "the name of a secret file is too long: \"%.150s\"", text);
         }
         if (files == KVFI_MAX_SECRETS) {
             return kvfi_fail(err, KVF_CONFIG, "more than %u secret files: the new one, and the one before",

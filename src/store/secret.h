@@ -9,8 +9,7 @@
 #include "record/record.h"
 #include "record/space.h"
 
-#define KVFI_MAX_SECRETS           2u  /* the one that writes, and the one before it */
-#define KVFI_MIN_SECRET_FILE_BYTES 16u /* of a secret in a file */
+#define KVFI_MAX_SECRETS 2u /* the one that writes, and the one before it */
 
 typedef struct kvfi_tenant {
     kvfi_secret secret, seal;

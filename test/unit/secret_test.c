@@ -67,8 +67,10 @@ static void files(void **state) {
     snprintf(path, sizeof path, "%s/secret", dir);
     snprintf(other, sizeof other, "%s/other", dir);
     snprintf(both, sizeof both, "%s:%s", path, other);
-    expect_refused(path, "can't be read");
-    expect_refused("", "without a name");
+    expect_refused(path, "there is no secret file");
+    expect_refused(path, "openssl rand");
+    expect_refused("", "without an empty part");
+    expect_refused(":/x", "NEW:OLD");
     for (mode_t mode = 0400; mode <= 0777; mode++) {
         write_file(path, OLD "\n", strlen(OLD) + 1, mode);
         if ((mode & 077) != 0) {
@@ -84,13 +86,13 @@ static void files(void **state) {
     write_file(path, "0123456789abcdef", 16, 0600);
     expect_secret(path, "0123456789abcdef", 1);
     write_file(path, "0123456789abcde\n", 16, 0600);
-    expect_refused(path, "less bytes than 16");
+    expect_refused(path, "fewer than 16 bytes");
     write_file(path, "", 0, 0600);
-    expect_refused(path, "less bytes than 16");
+    expect_refused(path, "fewer than 16 bytes");
     memset(longest, 'x', sizeof longest);
     longest[1025] = '\0';
     write_file(path, longest, 1025, 0600);
-    expect_refused(path, "more bytes than 1024");
+    expect_refused(path, "more than 1024 bytes");
     longest[1024] = '\0';
     write_file(path, longest, 1024, 0600);
     expect_secret(path, longest, 1);
@@ -102,7 +104,7 @@ static void files(void **state) {
     snprintf(both, sizeof both, "%s:%s:%s", path, other, path);
     expect_refused(both, "more than 2");
     snprintf(both, sizeof both, "%s:", path);
-    expect_refused(both, "without a name");
+    expect_refused(both, "without an empty part");
     expect_refused(dir, "not a regular file");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
@@ -155,9 +157,11 @@ static void wrong_options(void **state) {
     (void)state;
     const char *url = "mem:";
     kvf_store *store = NULL;
-    kvf_options options = {.struct_size = sizeof options, .previous_secret = OLD, .previous_secret_len = 3};
+    kvf_options options = {.struct_size = sizeof options, .previous_secret = OLD, .previous_secret_len = strlen(OLD)};
     assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);
     options = (kvf_options){.struct_size = sizeof options, .secret = "", .secret_len = 0};
+    assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);
+    options = (kvf_options){.struct_size = sizeof options, .secret = OLD, .secret_len = 15};
     assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);
     options = (kvf_options){.struct_size = sizeof options, .secret = OLD, .secret_len = 1025};
     assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_LIMIT);

@@ -115,8 +115,10 @@ static void what_is_refused(void **state) {
     }
     kvf_space_options options = {.struct_size = sizeof options, .secret = "s", .secret_len = 1025};
     check_refused(fields, 3, &options, KVF_LIMIT, "1024");
+    options.secret_len = 15;
+    check_refused(fields, 3, &options, KVF_LIMIT, "16 to");
     options.secret_len = 0;
-    check_refused(fields, 3, &options, KVF_LIMIT, "empty");
+    check_refused(fields, 3, &options, KVF_LIMIT, "NULL is none");
 }
 
 /* The largest of everything that is documented is taken. */
