@@ -82,6 +82,9 @@ static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) 
     if (argc > 1 || (r->space != NULL) + (r->session != NULL) + r->all != 1) {
         return kvfcli_usage(common, "name one of SPACE, --session ID and --all");
     }
+    if (common->seal_sessions && r->session == NULL) {
+        return kvfcli_usage(common, "--sealed goes with --session ID");
+    }
     if (r->space != NULL && !kvfcli_is_hex(r->space)) {
         return kvfcli_usage(common, "\"%s\" is not the beginning of a space: hex digits are", r->space);
     }

@@ -125,8 +125,11 @@ static int add_secret(kvfcli_common *common, const char *path) {
 
 static int complete_secret(kvfcli_common *common) {
     const char *environment = getenv("KVFERRY_SECRET_FILE");
-    if (common->secret_given || environment == NULL || environment[0] == '\0') {
+    if (common->secret_given || environment == NULL) {
         return KVFCLI_FINE;
+    }
+    if (environment[0] == '\0') {
+        return kvfcli_usage(common, "KVFERRY_SECRET_FILE is empty: name a file, or unset it");
     }
     common->secret_files = strdup(environment);
     if (common->secret_files == NULL) {
@@ -187,11 +190,24 @@ static int complete_urls(kvfcli_common *common) {
 }
 
 static int wrong_option(const kvfcli_common *common, int opt, char **argv) {
-    const char *what = opt == ':' ? "needs a value" : "is not an option, or takes no value, or is not clear";
+    const char *what = opt == ':' ? "needs a value" : "is not an option, or takes no value";
     if (optopt != 0 && optopt < KVFCLI_OPT_JSON && argv[optind - 1][1] != '-') {
         return kvfcli_usage(common, "-%c %s", optopt, what);
     }
-    return kvfcli_usage(common, "%s %s", argv[optind - 1], what);
+    /* Without the value behind a '=': it may be a secret that was typed here. */
+    const char *arg = argv[optind - 1];
+    return kvfcli_usage(common, "%.*s %s", (int)strcspn(arg, "="), arg, what);
+}
+
+/* getopt_long takes the beginning of a name for the name: `--secret TEXT` would be a secret file. */
+static int check_name(const kvfcli_common *common, const struct option *option, char **argv) {
+    bool value_apart = optarg != NULL && optarg == argv[optind - 1];
+    const char *arg = argv[optind - (value_apart ? 2 : 1)];
+    const char *name = arg + 2;
+    if (strlen(option->name) == strcspn(name, "=")) {
+        return KVFCLI_FINE;
+    }
+    return kvfcli_usage(common, "%.*s is not an option; --%s is", (int)strcspn(arg, "="), arg, option->name);
 }
 
 int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct option *options, const char *short_options,
@@ -202,8 +218,11 @@ int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct opti
     snprintf(letters, sizeof letters, ":s:vh%s", short_options);
     optind = 1;
     opterr = 0;
-    while ((opt = getopt_long(argc, argv, letters, options, NULL)) != -1) {
-        int code = KVFCLI_FINE;
+    for (int at = -1; (opt = getopt_long(argc, argv, letters, options, &at)) != -1; at = -1) {
+        int code = at >= 0 && opt != '?' && opt != ':' ? check_name(common, &options[at], argv) : KVFCLI_FINE;
+        if (code != KVFCLI_FINE) {
+            return code;
+        }
         switch (opt) {
         case 's':
             code = add_url(common, optarg);
@@ -236,6 +255,9 @@ int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct opti
     }
     int code = complete_urls(common);
     code = code == KVFCLI_FINE ? complete_secret(common) : code;
+    if (code == KVFCLI_FINE && common->seal_sessions && common->secret_files == NULL) {
+        code = kvfcli_usage(common, "--sealed needs --secret-file FILE");
+    }
     return code == KVFCLI_FINE ? -1 : code;
 }
 

@@ -425,6 +425,9 @@ static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) 
     if (argc > 1 || (r->name != NULL) + (r->session != NULL) != 1) {
         return kvfcli_usage(common, "name one space or block, or --session ID");
     }
+    if (common->seal_sessions && r->session == NULL) {
+        return kvfcli_usage(common, "--sealed goes with --session ID");
+    }
     if (r->name != NULL && !kvfcli_is_hex(r->name)) {
         return kvfcli_usage(common, "\"%s\" is not the beginning of a space or key: hex digits are", r->name);
     }

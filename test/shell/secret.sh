@@ -17,7 +17,7 @@ old=(--secret-file "$dir/old")
 
 # --- the file
 run 3 ls "${store[@]}" --secret-file "$dir/none"
-complains "can't be read"
+complains "there is no secret file"
 run 3 ls "${store[@]}" --secret-file "$dir/short"
 complains "openssl rand -base64 32"
 cp "$dir/new" "$dir/open"
@@ -28,6 +28,25 @@ run 2 ls "${store[@]}" "${new[@]}" "${old[@]}" "${old[@]}"
 run 2 ls "${store[@]}" --secret-file "$dir/a:b"
 run 3 ls "${store[@]}" --secret-file "$dir"
 complains "not a regular file"
+
+# --- a secret that was typed is neither taken for a file nor shown again; --sealed is not taken where it means nothing
+run 2 ls "${store[@]}" --secret "hunter2 hunter2 hunter2"
+complains "--secret is not an option; --secret-file is"
+run 2 ls "${store[@]}" --secret="hunter2 hunter2 hunter2"
+complains "--secret is not an option; --secret-file is"
+run 2 ls "${store[@]}" --password=hunter2
+complains "--password is not an option"
+! grep -q hunter2 "$dir/err" || flunk "a typed secret is shown again"
+KVFERRY_SECRET_FILE='' run 2 ls "${store[@]}"
+complains "KVFERRY_SECRET_FILE is empty"
+KVFERRY_SECRET_FILE=":$dir/new" run 3 ls "${store[@]}"
+complains "NEW:OLD"
+run 2 inspect --session id --sealed "${store[@]}"
+complains "--sealed needs --secret-file"
+run 2 clear --all --yes --sealed "${store[@]}" "${new[@]}"
+complains "--sealed goes with --session"
+run 2 inspect abc --sealed "${store[@]}" "${new[@]}"
+complains "--sealed goes with --session"
 
 # --- what is stored under it is there under it
 run 0 put "${fields[@]}" --tokens "$dir/tokens" --json "$dir/payload" "${store[@]}" "${old[@]}"

@@ -298,7 +298,7 @@ static void open_store(const char *text) {
     size_t num = 0;
     char *copy = strdup(text), *rest = NULL;
     kvf_error err = {.status = KVF_OK};
-    kvf_options own = {.struct_size = sizeof own, .secret_files = text_of("KVFERRY_SECRET_FILE")};
+    kvf_options own = {.struct_size = sizeof own, .secret_files = getenv("KVFERRY_SECRET_FILE")};
     for (char *url = copy != NULL ? strtok_r(copy, " \t\n", &rest) : NULL; url != NULL && num < MAX_STORES;
          url = strtok_r(NULL, " \t\n", &rest)) {
         urls[num++] = url;
