@@ -38,22 +38,26 @@ static bool has_moved(const kvfi_talk *talk, const kvfi_reply *reply) {
            (kvfi_reply_says(reply, "MOVED ") || kvfi_reply_says(reply, "ASK ") || kvfi_reply_says(reply, "TRYAGAIN"));
 }
 
-static kvf_status hear_number(kvfi_talk *talk, int64_t *out) {
-    kvfi_reply reply;
-    KVFI_TRY(kvfi_talk_hear(talk, &reply));
-    if (has_moved(talk, &reply)) {
+static kvf_status number_of(kvfi_talk *talk, int64_t *out, const kvfi_reply *reply) {
+    if (has_moved(talk, reply)) {
         *out = -2;
         return KVF_OK;
     }
-    if (reply.kind == KVFI_RESP_ERROR && kvfi_reply_says(&reply, "WRONGTYPE")) {
+    if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "WRONGTYPE")) {
         *out = -1;
         return KVF_OK;
     }
-    if (reply.kind != KVFI_RESP_INT) {
-        return kvfi_talk_refused(talk, &reply, "looking at a key");
+    if (reply->kind != KVFI_RESP_INT) {
+        return kvfi_talk_refused(talk, reply, "looking at a key");
     }
-    *out = reply.num;
+    *out = reply->num;
     return KVF_OK;
+}
+
+static kvf_status hear_number(kvfi_talk *talk, int64_t *out) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    return number_of(talk, out, &reply);
 }
 
 /* What is known of a value without reading it. */
@@ -203,10 +207,22 @@ typedef struct session_shape {
     int64_t keys, values, meta, ttl_ms;
 } session_shape;
 
+/* Keys of others lie beside ours, and an ACL keeps this user from them: such a key does not end the walk. */
+static kvf_status hear_if_allowed(kvfi_talk *talk, int64_t *out) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    if (reply.kind == KVFI_RESP_ERROR && kvfi_reply_says(&reply, "NOPERM")) {
+        talk->denied = true;
+        *out = -1;
+        return KVF_OK;
+    }
+    return number_of(talk, out, &reply);
+}
+
 static kvf_status read_length(kvfi_talk *talk, int64_t *out) {
     int64_t exists = 0;
-    KVFI_TRY(hear_number(talk, &exists));
-    KVFI_TRY(hear_number(talk, out));
+    KVFI_TRY(hear_if_allowed(talk, &exists));
+    KVFI_TRY(hear_if_allowed(talk, out));
     if (exists <= 0) {
         *out = -1;
     }
@@ -223,7 +239,15 @@ static kvf_status read_shape(kvfi_talk *talk, session_shape *out, const char *id
     KVFI_TRY(read_length(talk, &out->keys));
     KVFI_TRY(read_length(talk, &out->values));
     KVFI_TRY(read_length(talk, &out->meta));
-    return hear_number(talk, &out->ttl_ms);
+    return hear_if_allowed(talk, &out->ttl_ms);
+}
+
+static void warn_if_denied(const kvfi_talk *talk) {
+    if (talk->denied) {
+        kvfi_log(KVF_LOG_WARN,
+                 "%s: sessions are left out where the ACL of this user denies their keys (docs/stores-redis.md)",
+                 talk->tier->conf.text);
+    }
 }
 
 static bool is_temporary(const char *name) {
@@ -309,6 +333,7 @@ static kvf_status walk_node(look *l, kvf_error *err, kvfi_redis *tier, kvfi_node
     kvf_status status = walk_records(l, pattern);
     if (status == KVF_OK && space == NULL && !l->stopped) {
         status = walk_sessions(l);
+        warn_if_denied(&talk);
     }
     kvfi_talk_end(&talk);
     return status;
@@ -441,6 +466,7 @@ static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *remove
     if (status == KVF_OK && space == NULL) {
         kvfi_scan sessions = {.talk = &talk, .hashes = true};
         status = clear_all(&sessions, removed, step_ms, clear_sessions);
+        warn_if_denied(&talk);
     }
     kvfi_talk_end(&talk);
     return status;

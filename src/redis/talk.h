@@ -20,6 +20,7 @@ typedef struct kvfi_talk {
     bool half;      /* the answer to an ASKING has been heard, that to its command has not, to its end */
     bool astray;    /* another server, or the same a little later, would have answered */
     kvf_reason why; /* the connection could not be had, or ended */
+    bool denied;    /* a key that was looked at is not this user's */
     bool moving;    /* its slot is on the way to another: that comes to an end, and is waited for */
 } kvfi_talk;
 

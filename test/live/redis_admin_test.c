@@ -500,6 +500,29 @@ static void doctor_without_rights(void **state) {
     poor->ops->close(poor);
 }
 
+/* The documented user beside others: their keys end neither a walk nor a clear. */
+static void beside_the_keys_of_others(void **state) {
+    (void)state;
+    char url[300];
+    uint64_t removed = 0;
+    say("ACL SETUSER least reset on nopass ~kvf1:* +ping +select +client|setname +get +getrange +set +pexpire +unlink "
+        "+scan +strlen +pttl");
+    assert_string_equal(say("HSET theirs field value"), ":1");
+    assert_string_equal(say("HSET session keys k values v meta {}"), ":3");
+    snprintf(url, sizeof url, "redis://least:x@127.0.0.1:%d", server->port);
+    kvfi_tier *least = kvft_tier(url);
+    for (int rights = 0; rights < 2; rights++) {
+        seen s = {0};
+        assert_int_equal(least->ops->walk(least, &err, NULL, false, see, &s, 5000), KVF_OK);
+        assert_int_equal(s.blocks + s.sessions + s.others, 0);
+        assert_int_equal(least->ops->clear(least, &removed, &err, NULL, 5000), KVF_OK);
+        assert_int_equal(removed, 0);
+        say("ACL SETUSER least +hstrlen +hexists"); /* the commands, but not the keys */
+    }
+    assert_string_equal(say("DBSIZE"), ":2");
+    least->ops->close(least);
+}
+
 static void doctor_of_the_absent(void **state) {
     (void)state;
     kvfi_tier *gone = kvft_tier("redis://127.0.0.1:1");
@@ -566,10 +589,22 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        LIVE(session_round_trip),    LIVE(session_of_others), LIVE(session_names), LIVE(session_of_many_parts),
-        LIVE(session_limits),        LIVE(session_refused),   LIVE(walking),       LIVE(removing),
-        LIVE(removing_what_is_torn), LIVE(clearing),          LIVE(doctor),        LIVE(doctor_without_rights),
-        LIVE(doctor_of_the_absent),  LIVE(suggested_conf),    LIVE(information),
+        LIVE(session_round_trip),
+        LIVE(session_of_others),
+        LIVE(session_names),
+        LIVE(session_of_many_parts),
+        LIVE(session_limits),
+        LIVE(session_refused),
+        LIVE(walking),
+        LIVE(removing),
+        LIVE(removing_what_is_torn),
+        LIVE(clearing),
+        LIVE(doctor),
+        LIVE(doctor_without_rights),
+        LIVE(beside_the_keys_of_others),
+        LIVE(doctor_of_the_absent),
+        LIVE(suggested_conf),
+        LIVE(information),
     };
     kvft_server_use_acl(true);
     server = kvft_server_start(NULL);
