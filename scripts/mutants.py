@@ -674,6 +674,8 @@ def hunt(seed, num, portion, jobs):
 
     def one(mutant):
         source = texts[mutant.path]
+        if place_of(mutant, source) in listed:
+            return mutant, "same", ""
         done = results.get(mutant, source)
         if done is None:
             verdict, by = judge(bench, found, mutant, source, results.nearness)
@@ -681,8 +683,6 @@ def hunt(seed, num, portion, jobs):
             print(f"{verdict:8} {mutant.path}:{mutant.line} {mutant.describe(source)} [{by}]", flush=True)
         else:
             verdict, by = done[0], done[1]
-        if verdict == "survived" and place_of(mutant, source) in listed:
-            verdict = "same"
         return mutant, verdict, by
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

@@ -57,13 +57,14 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
     } else {
         kvfi_view_runs(view, block->slot, iov + 1);
     }
+    size_t bytes = kvfi_iov_bytes(iov, runs + 2);
     *item = (kvfi_item){.iov = iov,
                         .num_iov = (uint32_t)runs + 2,
-                        .bytes = kvfi_iov_bytes(iov, runs + 2),
+                        .bytes = bytes,
                         .status = KVF_AGAIN,
                         .number = (size_t)(block - first),
                         .user = block,
-                        .chain_bytes = kvfi_chain_bytes(block, kvfi_iov_bytes(iov, runs + 2)),
+                        .chain_bytes = kvfi_chain_bytes(block, bytes),
                         .seal = kvfi_seal_of(&space->identity)};
     kvfi_address(&item->addr, &space->identity, &block->key);
     at->iov += runs + 2;

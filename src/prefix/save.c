@@ -151,7 +151,6 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     c->staged = staged;
     staged->addr = item->addr;
     staged->num_tokens = block->num_tokens;
-    staged->payload_bytes = payload_bytes;
     uint8_t *head = kvfi_staged_head(staged);
     if (!kvfi_staged_seal(staged, item->seal) ||
         !kvfi_sealed_write(head, head + KVFI_HEADER_BYTES, head + item->bytes - KVFI_SUM_BYTES, &staged->key,

@@ -418,6 +418,31 @@ static void test_the_header_of_another_key_is_no_match(void **state) {
 }
 
 /* Lookups are counted by blocks, and what of them is there. */
+static void peek_fails(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                       int64_t deadline_us) {
+    (void)tier, (void)addrs, (void)deadline_us;
+    *round_trips = 1;
+    for (size_t i = 0; i < num; i++) {
+        out[i] = (kvfi_peek){.why = KVF_WHY_UNREACHABLE};
+    }
+}
+
+/* Whichever of the tiers it is. */
+static void test_a_tier_that_failed_is_the_reason(void **state) {
+    (void)state;
+    for (size_t at = 0; at < 2; at++) {
+        bench b;
+        kvf_found found[BLOCKS];
+        open_bench(&b, kvft_store2("mem:", "mem:"), at);
+        b.ops.peek = peek_fails;
+        size_t run = 1;
+        assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+        assert_int_equal(run, 0);
+        assert_int_equal(found[0].why, KVF_WHY_UNREACHABLE);
+        close_bench(&b);
+    }
+}
+
 static void test_lookups_are_counted(void **state) {
     (void)state;
     bench b;
@@ -741,6 +766,7 @@ int main(void) {
         cmocka_unit_test(test_free_buffers_make_room),
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
         cmocka_unit_test(test_lookups_are_counted),
+        cmocka_unit_test(test_a_tier_that_failed_is_the_reason),
         cmocka_unit_test(test_a_lookup_without_memory),
         cmocka_unit_test(test_many_questions_in_the_background),
         cmocka_unit_test(test_what_is_lent_is_promoted),
