@@ -108,6 +108,8 @@ static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url
     if (file->root == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
+    file->folder_len = len;
+    file->shared = below[0] != '\0';
     file->root_len =
         (size_t)snprintf(file->root, room, "%.*s%s%s/%s", (int)len, url->path, below, tenant, KVFI_FILE_DIR);
     return KVF_OK;
@@ -133,8 +135,12 @@ static kvf_status find_folder(kvfi_file *file, kvf_error *err, const char *folde
                          file->root);
     }
     if (fd < 0 && errno == EACCES) {
-        return kvfi_fail(err, KVF_CONFIG,
-                         "the folder %.140s can't be read: give this user permission, or name another one", file->root);
+        kvfi_path path;
+        kvfi_culprit culprit;
+        snprintf(path.text, sizeof path.text, "%s", file->root);
+        kvfi_file_culprit(file, &culprit, &path);
+        return kvfi_fail(err, KVF_CONFIG, "the folder %.100s%s can't be read by this user. %.110s", culprit.path.text,
+                         culprit.owner, culprit.mend);
     }
     if (fd >= 0) {
         kvfi_sys->close(fd);

@@ -26,6 +26,8 @@ typedef struct kvfi_file {
     kvfi_tier tier;
     char *root; /* <folder>/kvf1 */
     size_t root_len;
+    size_t folder_len; /* of `root`: the folder of the URL, below which tenants are */
+    bool shared;       /* by tenants */
     uint64_t max_bytes;
     uint64_t ttl_s; /* 0 = for ever */
     bool remote;    /* on a network file system: a mapping could fail under the reader's hands, so nothing is lent */

@@ -237,15 +237,29 @@ __attribute__((format(printf, 5, 6))) static void report(const exam *e, kvf_seve
     e->fn(e->ctx, &(kvf_finding){.severity = severity, .code = code, .what = what, .mend = mend});
 }
 
-static double gib(uint64_t bytes) {
-    return (double)bytes / (double)(1u << 30);
+/* "94.4 MiB" */
+static const char *size_text(char out[24], uint64_t bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+    for (; value >= 1024; unit++) {
+        value /= 1024;
+    }
+    snprintf(out, 24, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+    return out;
 }
 
 static void examine_permissions(const exam *e) {
     struct stat st;
     if (kvfi_sys->fstatat(AT_FDCWD, e->file->root, &st, 0) != 0) {
-        report(e, KVF_WARNING, "no-folder", "create it, with write permission for this user", "%s is missing: %s",
-               e->file->root, strerror(errno));
+        kvfi_path path;
+        kvfi_culprit culprit;
+        snprintf(path.text, sizeof path.text, "%s", e->file->root);
+        kvfi_file_culprit(e->file, &culprit, &path);
+        bool theirs = culprit.owner[0] != '\0';
+        report(e, KVF_WARNING, "no-folder", theirs ? culprit.mend : "create it, with write permission for this user",
+               "%s is missing: %s%s%.200s%s", e->file->root, strerror(errno), theirs ? "; above it is " : "",
+               theirs ? culprit.path.text : "", culprit.owner);
         return;
     }
     if (!kvfi_file_try_write(e->file)) {
@@ -324,14 +338,15 @@ static void examine_space(const exam *e) {
     uint64_t all = (uint64_t)fs.f_blocks * fs.f_frsize;
     uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
     uint64_t max = e->file->max_bytes;
+    char first[24], second[24], third[24];
     uint64_t missing = max > e->usage.bytes ? max - e->usage.bytes : 0;
     if (all > 0 && available < all / 50) {
         report(e, KVF_WARNING, "disk-nearly-full", "free some space; until then each store evicts, or fails",
-               "%.1f GiB of %.1f are free where %s lies", gib(available), gib(all), e->folder);
+               "%s of %s are free where %s lies", size_text(first, available), size_text(second, all), e->folder);
     } else if (missing > available) {
         report(e, KVF_WARNING, "max-over-free", "set a smaller max in the URL, or free some space",
-               "the bound of %.1f GiB can't be reached: %.1f are used, and the disk has %.1f left", gib(max),
-               gib(e->usage.bytes), gib(available));
+               "the bound of %s can't be reached: %s are used, and the disk has %s left", size_text(first, max),
+               size_text(second, e->usage.bytes), size_text(third, available));
     }
     if (fs.f_files > 0 && fs.f_favail < fs.f_files / 100) {
         report(e, KVF_WARNING, "few-inodes", "free some files, or make the file system with more inodes",
@@ -342,6 +357,7 @@ static void examine_space(const exam *e) {
 
 static void examine_kind(const exam *e) {
     struct statfs fs;
+    char most[24];
     if (e->file->remote) {
         report(
             e, KVF_NOTE, "network-file-system", "use a folder on a local disk, or Redis to share between machines",
@@ -350,8 +366,8 @@ static void examine_kind(const exam *e) {
     }
     if (kvfi_sys->statfs(e->folder, &fs) == 0 && (fs.f_type == 0x01021994 || fs.f_type == 0x858458f6)) {
         report(e, KVF_NOTE, "in-memory", "nothing, where that is what you want: it is the fastest folder there is",
-               "%s is in memory: its %.1f GiB at most count as memory, and are gone after a restart of the machine",
-               e->folder, gib(e->file->max_bytes));
+               "%s is in memory: its %s at most count as memory, and are gone after a restart of the machine",
+               e->folder, size_text(most, e->file->max_bytes));
     }
     if (e->file->no_tmpfile) {
         report(
@@ -364,11 +380,15 @@ static void examine_kind(const exam *e) {
 
 void kvfi_file_doctor(kvfi_tier *tier, kvf_finding_fn fn, void *ctx) {
     kvfi_file *file = (kvfi_file *)tier;
-    exam e = {.file = file, .folder = tier->url->path, .fn = fn, .ctx = ctx};
+    kvfi_path folder;
+    snprintf(folder.text, sizeof folder.text, "%s", file->root);
+    kvfi_file_cut_name(&folder);
+    exam e = {.file = file, .folder = folder.text, .fn = fn, .ctx = ctx};
     kvfi_file_usage_flush(file);
     (void)kvfi_file_usage_read(file, &e.usage);
-    report(&e, KVF_FINE, "folder", "", "%s: %llu records, %.1f of at most %.1f GiB", e.folder,
-           (unsigned long long)e.usage.records, gib(e.usage.bytes), gib(file->max_bytes));
+    char used[24], most[24];
+    report(&e, KVF_FINE, "folder", "", "%s: %llu records, %s of at most %s", e.folder,
+           (unsigned long long)e.usage.records, size_text(used, e.usage.bytes), size_text(most, file->max_bytes));
     examine_permissions(&e);
     examine_folders(&e);
     examine_space(&e);

@@ -53,12 +53,28 @@ int kvfi_file_make_dirs(char *path) {
 
 /* ---- what is in the way */
 
+/* Of a folder that belongs to another user. Above the store's own it is not for us to give it away. */
+static void say_mend(const kvfi_file *file, kvfi_culprit *out) {
+    size_t len = strlen(out->path.text);
+    if (len >= file->root_len) {
+        snprintf(out->mend, sizeof out->mend, "As root: chown -R %u %.180s", (unsigned)geteuid(), file->root);
+    } else if (len < file->folder_len) {
+        snprintf(out->mend, sizeof out->mend, "As root: chmod a+x %.190s", out->path.text);
+    } else if (!file->shared) {
+        snprintf(out->mend, sizeof out->mend, "As root: chown -R %u %.180s", (unsigned)geteuid(), out->path.text);
+    } else {
+        int folder = (int)(file->folder_len < 80 ? file->folder_len : 80);
+        snprintf(out->mend, sizeof out->mend, "As root: chmod 755 %.*s && chmod 1777 %.*s/" KVFI_FILE_TENANTS, folder,
+                 file->root, folder, file->root);
+    }
+}
+
 void kvfi_file_culprit(const kvfi_file *file, kvfi_culprit *out, const kvfi_path *path) {
     int error = errno;
     struct stat st = {.st_uid = geteuid()};
     out->path = *path;
     while (kvfi_sys->fstatat(AT_FDCWD, out->path.text, &st, AT_SYMLINK_NOFOLLOW) != 0 &&
-           strlen(out->path.text) > file->root_len) {
+           strchr(out->path.text + 1, '/') != NULL) {
         kvfi_file_cut_name(&out->path);
     }
     out->owner[0] = '\0';
@@ -66,7 +82,7 @@ void kvfi_file_culprit(const kvfi_file *file, kvfi_culprit *out, const kvfi_path
     if (st.st_uid != geteuid()) {
         snprintf(out->owner, sizeof out->owner, " of user %u, mode %04o", (unsigned)st.st_uid,
                  (unsigned)st.st_mode & 07777u);
-        snprintf(out->mend, sizeof out->mend, "As root: chown -R %u %.180s", (unsigned)geteuid(), file->root);
+        say_mend(file, out);
     }
     errno = error;
 }

@@ -327,10 +327,41 @@ static int live_beside_folders_to_read(const place *p) {
     return 0;
 }
 
+/* root came first, with a tenant of its own: what is in the way of the next one is named, and what lets it in. */
+static int live_below_a_closed_folder(const place *p) {
+    char folder[PATH_MAX], url[2 * PATH_MAX];
+    const char *urls[] = {url};
+    kvf_error err = {0};
+    kvf_store *store = NULL;
+    kvf_options options = {.struct_size = sizeof options};
+    EXPECT(snprintf(folder, sizeof folder, "%s/store", p->dir) > 0);
+    EXPECT(chmod(p->dir, 0755) == 0 && setgid(NOBODY) == 0 && setuid(NOBODY) == 0);
+    snprintf(url, sizeof url, "%s?tenant=bob", p->url);
+    EXPECT(kvf_store_open(&store, &err, urls, 1, &options) == KVF_CONFIG);
+    snprintf(said, sizeof said, "%s", err.what);
+    snprintf(url, sizeof url, "%s of user 0, mode 0700 can't be read", folder);
+    EXPECT(strstr(said, url) != NULL && strstr(said, "chmod 1777") != NULL && strstr(said, "/store/tenants") != NULL);
+    snprintf(url, sizeof url, "%s", p->url);
+    EXPECT(kvf_store_open(&store, &err, urls, 1, &options) == KVF_CONFIG);
+    snprintf(said, sizeof said, "%s", err.what);
+    EXPECT(strstr(said, "of user 0, mode 0700") != NULL && strstr(said, "chown -R 65534 /") != NULL);
+    return 0;
+}
+
+/* The doctor names the folder of a tenant and its bound. */
+static void test_the_doctor_sees_a_tenant(void **state) {
+    (void)state;
+    place p = open_place("?tenant=alice&tenant_max=5M");
+    p.tier->ops->doctor(p.tier, note, (said[0] = '\0', said));
+    assert_non_null(strstr(said, "/store/tenants/alice: 0 records, 0 B of at most 5.0 MiB"));
+    close_place(&p);
+}
+
 static void test_folders_that_root_left(void **state) {
     (void)state;
     expect_child(live_beside_closed_folders);
     expect_child(live_beside_folders_to_read);
+    expect_child(live_below_a_closed_folder);
 }
 
 /* ---- a prompt larger than the bound: its front is kept, its end is not, and nothing is written twice */
@@ -572,6 +603,7 @@ int main(void) {
         cmocka_unit_test(test_times_denied),
         cmocka_unit_test(test_no_proc_and_many_threads),
         cmocka_unit_test(test_folders_that_root_left),
+        cmocka_unit_test(test_the_doctor_sees_a_tenant),
         cmocka_unit_test(test_a_prompt_larger_than_the_bound),
         cmocka_unit_test(test_a_prompt_larger_than_memory),
         cmocka_unit_test(test_damaged_files_heal_at_once),
