@@ -152,6 +152,7 @@ static void take_over(kvfi_blocks *batch, const kvfi_item *got) {
         item->why = KVF_WHY_NONE;
         atomic_fetch_add(&store->stats.saves, 1);
         kvfi_store_copy(store, got, &item->addr, item->seal, kvfi_store_all_tiers(store));
+        kvfi_space_card(batch->space);
     } else if (got->status != KVF_AGAIN && got->why == KVF_WHY_CHECKSUM) {
         remove_damaged(store, &got->addr, batch->feed.deadline_us);
     }

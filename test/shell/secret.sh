@@ -97,6 +97,8 @@ run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${n
 cmp -s "$dir/payload" "$dir/got" || flunk "another payload came back under two secrets"
 run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${new[@]}"
 cmp -s "$dir/payload" "$dir/got" || flunk "it was not sealed anew"
+run 0 ls "${store[@]}" "${new[@]}"
+says "engine=test-1" # its card, too
 KVFERRY_SECRET_FILE=$dir/new:$dir/old run 0 verify "${store[@]}"
 says_not "sealed"
 

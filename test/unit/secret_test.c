@@ -264,6 +264,13 @@ static void rotation(void **state) {
     assert_int_equal(num_loaded(url, NEW, OLD), BLOCKS); /* and they are sealed anew */
     assert_int_equal(num_loaded(url, NEW, NULL), BLOCKS);
     assert_int_equal(num_loaded(url, OLD, NULL), BLOCKS);
+    bench b = open_bench(url, NEW, NULL);
+    uint8_t digest[32];
+    char *text = NULL;
+    kvf_space_digest(b.space, digest);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, digest), KVF_OK); /* and have their card */
+    kvf_free(text);
+    close_bench(&b);
     kvft_remove_dir(dir);
 }
 
