@@ -30,8 +30,23 @@ static EVP_CIPHER_CTX *new_context(const EVP_CIPHER *cipher) {
     return ctx;
 }
 
-static EVP_CIPHER_CTX *take_context(void) {
+/* Held across a fork: in the child the lock of a thread that the fork has not taken along would never be released. */
+static void lock_contexts(void) {
     pthread_mutex_lock(&contexts.lock);
+}
+
+static void unlock_contexts(void) {
+    pthread_mutex_unlock(&contexts.lock);
+}
+
+static void mind_forks(void) {
+    (void)pthread_atfork(lock_contexts, unlock_contexts, unlock_contexts);
+}
+
+static EVP_CIPHER_CTX *take_context(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, mind_forks);
+    lock_contexts();
     if (contexts.cipher == NULL) {
         contexts.cipher = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
     }
@@ -42,12 +57,12 @@ static EVP_CIPHER_CTX *take_context(void) {
 }
 
 static void give_context(EVP_CIPHER_CTX *ctx) {
-    pthread_mutex_lock(&contexts.lock);
+    lock_contexts();
     if (contexts.num_idle < MAX_IDLE) {
         contexts.idle[contexts.num_idle++] = ctx;
         ctx = NULL;
     }
-    pthread_mutex_unlock(&contexts.lock);
+    unlock_contexts();
     EVP_CIPHER_CTX_free(ctx);
 }
 

@@ -13,7 +13,8 @@
 static inline bool kvfi_is_shown(uint32_t point) {
     bool control = point < 0x20 || (point >= 0x7f && point < 0xa0);
     bool invisible = (point >= 0x200b && point <= 0x200f) || (point >= 0x2028 && point <= 0x202e) ||
-                     (point >= 0x2060 && point <= 0x206f) || point == 0xfeff || (point >= 0xfff0 && point <= 0xfffb);
+                     (point >= 0x2060 && point <= 0x206f) || point == 0x61c || point == 0xfeff ||
+                     (point >= 0xfff0 && point <= 0xfffb);
     bool tag = point >= 0xe0000 && point <= 0xe0fff;
     return !control && !invisible && !tag;
 }

@@ -293,6 +293,10 @@ kvf_reason kvfi_conn_in_time(kvfi_conn *conn, int64_t deadline_us) {
     return kvfi_sys->now_us() < deadline_us ? KVF_WHY_NONE : fail_late(conn);
 }
 
+static bool is_cancelled(const kvfi_conn *conn) {
+    return conn->cancelled != NULL && atomic_load_explicit(conn->cancelled, memory_order_relaxed);
+}
+
 /* 1: something moved. 0: nothing until then. -1: poll failed. */
 static int poll_until(kvfi_conn *conn, int64_t until_us) {
     struct pollfd p = {.fd = conn->fd, .events = kvfi_conn_all_sent(conn) ? POLLIN : POLLIN | POLLOUT};
@@ -306,7 +310,7 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return -1;
         }
-        if (conn->cancelled != NULL && atomic_load_explicit(conn->cancelled, memory_order_relaxed)) {
+        if (is_cancelled(conn)) {
             return 1; /* as if something had come: who reads finds nothing, and looks why */
         }
         if (kvfi_sys->now_us() >= until_us) {
@@ -394,7 +398,9 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
         return fail_errno(conn);
     }
     if (moved > 0) {
-        kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
+        if (!is_cancelled(conn)) { /* else perhaps nothing came, and the wait says nothing about the server */
+            kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
+        }
         return KVF_WHY_NONE;
     }
     return until_us == deadline_us ? fail_late(conn) : kvfi_conn_stall(conn, stall_us);

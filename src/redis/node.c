@@ -20,8 +20,12 @@
 #define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
 #define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */
 /* What stands between us and a server gives up connections that lie idle, most of it after a minute or more. */
-#define MAX_IDLE_US  (30 * 1000000LL)
-#define MIN_IDLE_US  100000
+#define MAX_IDLE_US (30 * 1000000LL)
+#define MIN_IDLE_US 100000
+/* A connection that was given up may have been idle for too long, or the server stood still: the first is believed for
+ * that long, and twice as long each further time. */
+#define DOUBT_US     (60 * 1000000LL)
+#define MOST_DOUBTS  6u
 #define SURE_IDLE_US 100000  /* a connection that was in use so recently is there */
 #define QUIET_US     1000000 /* the log hears once in that time that connections end */
 
@@ -431,11 +435,15 @@ void kvfi_node_yield(kvfi_node *node) {
 
 /* Is a connection that lay idle still good? The server may have closed it; it may still owe answers. Anything else that
  * it says unasked is the beginning of a misunderstanding. */
-static bool is_fit(const kvfi_node *node, kvfi_conn *conn, int64_t deadline_us) {
+static bool is_fit(kvfi_node *node, kvfi_conn *conn, int64_t deadline_us) {
     if (!kvfi_conn_is_open(conn)) {
         return false;
     }
-    conn->idle_us = kvfi_sys->now_us() - conn->idle_us;
+    int64_t now = kvfi_sys->now_us();
+    conn->idle_us = now - conn->idle_us;
+    if (now >= atomic_load_explicit(&node->doubt_until_us, memory_order_relaxed)) {
+        atomic_store_explicit(&node->max_idle_us, MAX_IDLE_US, memory_order_relaxed);
+    }
     if (conn->idle_us > atomic_load_explicit(&node->max_idle_us, memory_order_relaxed)) {
         kvfi_conn_close(conn);
         return false;
@@ -556,6 +564,8 @@ bool kvfi_node_forgives(kvfi_node *node, kvfi_conn *conn, unsigned *stalls) {
     if (untried) {
         int64_t half_us = conn->idle_us / 2 > MIN_IDLE_US ? conn->idle_us / 2 : MIN_IDLE_US;
         pthread_mutex_lock(&node->lock);
+        atomic_store_explicit(&node->doubt_until_us, kvfi_deadline(DOUBT_US << node->doubts), memory_order_relaxed);
+        node->doubts += node->doubts < MOST_DOUBTS;
         if (half_us < node->max_idle_us) {
             atomic_store_explicit(&node->max_idle_us, half_us, memory_order_relaxed);
         }

@@ -56,13 +56,15 @@ typedef struct kvfi_node {
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
     kvfi_admission admission;
-    _Atomic uint64_t most;        /* as in kvfi_verdict */
-    _Atomic int64_t room;         /* of a bounded one: bytes that may still be saved before it is asked anew */
-    atomic_bool spoken;           /* it has answered us once: it speaks as we do */
-    _Atomic unsigned mute, heard; /* bits: kvfi_probe that it does not answer; that it has answered */
-    _Atomic int64_t max_idle_us;  /* a connection that lay idle for longer is not used again */
-    int64_t said_us;              /* when the log last heard of a connection that ended */
-    kvf_error trouble;            /* why it could not be connected to last time */
+    _Atomic uint64_t most;          /* as in kvfi_verdict */
+    _Atomic int64_t room;           /* of a bounded one: bytes that may still be saved before it is asked anew */
+    atomic_bool spoken;             /* it has answered us once: it speaks as we do */
+    _Atomic unsigned mute, heard;   /* bits: kvfi_probe that it does not answer; that it has answered */
+    _Atomic int64_t max_idle_us;    /* a connection that lay idle for longer is not used again */
+    _Atomic int64_t doubt_until_us; /* from then on max_idle_us is the longest again */
+    unsigned doubts;                /* how often it was lowered, up to a bound */
+    int64_t said_us;                /* when the log last heard of a connection that ended */
+    kvf_error trouble;              /* why it could not be connected to last time */
     kvf_reason trouble_why;
     _Atomic uint64_t *connects, *disconnects;
 } kvfi_node;

@@ -173,7 +173,13 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
     if (has_fields(&call)) {
         return kvfi_session_save_fields(&call, &meta, k->data, v->data, ttl_s);
     }
-    return kvfi_session_save_value(&call, &meta, k->data, v->data, ttl_s);
+    kvf_status status = kvfi_session_save_value(&call, &meta, k->data, v->data, ttl_s);
+    if (status == KVF_OK && num_ways(store) > 1) { /* what it replaces may lie under the secret before */
+        call.tenant = tenant_of(store, 1);
+        call.err = NULL;
+        (void)kvfi_session_remove_value(&call);
+    }
+    return status;
 }
 
 static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {

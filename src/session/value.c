@@ -28,12 +28,12 @@ void kvfi_session_space(uint8_t out[32], const kvfi_tenant *tenant) {
     kvfi_sha_end(&sha, out);
 }
 
-void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *tenant) {
+void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *tenant, unsigned place) {
     kvfi_sha sha;
     kvfi_session_space(out->space, tenant);
     kvfi_sha_init(&sha, secret_of(tenant));
     kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
-    kvfi_sha_add(&sha, id, strlen(id));
+    kvfi_sha_add(&sha, id, strlen(id) + place); /* the second place: with the NUL */
     kvfi_sha_end(&sha, out->key.bytes);
 }
 
@@ -80,6 +80,45 @@ static kvf_status transfer(const kvfi_session_call *call, void (*op)(kvfi_tier *
     op(call->tier, &feed);
     *why = item->why;
     return item->status == KVF_OK ? KVF_OK : outcome(call->err, item->status, item->why);
+}
+
+/* ---- the two places of a sealed session. Where one value takes several keys, a new one is never written over the one
+ * that it replaces: a reader would meet parts of both, and a writer that dies halfway would leave neither. */
+
+static unsigned num_places(const kvfi_session_call *call) {
+    return call->tenant != NULL ? 2 : 1;
+}
+
+/* Where the latest one lies. *num: in how many places there is one. */
+static unsigned newest_place(const kvfi_session_call *call, unsigned *num) {
+    kvfi_addr addrs[2];
+    kvfi_peek peeks[2] = {{.why = KVF_WHY_ABSENT}, {.why = KVF_WHY_ABSENT}};
+    int64_t newest_s = INT64_MIN;
+    uint64_t round_trips = 0;
+    unsigned newest = 0;
+    *num = 0;
+    for (unsigned i = 0; i < num_places(call); i++) {
+        kvfi_session_addr(&addrs[i], call->id, call->tenant, i);
+    }
+    call->tier->ops->peek(call->tier, addrs, num_places(call), peeks, &round_trips, call->deadline_us);
+    for (unsigned i = 0; i < num_places(call); i++) {
+        kvfi_header header;
+        if (peeks[i].why != KVF_WHY_NONE || kvfi_header_decode(&header, peeks[i].header) != KVF_WHY_NONE) {
+            continue;
+        }
+        if (*num == 0 || header.stored_s > newest_s) {
+            newest = i;
+            newest_s = header.stored_s;
+        }
+        *num += 1;
+    }
+    return newest;
+}
+
+static kvf_status remove_at(const kvfi_session_call *call, unsigned place) {
+    kvfi_addr addr;
+    kvfi_session_addr(&addr, call->id, call->tenant, place);
+    return call->tier->ops->remove(call->tier, call->err, &addr, call->deadline_us);
 }
 
 /* ---- save */
@@ -131,7 +170,9 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     kvfi_loaded *sealed = NULL;
     kvf_status status = KVF_OK;
     kvf_reason why = KVF_WHY_NONE;
-    kvfi_session_addr(&item.addr, call->id, call->tenant);
+    unsigned num_before = 0;
+    unsigned before = call->tenant != NULL ? newest_place(call, &num_before) : 0;
+    kvfi_session_addr(&item.addr, call->id, call->tenant, num_before > 0 ? 1 - before : 0);
     if (call->tenant != NULL) {
         status = seal_value(call, &sealed, &item, iov, 4, meta->stored_s);
     } else {
@@ -145,6 +186,11 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     }
     kvfi_loaded_free(sealed);
     kvfi_free(head);
+    if (status == KVF_OK && num_before > 0) {
+        kvfi_session_call quiet = *call;
+        quiet.err = NULL;
+        (void)remove_at(&quiet, before);
+    }
     return status == KVF_MISS ? kvfi_fail(call->err, KVF_IO, "the store refused the session: %s", kvf_reason_name(why))
                               : status;
 }
@@ -238,10 +284,10 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, co
     return KVF_OK;
 }
 
-kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **out) {
+static kvf_status load_at(const kvfi_session_call *call, kvfi_loaded **out, unsigned place) {
     kvfi_addr addr;
     kvf_reason why = KVF_WHY_NONE;
-    kvfi_session_addr(&addr, call->id, call->tenant);
+    kvfi_session_addr(&addr, call->id, call->tenant, place);
     kvf_status status = load_once(call, out, &addr, &why);
     /* Between the look and the read another writer may have replaced it by one of another length. */
     if (status == KVF_MISS && (why == KVF_WHY_TRUNCATED || why == KVF_WHY_CHECKSUM)) {
@@ -250,10 +296,33 @@ kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **
     return status;
 }
 
+/* The newer one; the other one where that can't be used. */
+static kvf_status load_newest(const kvfi_session_call *call, kvfi_loaded **out, unsigned *num) {
+    unsigned place = newest_place(call, num);
+    kvf_status status = load_at(call, out, place);
+    kvfi_session_call quiet = *call;
+    quiet.err = NULL;
+    return status == KVF_MISS && *num > 0 && load_at(&quiet, out, 1 - place) == KVF_OK ? KVF_OK : status;
+}
+
+kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **out) {
+    if (call->tenant == NULL) {
+        return load_at(call, out, 0);
+    }
+    unsigned num = 0;
+    kvf_status status = load_newest(call, out, &num);
+    /* Between the look and the read another writer may have moved it to the other place. */
+    return status == KVF_MISS && num > 0 ? load_newest(call, out, &num) : status;
+}
+
 kvf_status kvfi_session_remove_value(const kvfi_session_call *call) {
-    kvfi_addr addr;
-    kvfi_session_addr(&addr, call->id, call->tenant);
-    return call->tier->ops->remove(call->tier, call->err, &addr, call->deadline_us);
+    kvf_status result = KVF_MISS;
+    for (unsigned place = 0; place < num_places(call); place++) {
+        kvf_status status = remove_at(call, place);
+        bool failed = status != KVF_OK && status != KVF_MISS;
+        result = failed || result == KVF_MISS ? status : result;
+    }
+    return result;
 }
 
 bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], const void *payload, size_t len) {

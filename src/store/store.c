@@ -219,6 +219,7 @@ void kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *t
     }
     staged->addr = *to_addr;
     staged->tiers = tiers;
+    staged->chain_bytes = item->chain_bytes;
     staged->sealed = seal == NULL;
     if (seal != NULL && !seal_again(staged, item, seal)) {
         kvfi_backlog_abandon(&store->backlog, staged);

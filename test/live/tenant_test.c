@@ -152,7 +152,7 @@ static void read_records(scene *s, record out[BLOCKS], const char *model) {
 static void session_addr(kvfi_addr *out, const char *id) {
     kvfi_tenant tenant = {.len = 0};
     kvfi_secret_init(&tenant.secret, SECRET, strlen(SECRET));
-    kvfi_session_addr(out, id, &tenant);
+    kvfi_session_addr(out, id, &tenant, 0);
 }
 
 static void put_record(scene *s, const uint8_t *bytes, size_t len) {

@@ -665,7 +665,7 @@ static kvf_status put_value(kvf_store *store, const void *payload, size_t len) {
     struct iovec iov[3] = {{head, sizeof head}, {(void *)(uintptr_t)payload, len}, {sum, sizeof sum}};
     kvfi_item item = {.iov = iov, .num_iov = 3, .bytes = sizeof head + len + sizeof sum, .status = KVF_AGAIN};
     kvf_block block = {0};
-    kvfi_session_addr(&item.addr, "id", NULL);
+    kvfi_session_addr(&item.addr, "id", NULL, 0);
     kvfi_record_seal(head, sum, &item.addr, &block, iov + 1, 1, 0, 0);
     kvfi_feed feed = {.items = &item, .num = 1, .deadline_us = kvfi_deadline(1000000)};
     atomic_init(&feed.next, 0);
@@ -730,7 +730,7 @@ static void a_value_names_its_id(void **state) {
     kvfi_session_space(space, NULL);
     assert_memory_equal(space, golden, 32);
     assert_true(kvfi_unhex(golden, "9d6e9e28469acfd31766d4acf032f389f7c38181d621da7501be54801670f0f1", 32));
-    kvfi_session_addr(&addr, "user:42", NULL);
+    kvfi_session_addr(&addr, "user:42", NULL, 0);
     assert_memory_equal(addr.key.bytes, golden, 32);
 }
 
