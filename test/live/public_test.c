@@ -515,6 +515,57 @@ static void test_public_9_never_beyond_the_budget(void **state) {
     close_place(&p);
 }
 
+/* Every connection stalls in the middle of an answer: once that is forgiven, not again and again as long as the budget
+ * lasts. */
+static void test_public_9_each_connection_stalls(void **state) {
+    (void)state;
+    place p;
+    if (!open_place(&p, "conns=1", PAYLOAD, true)) {
+        skip();
+    }
+    kvft_proxy_set(p.proxy, &(kvft_plan){.stall_after = 1000});
+    double begin = kvft_now_ms();
+    assert_int_equal(load(&p, 20000), 0);
+    double spent = kvft_now_ms() - begin;
+    assert_int_equal(p.prompt->blocks[0].why, KVF_WHY_STALLED);
+    if (spent > 10000) {
+        fail_msg("a load took %.0f ms", spent);
+    }
+    close_place(&p);
+}
+
+/* What stalls under a store that closes is not tried on another connection: nobody waits for it. */
+static void test_public_9_a_store_that_closes_retries_nothing(void **state) {
+    (void)state;
+    place p;
+    if (!open_place(&p, "", PAYLOAD, true)) {
+        skip();
+    }
+    char url[256];
+    const char *urls[] = {url};
+    kvf_store *store = NULL;
+    kvf_options options = {.struct_size = sizeof options, .drain_ms = 1};
+    snprintf(url, sizeof url, "%s?stall_ms=200&conns=1", kvft_proxy_tcp_url(p.proxy));
+    assert_int_equal(kvf_store_open(&store, NULL, urls, 1, &options), KVF_OK);
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *first = kvft_prompt_new(space, 50, 1, PAYLOAD), *last = kvft_prompt_new(space, 51, 1, PAYLOAD);
+    kvft_save_all(space, store, first); /* there is a connection for saves now */
+    /* It is known to be missing, so nobody looks whether it is there before it is sent. */
+    assert_int_equal(kvf_load(space, last->blocks, 1, NULL, 5000), 0);
+    uint64_t before = kvft_proxy_stats_get(p.proxy).connections;
+    kvft_proxy_set(p.proxy, &(kvft_plan){.breaks_on = "SET", .silent = true});
+    assert_int_equal(kvf_save(space, last->blocks, 1, NULL), 1);
+    while (kvft_proxy_stats_get(p.proxy).faults == 0) {
+        kvft_nap_ms(1);
+    }
+    kvft_prompt_free(first);
+    kvft_prompt_free(last);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    assert_int_equal(kvft_proxy_stats_get(p.proxy).connections, before);
+    close_place(&p);
+}
+
 /* ---- 10: connections that lie idle and are gone, without a word ---- */
 
 static void is_used_again(bool reset) {
@@ -719,6 +770,8 @@ int main(void) {
         cmocka_unit_test(test_public_9_a_pause_in_the_middle),
         cmocka_unit_test(test_public_9_stalled_is_not_broken),
         cmocka_unit_test(test_public_9_never_beyond_the_budget),
+        cmocka_unit_test(test_public_9_each_connection_stalls),
+        cmocka_unit_test(test_public_9_a_store_that_closes_retries_nothing),
         cmocka_unit_test(test_public_10_idle_is_reset),
         cmocka_unit_test(test_public_10_idle_is_swallowed),
         cmocka_unit_test(test_public_10_it_is_learned),

@@ -863,6 +863,41 @@ static kvf_status attach_after(void (*change)(const site *), bool by_link, enum 
     return status;
 }
 
+/* Another folder, with another file of that name, comes in the place of the model's. The file is older than the load, and
+ * mapped too: only the folder tells. */
+static void test_another_folder_names_nothing(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), a[200], b[200], c[200], of_a[250], of_b[250];
+    snprintf(a, sizeof a, "%s/a", dir);
+    snprintf(b, sizeof b, "%s/b", dir);
+    snprintf(c, sizeof c, "%s/c", dir);
+    snprintf(of_a, sizeof of_a, "%s/model.gguf", a);
+    snprintf(of_b, sizeof of_b, "%s/model.gguf", b);
+    assert_int_equal(mkdir(a, 0700) + mkdir(b, 0700), 0);
+    write_toy(&plain, 1, of_a);
+    write_toy(&plain, 2, of_b);
+    kvft_nap_ms(50);
+    settings s = settings_of();
+    struct llama_model *model = llama_model_load_from_file(of_a, s.model);
+    struct llama_model *beside = llama_model_load_from_file(of_b, s.model);
+    struct llama_context *ctx = llama_init_from_model(model, s.context);
+    kvf_store *store = kvft_store("mem:");
+    kvf_llama *kv = NULL;
+    kvf_error err = {.what = ""};
+    kvft_nap_ms(50);
+    assert_int_equal(attach(&kv, &err, store, ctx, &s, of_a, true), KVF_OK);
+    kvf_llama_detach(kv);
+    kv = NULL;
+    assert_int_equal(rename(a, c) + rename(b, a), 0);
+    assert_int_equal(attach(&kv, &err, store, ctx, &s, of_a, true), KVF_REFUSED);
+    assert_non_null(strstr(err.what, "not proven"));
+    kvf_store_close(store);
+    llama_free(ctx);
+    llama_model_free(beside);
+    llama_model_free(model);
+    kvft_remove_dir(dir);
+}
+
 static void test_another_file_names_nothing(void **state) {
     (void)state;
     char what[256];
@@ -872,14 +907,83 @@ static void test_another_file_names_nothing(void **state) {
     assert_non_null(strstr(what, "model.gguf"));
     assert_int_equal(attach_after(lead_elsewhere, true, LLAMA_LOAD_MODE_MMAP, what, sizeof what), KVF_REFUSED);
     assert_int_equal(attach_after(write_into, false, LLAMA_LOAD_MODE_MMAP, what, sizeof what), KVF_REFUSED);
+    /* Not mapped, and so new that it may have come while another one of its name was being read. */
+    assert_int_equal(attach_after(touch_beside, false, LLAMA_LOAD_MODE_NONE, what, sizeof what), KVF_REFUSED);
     assert_int_equal(attach_after(replace, false, LLAMA_LOAD_MODE_NONE, what, sizeof what), KVF_REFUSED);
     assert_int_equal(attach_after(lead_elsewhere, true, LLAMA_LOAD_MODE_NONE, what, sizeof what), KVF_REFUSED);
 }
 
 /* ---- under the shim: this program as the one that is served ---- */
 
+#define STATE_AT 256
+
+static int decode_some(struct llama_context *ctx, llama_seq_id seq, const llama_token *tokens, int first, int num,
+                       bool output) {
+    struct llama_batch batch = llama_batch_init(num, 0, 1);
+    for (int i = 0; i < num; i++) {
+        int32_t k = batch.n_tokens++;
+        batch.token[k] = tokens[first + i];
+        batch.pos[k] = first + i;
+        batch.n_seq_id[k] = 1;
+        batch.seq_id[k][0] = seq;
+        batch.logits[k] = output && i + 1 == num;
+    }
+    int rc = llama_decode(ctx, batch);
+    llama_batch_free(batch);
+    return rc;
+}
+
+/* A prompt whose state is taken on the way. Then, "state-other": the rows are emptied, and computed anew one by one, as
+ * generated tokens are, before the state is set again; "state-same": it is set over its own rows; "state-front": that is
+ * all. Behind the state comes the rest. */
+static int state_main(struct llama_context *ctx, const llama_token *tokens, const char *what) {
+    const llama_state_seq_flags partial = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
+    int rc = decode_some(ctx, 0, tokens, 0, STATE_AT, false);
+    size_t size = llama_state_seq_get_size_ext(ctx, 0, partial);
+    uint8_t *bytes = malloc(size);
+    bool ok = rc == 0 && bytes != NULL && llama_state_seq_get_data_ext(ctx, bytes, size, 0, partial) == size;
+    if (strcmp(what, "state-other") == 0) {
+        ok = ok && llama_memory_seq_rm(llama_get_memory(ctx), 0, -1, -1);
+        for (int i = 0; i < STATE_AT && ok; i++) {
+            ok = decode_some(ctx, 0, tokens, i, 1, true) == 0;
+        }
+    }
+    if (strcmp(what, "state-front") != 0) {
+        ok = ok && llama_state_seq_set_data_ext(ctx, bytes, size, 0, partial) == size &&
+             decode_some(ctx, 0, tokens, STATE_AT, (int)NUM - STATE_AT, true) == 0;
+    }
+    free(bytes);
+    return ok ? 0 : 4;
+}
+
+static const char *taken[2]; /* FILE and MODEL */
+
+static bool take_its_place(float progress, void *arg) {
+    (void)progress;
+    (void)arg;
+    if (taken[0] != NULL && rename(taken[0], taken[1]) != 0) {
+        return false;
+    }
+    taken[0] = NULL;
+    return true;
+}
+
+/* "copy-front": a prompt, and generated tokens behind it; "copy-on": another sequence goes on from a copy of both. */
+static int copy_main(struct llama_context *ctx, const llama_token *tokens, const char *what) {
+    bool ok = decode_some(ctx, 0, tokens, 0, 100, true) == 0;
+    for (int i = 100; i < STATE_AT && ok; i++) {
+        ok = decode_some(ctx, 0, tokens, i, 1, true) == 0;
+    }
+    if (strcmp(what, "copy-on") == 0) {
+        llama_memory_seq_cp(llama_get_memory(ctx), 0, 1, -1, -1);
+        ok = ok && decode_some(ctx, 1, tokens, STATE_AT, (int)NUM - STATE_AT, true) == 0;
+    }
+    return ok ? 0 : 4;
+}
+
 /* argv: --child MODEL WHAT, where WHAT is plain; warm: the first tokens are a warm-up; scale=X: that attention scale;
- * replace=FILE: FILE comes in the model's place as soon as it is loaded; pointer: it is read from an open file. Decodes one prompt. */
+ * replace=FILE: FILE comes in the model's place as soon as it is loaded; during=FILE: while it is; pointer: it is read
+ * from an open file; state-..., copy-...: see above. Decodes one prompt. */
 static int child_main(char **argv) {
     const char *path = argv[2], *what = argv[3];
     settings s = settings_of();
@@ -889,6 +993,11 @@ static int child_main(char **argv) {
     if (strncmp(what, "scale=", 6) == 0) {
         o[0].val_f64 = atof(what + 6);
         s.model.kv_overrides = o;
+    }
+    if (strncmp(what, "during=", 7) == 0) {
+        taken[0] = what + 7;
+        taken[1] = path;
+        s.model.progress_callback = take_its_place;
     }
     FILE *file = strcmp(what, "pointer") == 0 ? fopen(path, "rbe") : NULL;
     struct llama_model *model =
@@ -910,7 +1019,9 @@ static int child_main(char **argv) {
         llama_memory_clear(llama_get_memory(ctx), true);
         llama_set_warmup(ctx, false);
     }
-    int rc = llama_decode(ctx, llama_batch_get_one(tokens, (int32_t)NUM));
+    int rc = strncmp(what, "state-", 6) == 0  ? state_main(ctx, tokens, what)
+             : strncmp(what, "copy-", 5) == 0 ? copy_main(ctx, tokens, what)
+                                              : llama_decode(ctx, llama_batch_get_one(tokens, (int32_t)NUM));
     free(tokens);
     llama_free(ctx);
     llama_model_free(model);
@@ -1003,6 +1114,52 @@ static void test_a_file_replaced_under_a_served_program(void **state) {
     close_site(&at);
 }
 
+/* Which of the two was loaded is not known. */
+static void test_a_file_replaced_while_it_is_loaded(void **state) {
+    (void)state;
+    need_kvferry();
+    site at = open_site();
+    char what[250];
+    snprintf(what, sizeof what, "during=%s", at.other);
+    assert_int_equal(serve(&at, true, what), 0);
+    assert_int_equal(access(at.other, F_OK), -1);
+    assert_int_equal(serve(&at, true, "plain"), 1);
+    close_site(&at);
+}
+
+/* How many records there are afterwards, in a store of its own. */
+static size_t records_after(const toy *t, const char *what) {
+    static char files[LAB_MAX_FILES][400];
+    site at = open_site();
+    char store[250];
+    snprintf(store, sizeof store, "%s/store", at.dir);
+    write_toy(t, 1, at.path);
+    (void)serve(&at, true, what);
+    size_t num = lab_list_files(store, files, 0);
+    close_site(&at);
+    return num;
+}
+
+/* A window's state is set over rows that were not computed as a cold run computes them: what follows is not stored. */
+static void test_a_state_over_other_rows(void **state) {
+    (void)state;
+    need_kvferry();
+    const toy window = WINDOW(32);
+    size_t front = records_after(&window, "state-front");
+    assert_true(front >= 4);
+    assert_true(records_after(&window, "state-same") > front);
+    assert_int_equal(records_after(&window, "state-other"), front);
+}
+
+/* What was generated is no cold run's, in a copy of its sequence either: what follows is not stored. */
+static void test_a_copy_of_generated_tokens(void **state) {
+    (void)state;
+    need_kvferry();
+    size_t front = records_after(&plain, "copy-front");
+    assert_true(front >= 1);
+    assert_int_equal(records_after(&plain, "copy-on"), front);
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc == 4 && strcmp(argv[1], "--child") == 0) {
@@ -1019,10 +1176,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_probe_is_the_same_in_a_context_in_use),
         cmocka_unit_test(test_another_attention_scale_loads_nothing),
         cmocka_unit_test(test_another_file_names_nothing),
+        cmocka_unit_test(test_another_folder_names_nothing),
         cmocka_unit_test(test_a_warm_up_makes_no_space_of_its_own),
         cmocka_unit_test(test_served_programs_with_other_metadata),
         cmocka_unit_test(test_a_model_of_no_known_file_stores_nothing),
         cmocka_unit_test(test_a_file_replaced_under_a_served_program),
+        cmocka_unit_test(test_a_file_replaced_while_it_is_loaded),
+        cmocka_unit_test(test_a_state_over_other_rows),
+        cmocka_unit_test(test_a_copy_of_generated_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,6 +56,8 @@ cmp -s "$dir/payload" "$dir/got" || flunk "another payload came back"
 run 0 get "${sealed:0:10}" -o "$dir/got" "${store[@]}" "${old[@]}"
 cmp -s "$dir/payload" "$dir/got" || flunk "another payload came back by its key"
 KVFERRY_SECRET_FILE=$dir/old run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}"
+KVFERRY_SECRET_FILE=$dir/new run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${old[@]}" # it goes first
+KVFERRY_SECRET_FILE=$dir/none run 0 ls "${store[@]}" "${old[@]}"
 run 1 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}"
 run 1 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" "${store[@]}" "${new[@]}"
 run 1 get "${sealed:0:10}" -o "$dir/got" "${store[@]}"

@@ -367,6 +367,28 @@ static void *count_map(size_t bytes, int fd, off_t at) {
     return kvfi_sys_real.map(bytes, fd, at);
 }
 
+/* What a network takes away under a mapping would end the process. */
+static void test_nothing_is_mapped_on_a_network(void **state) {
+    (void)state;
+    place p = open_place("");
+    kvfi_file *file = (kvfi_file *)p.tier;
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    replace()->map = count_map;
+    mapped_bytes = 0;
+    file->remote = true;
+    expect_copied(&p);
+    assert_int_equal(mapped_bytes, 0);
+    file->remote = false;
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE), KVF_WHY_NONE);
+    size_t lent = mapped_bytes;
+    assert_true(lent > SIZE);
+    assert_int_equal(kvft_count(p.tier).damaged, 0);
+    assert_true(mapped_bytes > lent); /* so does a look into every record */
+    mapped_bytes = 0;
+    restore();
+    close_place(&p);
+}
+
 /* A whole record as far as its length goes, which takes no disk and would take all of that length in memory. */
 static void test_a_hollow_file_is_not_lent(void **state) {
     (void)state;
@@ -1656,6 +1678,7 @@ int main(void) {
         cmocka_unit_test(test_strange_things_in_the_way),
         cmocka_unit_test(test_an_unreadable_page_is_a_miss),
         cmocka_unit_test(test_only_what_nobody_else_can_write_is_lent),
+        cmocka_unit_test(test_nothing_is_mapped_on_a_network),
         cmocka_unit_test(test_a_hollow_file_is_not_lent),
         cmocka_unit_test(test_odd_times),
         cmocka_unit_test(test_odd_counts),

@@ -120,6 +120,23 @@ static void test_hard_links_denied(void **state) {
     }
 }
 
+/* Where a named file did not do either, nothing has been learned of those without a name. */
+static void test_what_failed_teaches_nothing(void **state) {
+    (void)state;
+    place p = open_place("");
+    const kvfi_file *file = (const kvfi_file *)p.tier;
+    denied_with = EPERM;
+    replace()->linkat = deny_link;
+    replaced.renameat = deny_rename;
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_UNREACHABLE);
+    assert_false(file->no_tmpfile);
+    replaced.renameat = kvfi_sys_real.renameat;
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_true(file->no_tmpfile);
+    restore();
+    close_place(&p);
+}
+
 static void test_unnamed_files_denied(void **state) {
     (void)state;
     static const int errors[] = {EACCES, EPERM, EOPNOTSUPP, ENOSYS, EISDIR, EINVAL};
@@ -598,6 +615,7 @@ static void test_times_of_the_future_are_taken_as_now(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hard_links_denied),
+        cmocka_unit_test(test_what_failed_teaches_nothing),
         cmocka_unit_test(test_unnamed_files_denied),
         cmocka_unit_test(test_locks_denied),
         cmocka_unit_test(test_times_denied),

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -411,6 +412,94 @@ static void promotion(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* What a slower tier has under the previous secret is brought up under the new one alone. */
+static void rotation_of_tiers(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), slow[512];
+    snprintf(slow, sizeof slow, "file:%s", dir);
+    save_under(slow, OLD, 0, BLOCKS);
+    const char *urls[] = {"mem:", slow};
+    kvf_options options = {.struct_size = sizeof options,
+                           .secret = NEW,
+                           .secret_len = strlen(NEW),
+                           .previous_secret = OLD,
+                           .previous_secret_len = strlen(OLD)};
+    bench b = {0};
+    assert_int_equal(kvf_store_open(&b.store, NULL, urls, 2, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    kvft_flush_all(b.store);
+    kvf_tier_info info = {.struct_size = sizeof info};
+    kvf_stats stats = {.struct_size = sizeof stats};
+    assert_int_equal(kvf_tier_info_get(b.store, &info, 0), KVF_OK);
+    assert_int_equal(info.num_records, BLOCKS);
+    kvf_store_stats(b.store, &stats);
+    assert_int_equal(stats.promoted, 0);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* A sealed record can't be lent: it is said to be absent there, so that it is loaded. */
+static void nothing_is_lent(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, NEW, 0, BLOCKS);
+    bench b = open_bench(url, NEW, NULL);
+    kvf_borrowed borrowed = {0};
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_MISS);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_ABSENT);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* ---- what others put in the place of a record ---- */
+
+/* A sealed record of the right name and size, of whose tokens nothing true is said. */
+static int spoil(const char *path, const struct stat *st, int type, struct FTW *at) {
+    uint8_t head[KVFI_HEADER_BYTES];
+    kvfi_header header;
+    int fd = type == FTW_F ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    (void)at;
+    if (fd >= 0 && st->st_size > (off_t)PAYLOAD) {
+        assert_int_equal(pread(fd, head, sizeof head, 0), sizeof head);
+        assert_int_equal(kvfi_header_decode(&header, head), KVF_WHY_NONE);
+        header.veiled[7] ^= 0x80; /* so many tokens no block has */
+        kvfi_header_encode(head, &header);
+        assert_int_equal(pwrite(fd, head, sizeof head, 0), sizeof head);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return 0;
+}
+
+/* Who writes without the secret can't keep a block from being stored: a lookup that has seen what lies there writes over
+ * it. */
+static void spoiled_headers(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, NEW, 0, BLOCKS);
+    assert_int_equal(nftw(dir, spoil, 16, FTW_PHYS), 0);
+    bench b = open_bench(url, NEW, NULL);
+    size_t run = 0;
+    kvf_found found[BLOCKS];
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(run, 0);
+    assert_int_equal(found[0].why, KVF_WHY_CHECKSUM);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
 /* ---- what can be seen ---- */
 
 typedef struct census {
@@ -639,6 +728,9 @@ int main(void) {
         cmocka_unit_test(rotation_as_it_lands),
         cmocka_unit_test(saved_through),
         cmocka_unit_test(promotion),
+        cmocka_unit_test(rotation_of_tiers),
+        cmocka_unit_test(nothing_is_lent),
+        cmocka_unit_test(spoiled_headers),
         cmocka_unit_test(what_is_seen),
         cmocka_unit_test(forged_cards),
         cmocka_unit_test(faults),

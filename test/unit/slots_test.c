@@ -114,6 +114,11 @@ static void test_public_6_hosts_that_are_unknown(void **state) {
     assert_true(slots.hosts[0].empty);
     assert_string_equal(slots.hosts[1].name, "");
     assert_false(slots.hosts[1].empty);
+    /* They are two, also of one port: the server asked may have another one. */
+    assert_true(parse(&slots, "*2\r\n*3\r\n:0\r\n:1\r\n" NODE("0\r\n", "7") "*3\r\n:2\r\n:3\r\n*2\r\n$-1\r\n:7\r\n"));
+    assert_int_equal(slots.num_hosts, 2);
+    assert_true(slots.hosts[slots.owner[0]].empty);
+    assert_false(slots.hosts[slots.owner[2]].empty);
 }
 
 static void test_hostile_maps(void **state) {
