@@ -150,6 +150,7 @@ bool kvfcli_unhex(uint8_t out[32], const char *hex); /* exactly 64 digits */
 int kvfcli_print_json(json_t *json, int code);
 json_t *kvfcli_json_text(const char *text); /* as it is, or as kvfcli_shown shows it where it is no UTF-8 */
 json_t *kvfcli_json_text_n(const char *text, size_t len);
+json_t *kvfcli_json_known(bool known, uint64_t number); /* the number, or null */
 json_t *kvfcli_json_hex(const uint8_t bytes[32]);
 json_t *kvfcli_json_fields(const char *description); /* of "name=value\n" lines: an object; null for NULL */
 

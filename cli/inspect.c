@@ -143,8 +143,11 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
     printf("%-9s %s\n", "space", hex);
     print_indented("", fields != NULL ? fields : "(its fields are not known)\n");
     if (b->seal == KVF_SEAL_CLOSED) {
-        printf("%-9s sealed: the secret of its tenant, by --secret-file, tells them\n", "tokens");
+        printf("%-9s (sealed: give --secret-file to see fields and tokens)\n", "tokens");
         return;
+    }
+    if (b->seal == KVF_SEAL_OPENED) {
+        printf("%-9s yes, and opened with the secret that was given\n", "sealed");
     }
     if (b->num_tokens == 0) {
         printf("%-9s not in the record (the engine names its blocks by hashes of its own)\n", "tokens");
@@ -167,16 +170,18 @@ static json_t *tokens_json(const block *b) {
 
 static json_t *block_json(kvf_store *store, const block *b, const char *fields) {
     char url[256];
+    bool closed = b->seal == KVF_SEAL_CLOSED;
     kvfcli_tier_url(store, b->record->tier, url);
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:b}", "block",
+        "{s:o, s:o, s:o, s:o, s:o, s:s?, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:b}", "block",
         kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space), "fields", kvfcli_json_fields(fields),
         "store", kvfcli_json_text(url), "name", kvfcli_json_text(b->record->name), "damage",
         b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
         (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
-        (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token", (json_int_t)b->first_token,
-        "num_tokens", (json_int_t)b->num_tokens, "tokens", tokens_json(b), "text",
-        b->text != NULL ? kvfcli_json_text(b->text) : json_null(), "sealed", b->seal == KVF_SEAL_CLOSED);
+        (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token",
+        kvfcli_json_known(!closed, b->first_token), "num_tokens", kvfcli_json_known(!closed, b->num_tokens), "tokens",
+        closed ? json_null() : tokens_json(b), "text", b->text != NULL ? kvfcli_json_text(b->text) : json_null(),
+        "sealed", closed, "opened", b->seal == KVF_SEAL_OPENED);
 }
 
 static int show_block(const request *r, kvf_store *store, const kvfcli_common *common, block *b) {
@@ -217,7 +222,7 @@ static int inspect_block(const request *r, kvf_store *store, const kvfcli_common
 /* ---- a space ---- */
 
 typedef struct space_sum {
-    uint64_t num_blocks, num_prompts, num_tokens, bytes, num_damaged, num_closed;
+    uint64_t num_blocks, num_prompts, num_tokens, bytes, num_damaged, num_closed, num_opened;
     int64_t oldest_s, newest_s;
     uint32_t last_token;
 } space_sum;
@@ -233,6 +238,7 @@ static int add_to_sum(void *ctx, const kvf_entry *entry) {
     }
     sum->num_blocks++;
     sum->num_closed += entry->seal == KVF_SEAL_CLOSED;
+    sum->num_opened += entry->seal == KVF_SEAL_OPENED;
     sum->num_prompts += entry->first_token == 0 && entry->num_tokens > 0;
     sum->num_tokens += entry->num_tokens;
     sum->bytes += entry->stored_bytes;
@@ -251,12 +257,16 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
     print_indented("fields", fields != NULL ? fields : "(not known)\n");
     printf("%-9s %llu\n", "blocks", (unsigned long long)sum->num_blocks);
     if (sum->num_closed > 0) {
-        printf("%-9s %llu blocks; the secret of their tenant, by --secret-file, tells fields, prompts and tokens\n",
-               "sealed", (unsigned long long)sum->num_closed);
+        printf("%-9s give --secret-file to see fields, prompts and tokens of %llu blocks\n", "sealed",
+               (unsigned long long)sum->num_closed);
+    } else {
+        if (sum->num_opened > 0) {
+            printf("%-9s yes, and opened with the secret that was given\n", "sealed");
+        }
+        printf("%-9s %llu different first blocks; the longest prefix has %u tokens\n", "prompts",
+               (unsigned long long)sum->num_prompts, sum->last_token);
+        printf("%-9s %llu\n", "tokens", (unsigned long long)sum->num_tokens);
     }
-    printf("%-9s %llu different first blocks; the longest prefix has %u tokens\n", "prompts",
-           (unsigned long long)sum->num_prompts, sum->last_token);
-    printf("%-9s %llu\n", "tokens", (unsigned long long)sum->num_tokens);
     printf("%-9s %s (%llu bytes)\n", "size", kvfcli_size(size, sum->bytes), (unsigned long long)sum->bytes);
     print_time("oldest", sum->oldest_s);
     print_time("newest", sum->newest_s);
@@ -266,12 +276,14 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
 }
 
 static json_t *space_json(const uint8_t space[32], const space_sum *sum, const char *fields) {
-    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(space),
+    bool known = sum->num_closed == 0;
+    return json_pack("{s:o, s:o, s:I, s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(space),
                      "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_prompts",
-                     (json_int_t)sum->num_prompts, "num_tokens", (json_int_t)sum->num_tokens, "stored_bytes",
-                     (json_int_t)sum->bytes, "longest_tokens", (json_int_t)sum->last_token, "oldest_s",
-                     (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_damaged",
-                     (json_int_t)sum->num_damaged, "num_sealed", (json_int_t)sum->num_closed);
+                     kvfcli_json_known(known, sum->num_prompts), "num_tokens",
+                     kvfcli_json_known(known, sum->num_tokens), "stored_bytes", (json_int_t)sum->bytes,
+                     "longest_tokens", kvfcli_json_known(known, sum->last_token), "oldest_s", (json_int_t)sum->oldest_s,
+                     "newest_s", (json_int_t)sum->newest_s, "num_damaged", (json_int_t)sum->num_damaged, "num_sealed",
+                     (json_int_t)sum->num_closed, "num_opened", (json_int_t)sum->num_opened);
 }
 
 static int inspect_space(kvf_store *store, const kvfcli_common *common, const uint8_t space[32]) {
@@ -305,8 +317,13 @@ static void print_tensor(const char *label, const kvf_tensor *t) {
     printf("\n");
 }
 
+static bool has_space(const kvf_session *session) {
+    static const uint8_t unknown[32];
+    return memcmp(session->space, unknown, sizeof unknown) != 0;
+}
+
 static void print_session(const char *id, const kvf_session *session) {
-    char hex[KVFCLI_HEX32];
+    char hex[KVFCLI_HEX32], tokens[KVFCLI_TEXT] = "not known";
     printf("%-9s %s\n", "session", kvfcli_shown(id));
     print_tensor("keys", &session->k);
     print_tensor("values", &session->v);
@@ -315,8 +332,12 @@ static void print_session(const char *id, const kvf_session *session) {
         return;
     }
     kvfcli_hex(hex, session->space);
-    printf("%-9s %u\n%-9s %s\n%-9s %s\n%-9s %s\n", "tokens", session->num_tokens, "layout",
-           session->layout[0] != '\0' ? kvfcli_shown(session->layout) : "not known", "space", hex, "verified", "whole");
+    if (session->num_tokens > 0) {
+        snprintf(tokens, sizeof tokens, "%u", session->num_tokens);
+    }
+    printf("%-9s %s\n%-9s %s\n%-9s %s\n%-9s %s\n", "tokens", tokens, "layout",
+           session->layout[0] != '\0' ? kvfcli_shown(session->layout) : "not known", "space",
+           has_space(session) ? hex : "not known", "verified", "whole");
 }
 
 static json_t *tensor_json(const kvf_tensor *t) {
@@ -328,10 +349,11 @@ static json_t *tensor_json(const kvf_tensor *t) {
 }
 
 static json_t *session_json(const char *id, const kvf_session *session) {
-    return json_pack("{s:o, s:o, s:o, s:b, s:I, s:o, s:o}", "session", kvfcli_json_text(id), "keys",
+    return json_pack("{s:o, s:o, s:o, s:b, s:o, s:o, s:o}", "session", kvfcli_json_text(id), "keys",
                      tensor_json(&session->k), "values", tensor_json(&session->v), "has_meta", session->has_meta,
-                     "num_tokens", (json_int_t)session->num_tokens, "layout", kvfcli_json_text(session->layout),
-                     "space", kvfcli_json_hex(session->space));
+                     "num_tokens", kvfcli_json_known(session->num_tokens > 0, session->num_tokens), "layout",
+                     session->layout[0] != '\0' ? kvfcli_json_text(session->layout) : json_null(), "space",
+                     has_space(session) ? kvfcli_json_hex(session->space) : json_null());
 }
 
 static int inspect_session(kvf_store *store, const kvfcli_common *common, const char *id) {

@@ -21,8 +21,8 @@ typedef struct space_sum {
     uint32_t tier;
     uint8_t digest[32];
     uint64_t num_blocks, num_tokens, bytes;
-    uint64_t num_closed;        /* of them, sealed under a secret that was not given */
-    int64_t oldest_s, newest_s; /* 0 = unknown */
+    uint64_t num_closed, num_opened; /* of them, sealed under a secret that was not given */
+    int64_t oldest_s, newest_s;      /* 0 = unknown */
 } space_sum;
 
 /* A block, or a session (which has a name and no key). */
@@ -35,6 +35,7 @@ typedef struct row {
     int64_t stored_s, ttl_ms;
     kvf_reason damage;
     bool closed;
+    bool sealed; /* opened or not */
 } row;
 
 typedef struct row_list {
@@ -93,6 +94,7 @@ static bool add_block(listing *l, const kvf_entry *entry) {
     }
     sum->num_blocks++;
     sum->num_closed += entry->seal == KVF_SEAL_CLOSED;
+    sum->num_opened += entry->seal == KVF_SEAL_OPENED;
     sum->num_tokens += entry->num_tokens;
     sum->bytes += entry->stored_bytes;
     if (entry->stored_s != 0 && (sum->oldest_s == 0 || entry->stored_s < sum->oldest_s)) {
@@ -118,7 +120,8 @@ static bool add_row(row_list *list, const kvf_entry *entry) {
                .stored_s = entry->stored_s,
                .ttl_ms = entry->ttl_ms,
                .damage = entry->damage,
-               .closed = entry->seal == KVF_SEAL_CLOSED};
+               .closed = entry->seal == KVF_SEAL_CLOSED,
+               .sealed = entry->seal != KVF_SEAL_NONE};
     if (r->name == NULL) {
         return false;
     }
@@ -181,7 +184,7 @@ static int in_prompt_order(const void *a, const void *b) {
 
 static void print_fields(const char *description) {
     if (description == NULL) {
-        printf("    (its fields are not known: no process that described it has stored here since)\n");
+        printf("    (fields not known: its card is gone; the next process that stores there writes it again)\n");
         return;
     }
     for (const char *line = description; *line != '\0';) {
@@ -208,8 +211,11 @@ static void print_space(kvf_store *store, const space_sum *sum) {
     printf("  %-16.16s %8llu %10s %11s %9s %9s\n", hex, (unsigned long long)sum->num_blocks, count_tokens(tokens, sum),
            kvfcli_size(size, sum->bytes), kvfcli_age(newest, sum->newest_s), kvfcli_age(oldest, sum->oldest_s));
     if (sum->num_closed > 0) {
-        printf("    (sealed: the secret of its tenant, by --secret-file, tells fields and tokens)\n");
+        printf("    (sealed: give --secret-file to see fields and tokens)\n");
         return;
+    }
+    if (sum->num_opened > 0) {
+        printf("    (sealed, and opened with the secret that was given)\n");
     }
     char *fields = describe(store, sum->digest);
     print_fields(fields);
@@ -242,8 +248,10 @@ static void print_sessions(const listing *l, uint32_t tier) {
                 printf("  %-40s %11s %9s %9s\n", "SESSION", "SIZE", "AGE", "EXPIRES");
             }
             any = true;
-            printf("  %-40s %11s %9s %9s\n", kvfcli_shown(r->name), kvfcli_size(size, r->bytes),
-                   kvfcli_age(age, r->stored_s), kvfcli_span(ttl, r->ttl_ms));
+            bool named = r->name[0] != '\0';
+            printf("  %-40s %11s %9s %9s\n", named ? kvfcli_shown(r->name) : "(sealed: inspect --session ID --sealed)",
+                   kvfcli_size(size, r->bytes), kvfcli_age(age, r->stored_s),
+                   r->ttl_ms == -2 ? "?" : kvfcli_span(ttl, r->ttl_ms));
         }
     }
 }
@@ -301,25 +309,29 @@ static void print_listing(kvf_store *store, const listing *l, uint32_t num_tiers
 
 static json_t *space_json(kvf_store *store, const space_sum *sum) {
     char *fields = describe(store, sum->digest);
-    json_t *json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest),
-                             "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks,
-                             "num_tokens", (json_int_t)sum->num_tokens, "stored_bytes", (json_int_t)sum->bytes,
-                             "oldest_s", (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_sealed",
-                             (json_int_t)sum->num_closed);
+    json_t *json =
+        json_pack("{s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest), "fields",
+                  kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
+                  kvfcli_json_known(sum->num_closed == 0, sum->num_tokens), "stored_bytes", (json_int_t)sum->bytes,
+                  "oldest_s", (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_sealed",
+                  (json_int_t)sum->num_closed, "num_opened", (json_int_t)sum->num_opened);
     kvf_free(fields);
     return json;
 }
 
 static json_t *block_json(const row *r) {
-    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:s?, s:b}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
-                     (json_int_t)r->first_token, "num_tokens", (json_int_t)r->num_tokens, "stored_bytes",
-                     (json_int_t)r->bytes, "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms,
-                     "damage", r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL, "sealed", r->closed);
+    return json_pack("{s:o, s:o, s:o, s:I, s:I, s:I, s:s?, s:b}", "key", kvfcli_json_hex(r->key.bytes), "first_token",
+                     kvfcli_json_known(!r->closed, r->first_token), "num_tokens",
+                     kvfcli_json_known(!r->closed, r->num_tokens), "stored_bytes", (json_int_t)r->bytes, "stored_s",
+                     (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms, "damage",
+                     r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : NULL, "sealed", r->closed);
 }
 
 static json_t *session_json(const row *r) {
-    return json_pack("{s:o, s:I, s:I, s:I}", "session", kvfcli_json_text(r->name), "stored_bytes", (json_int_t)r->bytes,
-                     "stored_s", (json_int_t)r->stored_s, "ttl_ms", (json_int_t)r->ttl_ms);
+    return json_pack("{s:o, s:I, s:I, s:o, s:b}", "session",
+                     r->name[0] != '\0' ? kvfcli_json_text(r->name) : json_null(), "stored_bytes", (json_int_t)r->bytes,
+                     "stored_s", (json_int_t)r->stored_s, "ttl_ms",
+                     r->ttl_ms == -2 ? json_null() : json_integer((json_int_t)r->ttl_ms), "sealed", r->sealed);
 }
 
 static json_t *rows_json(const row_list *list, uint32_t tier, json_t *(*to_json)(const row *)) {

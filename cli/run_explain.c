@@ -37,6 +37,7 @@ typedef struct explanation {
     kvf_found *found;
     size_t matched;      /* blocks */
     uint64_t our_blocks; /* in the store, of this space */
+    uint64_t num_closed; /* sealed under a secret that was not given: any space, this one too */
     size_t later;        /* of this prompt's blocks behind the gap, how many are there */
     candidate *candidates;
     size_t num_candidates;
@@ -92,6 +93,7 @@ static int see(void *ctx, const kvf_entry *entry) {
         return 0;
     }
     bool ours = memcmp(entry->space, e->digest, 32) == 0;
+    e->num_closed += entry->kind == KVF_ENTRY_BLOCK && entry->seal == KVF_SEAL_CLOSED;
     if (ours && entry->kind == KVF_ENTRY_BLOCK) {
         note_ours(e, entry);
     } else if (!ours) {
@@ -398,6 +400,10 @@ static void print(const explanation *e) {
     } else if (strcmp(code, "other-space") != 0) {
         printf("the store says \"%s\" of block %zu; kvferry doctor tells more\n", code, e->matched);
     }
+    if (e->num_closed > 0) {
+        printf("%llu block%s in the store %s sealed under a secret that was not given: --secret-file?\n",
+               (unsigned long long)e->num_closed, e->num_closed == 1 ? "" : "s", e->num_closed == 1 ? "is" : "are");
+    }
     if (e->matched < e->num_blocks) {
         print_spaces(e);
     }
@@ -450,6 +456,7 @@ static int print_as_json(const explanation *e) {
                              (json_int_t)e->block_tokens, "stored_blocks", (json_int_t)e->matched, "space",
                              kvfcli_json_hex(e->digest), "later_blocks", (json_int_t)e->later, "other_template_blocks",
                              (json_int_t)e->other_template, "other_spaces", json_spaces(e));
+    json_object_set_new(json, "num_sealed", json_integer((json_int_t)e->num_closed));
     json_object_set_new(json, "differs_at", differs ? json_integer((json_int_t)e->differs_at) : json_null());
     json_object_set_new(json, "here", differs ? json_own(our_text(e)) : json_null());
     json_object_set_new(json, "there",

@@ -142,6 +142,10 @@ json_t *kvfcli_json_text(const char *text) {
     return kvfcli_json_text_n(text, strlen(text));
 }
 
+json_t *kvfcli_json_known(bool known, uint64_t number) {
+    return known ? json_integer((json_int_t)number) : json_null();
+}
+
 json_t *kvfcli_json_hex(const uint8_t bytes[32]) {
     char hex[KVFCLI_HEX32];
     kvfcli_hex(hex, bytes);

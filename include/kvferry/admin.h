@@ -31,7 +31,8 @@ typedef struct kvf_entry {
     kvf_entry_kind kind;
     uint32_t tier;
     const char
-        *name; /* the store's own name for it: a Redis key, a file's path below the folder. Any bytes: quote it */
+        *name; /* the store's own name for it: a Redis key, a file's path below the folder; of a session its id, or ""
+                  where it is sealed and the walk does not read whole values. Any bytes: quote it */
     uint8_t space[32];
     kvf_key key;
     uint64_t stored_bytes; /* header and payload, as the store keeps them */
@@ -40,7 +41,7 @@ typedef struct kvf_entry {
     const uint32_t *tokens; /* NULL unless the walk reads whole values, or where the record has none */
     const void *payload;    /* NULL unless the walk reads whole values */
     int64_t stored_s;       /* 0 = unknown */
-    int64_t ttl_ms;         /* -1 = none */
+    int64_t ttl_ms;         /* -1 = none, -2 = not known: it is in the meta of a session that was not read */
     /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it
      * is not there (evicted, it was removed while being written, or who wrote it died before the end): a miss, and no damage */
     kvf_reason damage;

@@ -88,8 +88,8 @@ kvf_status kvfi_session_remove_value(const kvfi_session_call *);
 /* Where sessions that are values live: all of them in one space, by which a walk tells them from blocks. */
 void kvfi_session_space(uint8_t out[32], const kvfi_tenant *);
 void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *, unsigned place);
-/* The id that a value's payload of `len` bytes names, for listings; false where it names none. Only the meta at its
- * beginning is read. */
-bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], const void *payload, size_t len);
+/* The id that a value's payload of `len` bytes names, and when it expires (seconds since 1970; 0 = never), for listings;
+ * false where it names none. Only the meta at its beginning is read. */
+bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], int64_t *expires_s, const void *payload, size_t len);
 
 #endif

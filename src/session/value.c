@@ -325,12 +325,13 @@ kvf_status kvfi_session_remove_value(const kvfi_session_call *call) {
     return result;
 }
 
-bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], const void *payload, size_t len) {
+bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], int64_t *expires_s, const void *payload, size_t len) {
     kvfi_session_meta meta;
     const uint8_t *keys = NULL, *values = NULL;
     if (cut(&meta, &keys, &values, NULL, payload, len) != KVF_OK || meta.id[0] == '\0') {
         return false;
     }
     memcpy(out, meta.id, sizeof meta.id);
+    *expires_s = meta.expires_s;
     return true;
 }

@@ -99,15 +99,27 @@ static bool is_session(const walk *w, const kvf_entry *entry) {
     return found;
 }
 
-/* It is named by its own beginning, as far as that was read. */
+/* What is left of it, by its meta or by the store, whichever ends first. */
+static int64_t ttl_of(int64_t expires_s, int64_t store_ttl_ms) {
+    if (expires_s == 0) {
+        return store_ttl_ms;
+    }
+    int64_t left_ms = kvfi_sat_sub(kvfi_sat_mul(expires_s, 1000), kvfi_sys->wall_us() / 1000);
+    left_ms = left_ms > 0 ? left_ms : 0;
+    return store_ttl_ms >= 0 && store_ttl_ms < left_ms ? store_ttl_ms : left_ms;
+}
+
+/* It is named by its own beginning, as far as that was read. Of a sealed one that was not opened neither is known. */
 static void name_session(kvf_entry *entry, char id[KVF_MAX_ID_BYTES + 1], const kvfi_sight *sight) {
     bool sealed = entry->seal != KVF_SEAL_NONE;
+    int64_t expires_s = 0;
     const uint8_t *payload = sealed ? entry->payload : sight->head + KVFI_HEADER_BYTES;
     size_t seen = !sealed ? sight->head_len - KVFI_HEADER_BYTES : payload != NULL ? (size_t)entry->payload_bytes : 0;
     bool named = seen >= 4 && kvfi_get32(payload) <= seen - 4 && /* nothing behind the meta is looked at */
-                 kvfi_session_value_id(id, payload, (size_t)entry->payload_bytes);
+                 kvfi_session_value_id(id, &expires_s, payload, (size_t)entry->payload_bytes);
     entry->kind = KVF_ENTRY_SESSION;
-    entry->name = named ? id : entry->name;
+    entry->name = named ? id : sealed ? "" : entry->name;
+    entry->ttl_ms = named ? ttl_of(expires_s, entry->ttl_ms) : -2;
 }
 
 static int see(void *ctx, const kvfi_sight *sight) {

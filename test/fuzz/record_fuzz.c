@@ -86,13 +86,14 @@ static void check_meta(const uint8_t *bytes, size_t len) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     char id[KVF_MAX_ID_BYTES + 1];
+    int64_t expires_s = 0;
     uint8_t *copy = malloc(len + (len == 0));
     if (len > 0) {
         memcpy(copy, data, len);
     }
     check_record(copy, len);
     check_meta(copy, len);
-    (void)kvfi_session_value_id(id, copy, len);
+    (void)kvfi_session_value_id(id, &expires_s, copy, len);
     if (len >= KVFI_HEADER_BYTES + KVFI_SUM_BYTES) {
         mend(copy, len);
         check_record(copy, len);

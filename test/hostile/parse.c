@@ -46,6 +46,7 @@ static void run_record(uint64_t *random) {
 static void run_meta(uint64_t *random) {
     kvfi_session_meta meta = {.num_tokens = 5, .part_bytes = 100, .layout = "LHTD", .has_space = true, .id = "chat"};
     kvfi_session_meta out;
+    int64_t expires_s = 0;
     char id[KVF_MAX_ID_BYTES + 1];
     uint8_t *text = NULL, front[4];
     size_t len = 0;
@@ -67,7 +68,7 @@ static void run_meta(uint64_t *random) {
     if (hostile_below(random, 2) == 0) {
         kvft_mutate(&b, random);
     }
-    if (kvfi_session_value_id(id, b.data, b.len) && memchr(id, 0, sizeof id) == NULL) {
+    if (kvfi_session_value_id(id, &expires_s, b.data, b.len) && memchr(id, 0, sizeof id) == NULL) {
         hostile_fault("the id of a session has no end");
     }
     kvft_buffer_free(&b);

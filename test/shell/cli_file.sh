@@ -139,10 +139,14 @@ run 0 ls "${store[@]}"
 says "chat 1"
 run 0 ls --json "${store[@]}"
 json '[s["session"] for s in d["tiers"][0]["sessions"]] == ["chat 1"] and len(d["tiers"][0]["spaces"]) == 1'
+json '0 < d["tiers"][0]["sessions"][0]["ttl_ms"] <= 3600 * 1000'
 run 0 inspect --session "chat 1" "${store[@]}"
 says "float32, 2 x 8 x 64"
+says "tokens    not known"
+says "space     not known"
 run 0 inspect --session "chat 1" --json "${store[@]}"
 json 'd["keys"] == {"bytes": 4096, "dtype": "float32", "dims": [2, 8, 64]} and d["has_meta"]'
+json 'd["num_tokens"] is None and d["space"] is None and d["layout"] is None'
 run 0 verify --json "${store[@]}"
 json 'd["num_sessions"] == 1 and d["damaged"] == []'
 run 0 clear --session "chat 1" "${store[@]}"

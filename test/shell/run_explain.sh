@@ -45,6 +45,16 @@ expect 'd["stored_blocks"] >= 2 and d["stored_blocks"] * 64 <= d["differs_at"]' 
 explain --raw -f "$dir/monday"
 expect 'd["why"]' other-template
 
+# sealed under a secret that explain is not given
+(umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$dir/secret")
+store=file:$dir/sealed
+compute --secret-file "$dir/secret" -f "$dir/monday"
+explain -f "$dir/monday"
+expect 'd["why"] == "absent" and d["num_sealed"] >= 1' True
+explain --secret-file "$dir/secret" -f "$dir/monday"
+expect 'd["why"] == "stored" and d["num_sealed"] == 0' True
+store=file:$dir/store
+
 # another space, by the name of the field
 explain --kv-type q8_0 -f "$dir/monday"
 expect 'd["why"]' other-space

@@ -80,16 +80,25 @@ done
 run 0 ls --json "${store[@]}"
 json 'd["tiers"][0]["spaces"][0]["num_sealed"] == 1 and d["tiers"][0]["spaces"][0]["fields"] is None'
 run 0 inspect --json "${sealed:0:10}" "${store[@]}"
-json 'd["sealed"] and d["tokens"] == [] and d["num_tokens"] == 0'
+json 'd["sealed"] and d["tokens"] is None and d["num_tokens"] is None'
+space=$(json_value 'd["space"]')
+run 0 inspect --json "$space" "${store[@]}"
+json 'd["num_tokens"] is None and d["num_prompts"] is None and d["longest_tokens"] is None and d["num_sealed"] == 1'
+run 0 inspect "$space" "${store[@]}"
+says "give --secret-file"
+says_not "0 different first blocks"
+run 0 ls --json "$space" "${store[@]}"
+json 'd["tiers"][0]["blocks"][0]["num_tokens"] is None'
 
 # --- and with it
 run 0 ls "${store[@]}" "${old[@]}"
 says "engine=test-1"
-says_not "sealed"
+says "(sealed, and opened"
 run 0 ls --json "${store[@]}" "${old[@]}"
 json 'd["tiers"][0]["spaces"][0]["num_tokens"] == 256 and d["tiers"][0]["spaces"][0]["fields"]["model"] == "0123"'
+json 'd["tiers"][0]["spaces"][0]["num_sealed"] == 0 and d["tiers"][0]["spaces"][0]["num_opened"] == 1'
 run 0 inspect --json "${sealed:0:10}" "${store[@]}" "${old[@]}"
-json 'd["tokens"] == list(range(1, 257)) and not d["sealed"]'
+json 'd["tokens"] == list(range(1, 257)) and not d["sealed"] and d["opened"]'
 run 0 verify "${store[@]}" "${old[@]}"
 says_not "sealed"
 says "2 records and 0 sessions"
@@ -103,6 +112,17 @@ run 0 ls "${store[@]}" "${new[@]}"
 says "engine=test-1" # its card, too
 KVFERRY_SECRET_FILE=$dir/new:$dir/old run 0 verify "${store[@]}"
 says_not "sealed"
+
+# --- a sealed session: its id is in it
+KVFERRY_SECRET_FILE=$dir/new "${KVF_BUILD:?the build folder}/test/session_tool" save "file:$dir/sessions" "chat 1" "$dir/tokens" "$dir/tokens"
+run 0 ls --store "file:$dir/sessions" "${new[@]}"
+says "(sealed: inspect --session ID --sealed)"
+says "?"
+says_not "kvf1/"
+run 0 ls --json --store "file:$dir/sessions" "${new[@]}"
+json '[(s["session"], s["ttl_ms"], s["sealed"]) for s in d["tiers"][0]["sessions"]] == [(None, None, True)]'
+run 0 inspect --session "chat 1" --sealed --store "file:$dir/sessions" "${new[@]}"
+says "chat 1"
 
 # --- damage inside is seen with the secret only
 file=$(find "$dir/store" -type f -size +200k | head -1)

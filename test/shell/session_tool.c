@@ -92,8 +92,9 @@ int main(int argc, char **argv) {
     if (argc < 6 || (strcmp(argv[1], "save") != 0 && strcmp(argv[1], "load") != 0)) {
         die("usage", "save|load URL ID KEYS_FILE VALUES_FILE [DTYPE DIM...]");
     }
-    const char *url = argv[2];
-    if (kvf_store_open(&store, &err, &url, 1, NULL) != KVF_OK) {
+    const char *url = argv[2], *secret = getenv("KVFERRY_SECRET_FILE");
+    kvf_options options = {.struct_size = sizeof options, .secret_files = secret, .seal_sessions = secret != NULL};
+    if (kvf_store_open(&store, &err, &url, 1, &options) != KVF_OK) {
         die(url, err.what);
     }
     int rc = strcmp(argv[1], "save") == 0 ? save(store, argc, argv) : load(store, argv);

@@ -713,6 +713,7 @@ static void a_value_names_its_id(void **state) {
     kvfi_session_meta meta = {.stored_s = 5, .id = "a \"name\" \xc3\xa9"};
     uint8_t *bytes = NULL;
     size_t len = 0;
+    int64_t expires_s = -1;
     char id[KVF_MAX_ID_BYTES + 1];
     uint8_t space[32], golden[32];
     kvfi_addr addr;
@@ -722,9 +723,9 @@ static void a_value_names_its_id(void **state) {
     assert_int_equal(kvfi_session_meta_decode(&again, NULL, bytes + 132, len), KVF_OK);
     assert_int_equal(again.stored_s, 5);
     kvfi_put32(bytes + 128, (uint32_t)len);
-    assert_true(kvfi_session_value_id(id, bytes + 128, 4 + len));
+    assert_true(kvfi_session_value_id(id, &expires_s, bytes + 128, 4 + len));
     assert_string_equal(id, meta.id);
-    assert_false(kvfi_session_value_id(id, bytes + 128, 3 + len));
+    assert_false(kvfi_session_value_id(id, &expires_s, bytes + 128, 3 + len));
     kvfi_free(bytes);
     assert_true(kvfi_unhex(golden, "055aec82a761ecbb8df9e18eddbc3c04ff54b6a89309c31ada5c8f1bcd233a24", 32));
     kvfi_session_space(space, NULL);
