@@ -254,7 +254,7 @@ static bool is_server(const char *status) {
 }
 
 void kvfi_facts_look_around(kvfi_facts *facts, const kvfi_endpoint *server) {
-    char path[64], status[4096];
+    char path[64], status[4096] = "";
     struct iovec iov = {status, sizeof status - 1};
     if (!is_here(server) || facts->pid == KVFI_UNKNOWN) {
         return;
@@ -264,9 +264,8 @@ void kvfi_facts_look_around(kvfi_facts *facts, const kvfi_endpoint *server) {
     if (fd < 0) {
         return;
     }
-    ssize_t len = kvfi_sys->preadv(fd, &iov, 1, 0);
+    (void)kvfi_sys->preadv(fd, &iov, 1, 0); /* what it can't read stays empty */
     (void)kvfi_sys->close(fd);
-    status[len > 0 ? len : 0] = '\0';
     const char *line = strstr(status, "\nVmSwap:");
     unsigned long long kib = 0;
     if (is_server(status) && line != NULL && sscanf(line + 8, "%llu", &kib) == 1) {

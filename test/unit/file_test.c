@@ -661,6 +661,20 @@ static void test_borrowed_bytes_outlive_eviction(void **state) {
     close_place(&p);
 }
 
+/* More of them than a sweep has room for at first. */
+static void test_very_many_files_are_swept(void **state) {
+    (void)state;
+    enum { NUM = 1100, LEFT = 100 };
+    place p = open_place("");
+    for (uint64_t seed = 0; seed < NUM; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, 1), KVF_WHY_NONE);
+    }
+    ((kvfi_file *)p.tier)->max_bytes = LEFT * 4096;
+    kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
+    assert_in_range(kvft_count(p.tier).records, 1, LEFT);
+    close_place(&p);
+}
+
 /* The shared count is a hint: lost, damaged or wrong, it is counted again. */
 static void test_a_wrong_count_is_corrected(void **state) {
     (void)state;
@@ -1689,6 +1703,7 @@ int main(void) {
         cmocka_unit_test(test_opening_does_not_evict),
         cmocka_unit_test(test_too_large_for_the_bound),
         cmocka_unit_test(test_borrowed_bytes_outlive_eviction),
+        cmocka_unit_test(test_very_many_files_are_swept),
         cmocka_unit_test(test_a_wrong_count_is_corrected),
         cmocka_unit_test(test_a_stuck_sweeper_is_passed_by),
         cmocka_unit_test(test_when_nothing_can_be_evicted),

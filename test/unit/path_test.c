@@ -106,6 +106,11 @@ static void await_at_gate(size_t num) {
     pthread_mutex_unlock(&gate_lock);
 }
 
+static void put_at_gate(kvfi_tier *tier, kvfi_feed *feed) {
+    wait_at_gate();
+    current->real->put(tier, feed);
+}
+
 static void open_gate(void) {
     pthread_mutex_lock(&gate_lock);
     gate_open = true;
@@ -720,6 +725,23 @@ static void test_only_what_lasts_is_known(void **state) {
     kvf_store_close(store);
 }
 
+/* A flush waits for what was saved, but no longer than it may. */
+static void test_a_flush_ends_at_its_budget(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    close_gate(&b);
+    b.ops.put = put_at_gate;
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL), BLOCKS);
+    await_at_gate(1);
+    assert_int_equal(kvf_store_flush(b.store, 20), KVF_AGAIN);
+    open_gate();
+    assert_int_equal(kvf_store_flush(b.store, 20000), KVF_OK);
+    b.ops.get = b.real->get;
+    assert_int_equal(load(&b), BLOCKS);
+    close_bench(&b);
+}
+
 /* ---- a batch over several servers ---- */
 
 static void part_of(kvfi_feed *part, kvfi_feed *whole, const uint32_t *order, size_t num) {
@@ -775,6 +797,7 @@ int main(void) {
         cmocka_unit_test(test_what_was_truncated_is_written_again),
         cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
         cmocka_unit_test(test_only_what_lasts_is_known),
+        cmocka_unit_test(test_a_flush_ends_at_its_budget),
         cmocka_unit_test(test_what_went_wrong_with_a_session),
         cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),
     };
