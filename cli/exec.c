@@ -152,7 +152,8 @@ static bool links_llama(const char *path) {
 
 static int check_program(char path[4096], const char *name) {
     if (!find_program(path, name)) {
-        kvfcli_say("%s: no such program", name);
+        bool is_there = strchr(name, '/') != NULL && access(name, F_OK) == 0;
+        kvfcli_say("%s%s", name, is_there ? " is not executable" : ": no such program");
         return KVFCLI_INPUT;
     }
     switch (kind_of(path)) {
@@ -272,7 +273,10 @@ int kvfcli_exec(int argc, char **argv) {
                                             {"portable", no_argument, NULL, OPT_PORTABLE},
                                             KVFCLI_COMMON_OPTIONS,
                                             {0}};
-    kvfcli_common common = {.help = help};
+    kvfcli_common common = {.help = help, .verb = argv[0]};
+    if (argc > 2 && argv[1][0] != '-' && strcmp(argv[2], "--") != 0) {
+        return kvfcli_usage(&common, "put -- in front of the program: kvferry exec -- %s ...", argv[1]);
+    }
     int code = kvfcli_parse(&common, argc, argv, options, "", take, &common);
     if (code < 0) {
         code = optind < argc

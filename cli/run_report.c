@@ -12,6 +12,10 @@ static double ms(int64_t us) {
     return (double)us / 1000;
 }
 
+static const char *plural(uint64_t num) {
+    return num == 1 ? "" : "s";
+}
+
 static double tokens_per_s(const kvfcli_run_state *run) {
     /* The first token came with the prompt. */
     return run->said.num > 1 && run->generate_us > 0 ? (double)(run->said.num - 1) * 1e6 / (double)run->generate_us : 0;
@@ -43,7 +47,7 @@ static void report_plan(const kvf_llama_report *r) {
 
 static void report_prompt(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
-    fprintf(stderr, "kvferry: prompt %zu tokens", run->prompt.num);
+    fprintf(stderr, "kvferry: prompt %zu token%s", run->prompt.num, plural(run->prompt.num));
     report_loaded(run);
     fprintf(stderr, "; first token after %.3f s", (double)run->ttft_us / 1e6);
     if (r->loaded_tokens > 0) {
@@ -57,19 +61,23 @@ static void report_prompt(const kvfcli_run_state *run) {
 static void report_stored(const kvfcli_run_state *run) {
     const kvf_llama_report *r = &run->report;
     if (r->saved_blocks > run->unwritten) {
-        fprintf(stderr, "; %llu blocks stored", (unsigned long long)(r->saved_blocks - run->unwritten));
+        uint64_t stored = r->saved_blocks - run->unwritten;
+        fprintf(stderr, "; %llu block%s stored", (unsigned long long)stored, plural(stored));
     }
     if (run->unwritten > 0) {
-        fprintf(stderr, "; %llu blocks not stored (%s)", (unsigned long long)run->unwritten,
-                kvfl_tell_why(run->unwritten_why));
+        bool full = run->unwritten_why == KVF_WHY_FULL;
+        fprintf(stderr, "; %llu block%s not stored (%s%s)", (unsigned long long)run->unwritten, plural(run->unwritten),
+                kvfl_tell_why(run->unwritten_why),
+                full ? ": raise max= or tenant_max= of its URL, or free its disk" : "");
     }
     if (r->shed_blocks > 0) {
-        fprintf(stderr, "; %u blocks dropped, as the store is slower than the model", r->shed_blocks);
+        fprintf(stderr, "; %u block%s dropped, as the store is slower than the model", r->shed_blocks,
+                plural(r->shed_blocks));
     }
 }
 
 static void report_answer(const kvfcli_run_state *run) {
-    fprintf(stderr, "kvferry: answer %zu tokens", run->said.num);
+    fprintf(stderr, "kvferry: answer %zu token%s", run->said.num, plural(run->said.num));
     if (run->said.num > 1) {
         fprintf(stderr, ", %.1f a second", tokens_per_s(run));
     }

@@ -29,9 +29,12 @@ static const char *size_or_unknown(char out[KVFCLI_TEXT], int64_t bytes) {
 static void print_tier(const kvf_tier_info *info) {
     char records[KVFCLI_TEXT], used[KVFCLI_TEXT], max[KVFCLI_TEXT];
     printf("%s\n", kvfcli_shown(info->url));
-    if (info->num_servers > 1 || info->num_open + info->num_half_open + info->num_refusing > 0) {
+    if (info->num_servers > 1) {
         printf("  servers  %u, breaker open for %u, half-open for %u; saves refused by %u\n", info->num_servers,
                info->num_open, info->num_half_open, info->num_refusing);
+    }
+    if (info->num_servers == 1 && info->num_refusing > 0) {
+        printf("  refuses saves for now (kvferry doctor tells why)\n");
     }
     if (!info->reachable) {
         printf("  does not answer (kvferry doctor tells why)\n");

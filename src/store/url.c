@@ -176,6 +176,23 @@ static kvf_status cut_authority(pieces *out, kvf_error *err, const char **p, con
     return KVF_OK;
 }
 
+static bool is_scheme(span in, const char *scheme) {
+    return in.len == strlen(scheme) && strncasecmp(in.at, scheme, in.len) == 0;
+}
+
+/* What stands behind "scheme:" begins with no slash: what that was meant to be depends on the scheme. */
+static kvf_status refuse_relative(kvf_error *err, const char *text, span scheme) {
+    if (is_scheme(scheme, "mem")) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: mem has no path: write mem: or mem:?max=1G", text);
+    }
+    if (is_scheme(scheme, "file") || is_scheme(scheme, "redis+unix")) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: the path must be absolute: write %.*s:/its/path", text,
+                         (int)scheme.len, scheme.at);
+    }
+    return kvfi_fail(err, KVF_CONFIG, "%.100s: a host stands behind two slashes: write %.*s://host:port", text,
+                     (int)scheme.len, scheme.at);
+}
+
 static kvf_status cut(pieces *out, kvf_error *err, const char *text, const char *url) {
     const char *end = url + strlen(url);
     KVFI_TRY(cut_scheme(&out->scheme, err, text, url));
@@ -199,9 +216,7 @@ static kvf_status cut(pieces *out, kvf_error *err, const char *text, const char 
             return kvfi_fail(err, KVF_CONFIG, "\"%.100s\" is not a store URL: did you mean redis://%.60s ?", text,
                              text);
         }
-        return kvfi_fail(err, KVF_CONFIG,
-                         "%.100s: the path must be absolute: write %.*s:/its/path, or %.*s://host for a host", text,
-                         (int)out->scheme.len, out->scheme.at, (int)out->scheme.len, out->scheme.at);
+        return refuse_relative(err, text, out->scheme);
     }
     return KVF_OK;
 }
@@ -465,13 +480,18 @@ kvf_status kvfi_url_take_u32(kvfi_url *url, kvf_error *err, const char *name, ui
     return KVF_OK;
 }
 
+static const char *params_of(const char *scheme) {
+    return strcmp(scheme, "mem") == 0    ? "max"
+           : strcmp(scheme, "file") == 0 ? "max, ttl, tenant, tenant_max"
+                                         : "ttl, prefix, db, budget and more, which docs/stores-redis.md lists";
+}
+
 kvf_status kvfi_url_all_taken(const kvfi_url *url, kvf_error *err) {
     for (size_t i = 0; i < url->num_params; i++) {
         if (!url->params[i].taken) {
             /* Without its value: it may be a secret under a name we have not thought of. */
-            return kvfi_fail(err, KVF_CONFIG,
-                             "%s stores have no parameter \"%.64s\"; docs/stores.md lists those they have", url->scheme,
-                             url->params[i].name);
+            return kvfi_fail(err, KVF_CONFIG, "%s stores have no parameter \"%.64s\"; they have %s", url->scheme,
+                             url->params[i].name, params_of(url->scheme));
         }
     }
     return KVF_OK;

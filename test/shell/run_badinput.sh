@@ -87,6 +87,14 @@ complains "not a usable model"
 run 4 "${model[@]}" -p x --kv-type q8_0 --flash-attn off
 complains "flash_attn"
 
+# --- exec: what the program is
+run 2 exec llama-server -m x
+complains "put -- in front of the program"
+run 4 exec -- "$dir/document"
+complains "is not executable"
+run 4 exec -- "$dir/absent"
+complains "no such program"
+
 # --- output that gets lost
 rc=0
 timeout 60 "$KVFERRY" "${model[@]}" -p Hello -n 2 >/dev/full 2>"$dir/err" || rc=$?
