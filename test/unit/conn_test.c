@@ -193,6 +193,24 @@ static void lending_ends(void **state) {
     }
 }
 
+static ssize_t splice_but_one(int from, int to, size_t bytes) {
+    return kvfi_sys_real.splice(from, to, bytes > 1 ? bytes - 1 : bytes);
+}
+
+/* What is in the pipe goes next, be it a single byte. */
+static void a_byte_stays_in_the_pipe(void **state) {
+    (void)state;
+    kvfi_systable table = kvfi_sys_real;
+    table.splice = splice_but_one;
+    open_conn(true);
+    kvfi_sys_table = &table;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        exchange(seed * 77);
+    }
+    kvfi_sys_table = &kvfi_sys_real;
+    close_conn();
+}
+
 static _Atomic int calls_left;
 
 static ssize_t failing_vmsplice(int fd, const struct iovec *iov, size_t num, unsigned flags) {
@@ -321,7 +339,8 @@ static void patience(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(lent),          TEST(copied),           TEST(lending_ends),
-                                       TEST(does_not_work), TEST(pieces_of_a_page), TEST(patience)};
+    const struct CMUnitTest tests[] = {
+        TEST(lent),          TEST(copied),           TEST(lending_ends), TEST(a_byte_stays_in_the_pipe),
+        TEST(does_not_work), TEST(pieces_of_a_page), TEST(patience)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,6 +99,29 @@ static void test_connections_back_off(void **state) {
     }
 }
 
+static int no_socket(int family, int type, int protocol) {
+    (void)family;
+    (void)type;
+    (void)protocol;
+    errno = EMFILE;
+    return -1;
+}
+
+static int must_not_close(int fd) {
+    fail_msg("descriptor %d is closed", fd);
+    return -1;
+}
+
+/* Where there is no descriptor left, none of somebody else's is used. */
+static void test_no_socket(void **state) {
+    (void)state;
+    table.socket = no_socket;
+    table.close = must_not_close;
+    assert_int_equal(take(), KVF_WHY_UNREACHABLE);
+    assert_int_equal(tries, 0);
+    expect_states(KVFI_BREAKER_OPEN, KVFI_BREAKER_CLOSED);
+}
+
 /* Refused saves: from 0.1 to 2 s, up to a quarter less by chance. Then one may try, and until it has told what became
  * of it, or has had its time, nobody else. */
 static void test_saves_back_off(void **state) {
@@ -181,7 +204,7 @@ static void test_rules_of_the_acl(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {TEST(test_connections_back_off), TEST(test_saves_back_off), TEST(test_replies),
-                                       TEST(test_rules_of_the_acl)};
+    const struct CMUnitTest tests[] = {TEST(test_connections_back_off), TEST(test_no_socket), TEST(test_saves_back_off),
+                                       TEST(test_replies), TEST(test_rules_of_the_acl)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,15 +19,18 @@
 #define NONSENSE   "?\r\n"
 #define NO_SETTING "*0\r\n"
 #define MAX_VALUES 8u
+#define MANY       200u
 #define NUM_PAGES  20u
 
 /* What the server answers, and what was seen of it. */
 static struct {
     const char *info, *config; /* NULL: an error */
+    const char *has_field;     /* to HEXISTS; NULL: an error */
     bool mute_name;            /* no answer to CLIENT SETNAME */
     unsigned refuses;          /* the n-th SET from now on; 0 = none */
-    unsigned sets, infos, configs, names, pages;
+    unsigned sets, refreshed, removed, infos, configs, names, pages;
     unsigned breaks_at; /* the n-th write from now on fails; 0 = none */
+    bool narrow, full;  /* after each read nothing can be written until somebody waits */
     unsigned sets_before_wait;
     bool waited;
     size_t len; /* of what was sent */
@@ -66,6 +69,8 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
     } rows[] = {{"TYPE", "+none\r\n"}, {"HSET", ":1\r\n"}, {"PERSIST", ":1\r\n"}, {"RENAME", "+OK\r\n"}};
     (void)ctx;
     (void)arg;
+    server.refreshed += strcmp(command, "PEXPIRE") == 0;
+    server.removed += strcmp(command, "UNLINK") == 0;
     if (strcmp(command, "SET") == 0) {
         server.sets++;
         replace(reply, server.refuses > 0 && --server.refuses == 0 ? "-ERR not this one\r\n" : NULL);
@@ -78,6 +83,8 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
     } else if (strcmp(command, "CLIENT") == 0) {
         server.names++;
         replace(reply, server.mute_name ? "" : NULL);
+    } else if (strcmp(command, "HEXISTS") == 0) {
+        replace(reply, server.has_field);
     } else if (strcmp(command, "SCAN") == 0) {
         say_page(reply);
     }
@@ -86,7 +93,17 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
     }
 }
 
+static ssize_t see_read(int fd, const struct iovec *iov, int num) {
+    ssize_t n = sim->readv(fd, iov, num);
+    server.full = server.narrow && n > 0;
+    return n;
+}
+
 static ssize_t see_write(int fd, const struct iovec *iov, int num) {
+    if (server.full) {
+        errno = EAGAIN;
+        return -1;
+    }
     if (server.breaks_at > 0 && --server.breaks_at == 0) {
         errno = EPIPE;
         return -1;
@@ -104,28 +121,40 @@ static int see_wait(struct pollfd *fds, nfds_t num, int timeout_ms) {
         server.sets_before_wait = server.sets;
         server.waited = true;
     }
+    server.full = false;
     return sim->poll(fds, num, timeout_ms);
 }
 
 static void watch(void) {
-    server.sets = server.infos = server.configs = server.pages = 0;
+    server.sets = server.refreshed = server.removed = server.infos = server.configs = server.pages = 0;
     server.waited = false;
     server.len = 0;
     memset(server.sent, 0, sizeof server.sent);
 }
 
-static int set_up(void **state) {
-    (void)state;
+static void begin(bool cluster) {
     memset(&server, 0, sizeof server);
     logged = 0;
     kvf_set_log(count_log, NULL, KVF_LOG_DEBUG);
-    kvft_sim_begin(1, false);
+    kvft_sim_begin(1, cluster);
     kvft_sim_lie(answer, NULL);
     sim = kvfi_sys_table;
     table = *sim;
+    table.readv = see_read;
     table.writev = see_write;
     table.poll = see_wait;
     kvfi_sys_table = &table;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    begin(false);
+    return 0;
+}
+
+static int set_up_cluster(void **state) {
+    (void)state;
+    begin(true);
     return 0;
 }
 
@@ -137,6 +166,39 @@ static int tear_down(void **state) {
 
 static bool is_answered(kvfi_tier *tier, kvfi_probe probe) {
     return kvfi_node_answers(&kvfi_redis_of(tier)->node, probe);
+}
+
+/* ---- connecting ---- */
+
+/* User, database, and whether it answers, before our name; all at once. */
+static void an_introduction(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier("redis://somebody:secret@127.0.0.1:7000/3");
+    const char *auth = strstr(server.sent, "AUTH\r\n$8\r\nsomebody\r\n$6\r\nsecret\r\n");
+    const char *database = strstr(server.sent, "SELECT\r\n$1\r\n3\r\n"), *ping = strstr(server.sent, "PING");
+    const char *name = strstr(server.sent, "SETNAME\r\n$7\r\nkvferry\r\n");
+    assert_true(auth != NULL && auth < database && database < ping && ping < name);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
+static void *no_memory(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+
+static void no_memory_for_a_lookup(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
+    assert_int_equal(kvft_peek(tier, 2), KVF_WHY_ABSENT);
+    table.alloc = no_memory;
+    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NOMEM);
+    table.alloc = sim->alloc;
+    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
+    tier->ops->close(tier);
 }
 
 /* ---- saves ---- */
@@ -188,8 +250,12 @@ static void lost_saves_are_sent_again(void **state) {
         put_all(tier, 8, 1000);
         assert_int_equal(server.breaks_at, 0);
         assert_int_equal(server.sets, 8 + nth - 1);
+        kvft_sim_sleep_ms(10);
+        server.breaks_at = nth;
+        put_all(tier, nth, 1000); /* nothing else is left */
+        assert_int_equal(server.sets, nth + nth - 1);
     }
-    assert_int_equal(tier->disconnects, 8);
+    assert_int_equal(tier->disconnects, 16);
     tier->ops->close(tier);
 }
 
@@ -222,6 +288,50 @@ static void a_part_is_refused(void **state) {
     tier->ops->close(tier);
 }
 
+/* ---- loads ---- */
+
+static void get_all(kvfi_tier *tier, size_t num) {
+    static kvft_value values[MANY];
+    static kvfi_item items[MANY];
+    for (size_t i = 0; i < num; i++) {
+        kvft_value_init(&values[i], 1000 + i, 100);
+        items[i] = values[i].item;
+        memset(values[i].bytes, 0, items[i].bytes);
+    }
+    kvfi_feed feed = {
+        .items = items, .num = num, .limit = num, .deadline_us = kvfi_deadline(10000000), .check = kvft_value_check};
+    watch();
+    tier->ops->get(tier, &feed);
+    for (size_t i = 0; i < num; i++) {
+        assert_int_equal(items[i].why, KVF_WHY_NONE);
+        kvft_value_cleanup(&values[i]);
+    }
+}
+
+/* What is loaded after a quarter of its time lives on; of many at once, as many as there is room to say so. */
+static void what_is_used_lives_on(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?ttl=3600"), *lasting = kvft_tier(KVFT_SIM_URL "?ttl=0");
+    for (uint64_t i = 0; i < MANY; i++) {
+        assert_int_equal(kvft_put(tier, 1000 + i, 100), KVF_WHY_NONE);
+    }
+    kvft_sim_sleep_ms(890 * 1000);
+    get_all(tier, 8);
+    assert_int_equal(server.refreshed, 0);
+    kvft_sim_sleep_ms(20 * 1000);
+    get_all(tier, 8);
+    assert_int_equal(server.refreshed, 8);
+    get_all(tier, MANY);
+    assert_in_range(server.refreshed, 50, MANY);
+    server.narrow = true;
+    get_all(tier, MANY);
+    server.narrow = false;
+    get_all(lasting, 8);
+    assert_int_equal(server.refreshed, 0);
+    tier->ops->close(tier);
+    lasting->ops->close(lasting);
+}
+
 /* ---- what a server says of itself ---- */
 
 static const char loading[] = "$32\r\nredis_version:8.0.0\r\nloading:1\r\n\r\n";
@@ -244,9 +354,8 @@ static void one_question_ends_the_connection(void **state) {
     tier->ops->close(tier);
 }
 
-static void count_finding(void *ctx, const kvf_finding *finding) {
-    (void)finding;
-    ++*(unsigned *)ctx;
+static void count_refusals(void *ctx, const kvf_finding *finding) {
+    *(unsigned *)ctx += strcmp(finding->code, "refused") == 0;
 }
 
 /* One that was answered before is not to blame for a connection that ends. */
@@ -259,13 +368,17 @@ static void a_known_question_stays(void **state) {
     for (int i = 0; i < 2; i++) {
         server.info = i == 0 ? NONSENSE : ready;
         server.config = i == 1 ? NONSENSE : NO_SETTING;
-        tier->ops->doctor(tier, count_finding, &found);
+        tier->ops->doctor(tier, count_refusals, &found);
         assert_true(is_answered(tier, KVFI_PROBE_INFO) && is_answered(tier, KVFI_PROBE_CONFIG));
     }
     server.config = NO_SETTING;
     watch();
-    tier->ops->doctor(tier, count_finding, &found);
+    tier->ops->doctor(tier, count_refusals, &found);
     assert_true(server.infos > 0 && server.configs > 0);
+    assert_int_equal(found, 0);
+    server.refuses = 1;
+    tier->ops->doctor(tier, count_refusals, &found);
+    assert_int_equal(found, 1);
     tier->ops->close(tier);
 }
 
@@ -406,16 +519,52 @@ static void the_smallest_field_first(void **state) {
     tier->ops->close(tier);
 }
 
+/* Only what is a session is removed: any key could be named. */
+static void only_sessions_are_removed(void **state) {
+    (void)state;
+    static const struct {
+        const char *reply;
+        kvf_status status;
+        unsigned removed;
+    } rows[] = {{":1\r\n", KVF_OK, 1},
+                {":0\r\n", KVF_MISS, 0},
+                {"-WRONGTYPE Operation\r\n", KVF_MISS, 0},
+                {"-ERR other\r\n", KVF_IO, 0},
+                {"+OK\r\n", KVF_IO, 0}};
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvf_error err = {0};
+        server.has_field = rows[i].reply;
+        watch();
+        assert_int_equal(tier->ops->session_remove(tier, &err, "id", kvfi_deadline(1000000)), rows[i].status);
+        assert_int_equal(server.removed, rows[i].removed);
+    }
+    kvf_error err = {0};
+    server.has_field = "-NOPERM this user has no permissions to run the 'hexists' command\r\n";
+    assert_int_equal(tier->ops->session_remove(tier, &err, "id", kvfi_deadline(1000000)), KVF_CONFIG);
+    assert_non_null(strstr(err.what, "add +hexists to its ACL"));
+    tier->ops->close(tier);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(saves_are_pipelined),      TEST(lost_saves_are_sent_again),
-        TEST(a_part_is_refused),        TEST(one_question_ends_the_connection),
-        TEST(a_known_question_stays),   TEST(the_log_hears_of_changes),
-        TEST(prefix_that_is_too_long),  TEST(a_name_is_not_waited_for),
-        TEST(each_page_has_its_time),   TEST(no_part_stays),
+        TEST(an_introduction),
+        cmocka_unit_test_setup_teardown(no_memory_for_a_lookup, set_up_cluster, tear_down),
+        TEST(saves_are_pipelined),
+        TEST(lost_saves_are_sent_again),
+        TEST(a_part_is_refused),
+        TEST(what_is_used_lives_on),
+        TEST(one_question_ends_the_connection),
+        TEST(a_known_question_stays),
+        TEST(the_log_hears_of_changes),
+        TEST(prefix_that_is_too_long),
+        TEST(a_name_is_not_waited_for),
+        TEST(each_page_has_its_time),
+        TEST(no_part_stays),
         TEST(the_smallest_field_first),
+        TEST(only_sessions_are_removed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
