@@ -72,8 +72,11 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
 }
 
 static kvf_status check_options(kvf_error *err, const kvf_store *store, const kvf_llama_options *o) {
-    if (o->struct_size < sizeof *o || o->context_params == NULL) {
-        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set struct_size and context_params");
+    if (o == NULL || o->struct_size < sizeof *o) {
+        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set struct_size to sizeof(kvf_llama_options)");
+    }
+    if (o->context_params == NULL) {
+        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set context_params to what the context was created with");
     }
     if (store != NULL && o->model_path == NULL) {
         return kvfl_fail(err, KVF_LIMIT,

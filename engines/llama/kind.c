@@ -71,7 +71,8 @@ static kvf_status check_context(const kvf_llama *kv, kvf_error *err, const struc
         return refuse(err, "no sequence is left for scratch: create the context with n_seq_max one larger");
     }
     if (kv->scratch < 0 || (uint32_t)kv->scratch >= num) {
-        return refuse(err, "the scratch sequence is not below n_seq_max");
+        return kvfl_fail(err, KVF_LIMIT, "scratch_seq is %d, n_seq_max %u: name one from 0 to %u", kv->scratch, num,
+                         num - 1);
     }
     if (llama_memory_seq_pos_max(kv->mem, kv->scratch) >= 0) {
         return refuse(err, "the scratch sequence is in use");

@@ -651,16 +651,16 @@ static size_t load_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_i
     return loaded;
 }
 
-size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
-                      size_t num) {
-    kvf_llama_report unread = {0};
+/* The longest cold prefix, and what kvf_llama_save stored behind it. */
+static size_t load_prefix(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                          size_t num) {
     size_t cut = kvf_llama_cut(kv, num);
     if (kv->space == NULL || cut == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq)) {
         return 0;
     }
+    report->num_tokens = (uint32_t)num;
     llama_memory_seq_rm(kv->mem, seq, -1, -1);
     kv->residents[seq].num = 0;
-    report = report != NULL ? report : &unread;
     kvfl_chain(kv, tokens, cut, num - 1 - cut);
     size_t cold = kvfl_load(kv, report, seq, 0, NULL), loaded = cold;
     if (cold < cut) {
@@ -668,5 +668,15 @@ size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq,
     }
     kvfl_follow(kv, seq, tokens, loaded);
     kvfl_note_cold(kv, seq, cold);
+    return loaded;
+}
+
+size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                      size_t num) {
+    kvf_llama_report own = {0};
+    size_t loaded = load_prefix(kv, &own, seq, tokens, num);
+    if (report != NULL) {
+        *report = own;
+    }
     return loaded;
 }

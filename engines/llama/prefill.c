@@ -167,6 +167,13 @@ static kvf_status check(const prefill *p) {
     if (!kvfl_is_text(kv, p->seq)) {
         return kvfl_fail(p->err, KVF_LIMIT, "there is no sequence %d, or it is the scratch sequence", p->seq);
     }
+    int32_t vocab = llama_vocab_n_tokens(llama_model_get_vocab(kv->model));
+    for (size_t i = 0; i < p->num; i++) {
+        if (p->tokens[i] < 0 || p->tokens[i] >= vocab) {
+            return kvfl_fail(p->err, KVF_LIMIT, "token %zu is %d, which is not in the vocabulary of %d tokens", i,
+                             p->tokens[i], vocab);
+        }
+    }
     if (!kvfl_computes_as_named(kv)) {
         return kvfl_fail(p->err, KVF_REFUSED, "attention is not causal: call llama_set_causal_attn(ctx, true)");
     }
@@ -181,6 +188,29 @@ static void drop_from(const prefill *p, size_t have) {
     }
 }
 
+static kvf_status run(prefill *p) {
+    kvf_llama *kv = p->kv;
+    p->report->num_tokens = (uint32_t)p->num;
+    p->have = kvfl_keep_resident(kv, p->seq, p->tokens, p->cut);
+    p->report->resident_tokens = (uint32_t)p->have;
+    kvfl_forget(kv, p->seq, KVF_ASIDE_FOREIGN); /* until this has ended well */
+    kvf_status status = fill(p);
+    if (status == KVF_OK) {
+        status = compute(p, p->num);
+    }
+    if (status == KVF_OK) {
+        kvfl_note_resident(kv, p->seq, p->tokens, p->cut);
+        kvfl_follow(kv, p->seq, p->tokens, p->num);
+        kvfl_note_cold(kv, p->seq, p->cut);
+    } else if (status == KVF_CLOSED) {
+        drop_from(p, p->have); /* what a stopped batch left behind */
+    } else {
+        llama_memory_seq_rm(kv->mem, p->seq, -1, -1);
+    }
+    p->report->compute_tokens_per_s = kvfl_tokens_per_s(kv);
+    return status;
+}
+
 kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, llama_seq_id seq,
                              const llama_token *tokens, size_t num) {
     kvf_llama_report own = {0};
@@ -193,27 +223,7 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
                  .cut = kvf_llama_cut(kv, num),
                  .cold = true};
     kvf_status status = check(&p);
-    if (status != KVF_OK) {
-        return status;
-    }
-    own.num_tokens = (uint32_t)num;
-    p.have = kvfl_keep_resident(kv, seq, tokens, p.cut);
-    own.resident_tokens = (uint32_t)p.have;
-    kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN); /* until this has ended well */
-    status = fill(&p);
-    if (status == KVF_OK) {
-        status = compute(&p, num);
-    }
-    if (status == KVF_OK) {
-        kvfl_note_resident(kv, seq, tokens, p.cut);
-        kvfl_follow(kv, seq, tokens, num);
-        kvfl_note_cold(kv, seq, p.cut);
-    } else if (status == KVF_CLOSED) {
-        drop_from(&p, p.have); /* what a stopped batch left behind */
-    } else {
-        llama_memory_seq_rm(kv->mem, seq, -1, -1);
-    }
-    own.compute_tokens_per_s = kvfl_tokens_per_s(kv);
+    status = status == KVF_OK ? run(&p) : status;
     if (report != NULL) {
         *report = own;
     }

@@ -71,22 +71,29 @@ static bool is_of_other(const kvf_llama *kv, llama_seq_id seq) {
     return h->num > 0 && h->identity != kv->identity;
 }
 
-size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
-                      size_t num) {
-    kvf_llama_report unread = {0};
+static void save_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                          size_t num) {
     size_t blocks = num / kv->block_tokens;
     if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) || is_of_other(kv, seq) ||
         (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
-        return 0;
+        return;
     }
+    report->num_tokens = (uint32_t)num;
     kvfl_chain(kv, tokens, blocks * kv->block_tokens, 0);
     kvfl_name_apart(kv, 0, KVFL_AS_IT_IS, sizeof KVFL_AS_IT_IS);
-    report = report != NULL ? report : &unread;
-    uint32_t before = report->saved_blocks;
     kvfl_save(kv, report, seq, 0, blocks);
     if (llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)(blocks * kv->block_tokens) - 1) {
         (void)kvfl_pass_boundary(kv, report, seq, blocks, true);
     }
-    return report->saved_blocks - before;
+}
+
+size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
+                      size_t num) {
+    kvf_llama_report own = {0};
+    save_as_it_is(kv, &own, seq, tokens, num);
+    if (report != NULL) {
+        *report = own;
+    }
+    return own.saved_blocks;
 }

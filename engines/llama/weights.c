@@ -160,10 +160,20 @@ static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file)
     return KVF_OK;
 }
 
+static bool is_gguf(const kvfl_file *file) {
+    char magic[4];
+    return S_ISREG(file->stat.st_mode) && pread(file->fd, magic, sizeof magic, 0) == (ssize_t)sizeof magic &&
+           memcmp(magic, "GGUF", sizeof magic) == 0;
+}
+
+/* O_NONBLOCK: a fifo of that name is not waited for. */
 static kvf_status open_file(kvfl_file *out, kvf_error *err, const char *path) {
     out->path = strdup(path);
-    out->fd = out->path != NULL ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    return out->fd >= 0 && fstat(out->fd, &out->stat) == 0 ? KVF_OK : unreadable(err, path);
+    out->fd = out->path != NULL ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    if (out->fd < 0 || fstat(out->fd, &out->stat) != 0) {
+        return unreadable(err, path);
+    }
+    return is_gguf(out) ? KVF_OK : kvfl_fail(err, KVF_CONFIG, "not a GGUF file: %s", path);
 }
 
 /* ---- all of them ---- */

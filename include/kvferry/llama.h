@@ -37,14 +37,13 @@ typedef struct kvf_llama_options {
     const char *adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. After a change:
                              kvf_llama_set_adapters */
     const char *tenant;   /* NULL = none */
-    const void *secret;   /* see kvf_space_options */
+    const void *secret;   /* see kvf_space_options; to replace a secret, give both to the store (kvf_options) */
     size_t secret_len;
     /* A power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
     uint32_t block_tokens;
     uint32_t budget_ms; /* of one prefill's lookup and load; 0 = 10000 */
-    int portable; /* 0: the numbers that this machine computes are part of the identity (a probe token's KV), so that a
-                     hit equals what would be computed here to the bit; 1: share across kinds of CPU, GPU and thread
-                     counts */
+    int portable; /* 0: the numbers that this machine computes are part of the identity (a probe: the KV of four tokens),
+                     so that a hit equals what would be computed here to the bit; 1: share across kinds of CPU and GPU */
     kvf_llama_progress_fn progress;
     void *progress_ctx;
     /* What the model was loaded with. Needed with a store: metadata that was set over the file's own (kv_overrides) and
@@ -53,13 +52,13 @@ typedef struct kvf_llama_options {
 } kvf_llama_options;
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for
- * byte, and names its space. Computes a few tokens in the scratch sequence: outputs of an earlier llama_decode are gone
- * afterwards. Ends a warm-up (llama_set_warmup), under which a mixture of experts computes other KV; so do
+ * byte, and names its space. Computes four tokens in the scratch sequence, two at a time, which takes two free
+ * cells: outputs of an earlier llama_decode are gone afterwards. Ends a warm-up (llama_set_warmup), under which a mixture of experts computes other KV; so do
  * kvf_llama_prefill and kvf_llama_decode. docs/llama.md lists every setting of llama.cpp, and whether it is in the space,
  * without influence, or refused. Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, an evaluation
  * callback, a kind of memory that is not known or not proven, no free sequence or cells, a model file that is not proven
- * to be the one that was loaded); KVF_LIMIT (options that are missing or out of range); KVF_CONFIG (model file
- * unreadable); KVF_IO, KVF_NOMEM. */
+ * to be the one that was loaded); KVF_LIMIT (options that are missing or out of range; the message names the
+ * one); KVF_CONFIG (the model file can't be read, or is no GGUF file); KVF_IO, KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
                                                    struct llama_context *ctx, const kvf_llama_options *options);
 KVF_API void kvf_llama_detach(kvf_llama *);
@@ -70,8 +69,8 @@ KVF_API kvf_space *kvf_llama_space(kvf_llama *);
  * something, before the next token is computed. `adapters` describes all that is in use from now on, as in the options:
  * two descriptions are the same set exactly where they are the same text. What sequences hold of another set is not
  * stored, copied or kept as that of this one, and is known again when that one comes back. The last 32 sets are
- * remembered, so that changing between them costs nothing; a new one is probed (unless `portable`), which takes a cell
- * and what outputs an earlier llama_decode left. Returns KVF_OK; KVF_LIMIT (no cell is free now, or loads of earlier
+ * remembered, so that changing between them costs nothing; a new one is probed (unless `portable`), which takes two
+ * cells and what outputs an earlier llama_decode left. Returns KVF_OK; KVF_LIMIT (two cells are not free now, or loads of earlier
  * sets are still under way: call it again later); KVF_REFUSED, KVF_IO, KVF_NOMEM as kvf_llama_attach. After a failure
  * nothing is loaded or stored until a call succeeds; decoding goes on. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_set_adapters(kvf_llama *, kvf_error *err, const char *adapters);
@@ -107,7 +106,10 @@ typedef struct kvf_llama_report {
     int64_t waited_us; /* for the store, while nothing was computed; part of load_us */
 } kvf_llama_report;
 
-/* kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
+/* The calls below that take a report fill it: what it held before is gone, and where a call does nothing it is zero.
+ * `report` may be NULL.
+ *
+ * kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
  * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the
  * whole blocks that it put there itself, and checks that their KV is still that, on up to 16 of their tokens; anything
  * else is cleared), then the longest stored prefix is loaded, then the rest is decoded and its whole blocks are saved.
@@ -120,8 +122,8 @@ typedef struct kvf_llama_report {
  * alone. (ggml's kernels for fewer than 64 rows round differently.) For the same reason the KV of generated tokens is
  * not kept over a prefill: it is computed again, as a prompt is. So a store holds what a cold run of the prompt
  * computes, whatever this sequence did before. Store trouble is never an error here. Returns KVF_OK; KVF_LIMIT (no
- * tokens, or more than the context holds); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its
- * code; the sequence is cleared); KVF_CLOSED (stopped by progress). `report` may be NULL. */
+ * tokens, more than the context holds, one that is not in the vocabulary, or no such sequence); KVF_REFUSED (attention is
+ * not causal); KVF_IO (llama_decode failed, with its code; the sequence is cleared); KVF_CLOSED (stopped by progress). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
 

@@ -11,11 +11,10 @@
 
 #include <cmocka.h>
 
-#define MODEL_PATH __FILE__
-#define NUM        300u /* 4 blocks of 64, a tail of 43 tokens, and the last one */
-#define WIDTH      256u
-#define LAYERS     4u /* a control vector shows in the KV of those behind the second */
-#define VOCAB      128u
+#define NUM    300u /* 4 blocks of 64, a tail of 43 tokens, and the last one */
+#define WIDTH  256u
+#define LAYERS 4u /* a control vector shows in the KV of those behind the second */
+#define VOCAB  128u
 
 typedef struct world {
     struct llama_model *model;

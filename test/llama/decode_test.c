@@ -10,8 +10,7 @@
 
 #include <cmocka.h>
 
-#define MODEL_PATH __FILE__ /* any file stands for the toy's: its bytes are hashed, never read as a model */
-#define NUM        300u     /* 4 blocks of 64, a tail of 43 tokens, and the last one */
+#define NUM 300u /* 4 blocks of 64, a tail of 43 tokens, and the last one */
 
 typedef struct world {
     struct llama_model *model;

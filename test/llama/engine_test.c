@@ -12,9 +12,8 @@
 
 #include <cmocka.h>
 
-#define NUM        300u /* 4 blocks of 64, a tail of 43 tokens, and the last one */
-#define BLOCKS     4u
-#define MODEL_PATH __FILE__ /* any file stands for the toy's: its bytes are hashed, never read as a model */
+#define NUM    300u /* 4 blocks of 64, a tail of 43 tokens, and the last one */
+#define BLOCKS 4u
 
 static llama_token *toy_prompt(unsigned seed) {
     llama_token *tokens = lab_prompt(NUM, seed);
@@ -90,13 +89,25 @@ static void test_bad_options_are_errors(void **state) {
     assert_non_null(strstr(err.what, "/nonexistent/model.gguf"));
     o = good;
     o.scratch_seq = 4;
-    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_REFUSED);
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    assert_non_null(strstr(err.what, "scratch_seq is 4, n_seq_max 4"));
+    o.scratch_seq = -1;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    o = good;
+    o.struct_size = 0;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    assert_non_null(strstr(err.what, "struct_size"));
     o = good;
     o.block_tokens = 32;
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
     o = good;
     o.context_params = NULL;
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    assert_non_null(strstr(err.what, "context_params"));
+    o = good;
+    o.model_path = NULL;
+    assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
+    assert_non_null(strstr(err.what, "model_path"));
     o = good;
     o.model_params = NULL;
     assert_int_equal(kvf_llama_attach(&kv, &err, store, ctx, &o), KVF_LIMIT);
@@ -113,6 +124,32 @@ static void test_bad_options_are_errors(void **state) {
     kvf_llama_detach(kv);
     kvf_store_close(store);
     llama_free(ctx);
+    llama_model_free(model);
+}
+
+/* Anything but a GGUF file would name blocks that belong to no model. None of it is waited for. */
+static void test_the_model_file_must_be_gguf(void **state) {
+    (void)state;
+    struct llama_model *model = lab_toy("llama", false, 1);
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
+    char *dir = kvft_temp_dir(), text[200], empty[200], fifo[200];
+    snprintf(text, sizeof text, "%s/text.gguf", dir);
+    snprintf(empty, sizeof empty, "%s/empty.gguf", dir);
+    snprintf(fifo, sizeof fifo, "%s/fifo.gguf", dir);
+    FILE *file = fopen(text, "we");
+    assert_true(file != NULL && fputs("GGU is no model\n", file) >= 0 && fclose(file) == 0);
+    file = fopen(empty, "we");
+    assert_true(file != NULL && fclose(file) == 0);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    const char *const paths[] = {text, empty, fifo, dir};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        lab l = lab_open(model, &config, "mem:", paths[i]);
+        assert_int_equal(l.status, KVF_CONFIG);
+        assert_non_null(strstr(l.err.what, "not a GGUF file"));
+        assert_non_null(strstr(l.err.what, paths[i]));
+        lab_close(&l);
+    }
+    kvft_remove_dir(dir);
     llama_model_free(model);
 }
 
@@ -142,6 +179,16 @@ static void test_prompts_of_every_length(void **state) {
     assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 0, tokens, 513), KVF_LIMIT);
     assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 3, tokens, 10), KVF_LIMIT); /* scratch */
     assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 9, tokens, 10), KVF_LIMIT);
+    const llama_token unknown[] = {-1, (llama_token)lab_vocab(&l)};
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
+        kvf_llama_report report, zero = {0};
+        memset(&report, 0xff, sizeof report);
+        tokens[3] = unknown[i];
+        assert_int_equal(kvf_llama_prefill(l.kv, &report, &err, 0, tokens, 300), KVF_LIMIT);
+        assert_non_null(strstr(err.what, "token 3 is "));
+        assert_memory_equal(&report, &zero, sizeof report);
+        assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(l.ctx), 0), 511); /* as it was */
+    }
     free(tokens);
     lab_close(&l);
     llama_model_free(model);
@@ -376,6 +423,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_not_proven_is_refused),
         cmocka_unit_test(test_other_kinds_are_refused_with_their_reason),
         cmocka_unit_test(test_bad_options_are_errors),
+        cmocka_unit_test(test_the_model_file_must_be_gguf),
         cmocka_unit_test(test_prompts_of_every_length),
         cmocka_unit_test(test_progress_can_stop),
         cmocka_unit_test(test_chat_keeps_what_is_resident),

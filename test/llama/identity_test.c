@@ -14,8 +14,7 @@
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* programs call what is deprecated, too */
 
-#define NUM        280u /* tokens of a prompt: 4 blocks of 64, and more */
-#define MODEL_PATH __FILE__
+#define NUM 280u /* tokens of a prompt: 4 blocks of 64, and more */
 
 static const char *self;
 

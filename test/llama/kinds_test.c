@@ -17,7 +17,6 @@
 #define NUM        1300u /* 20 blocks of 64, a tail of 19 tokens, and the last one; states at 1024, 1280 and 1299 */
 #define SHARED     1100u /* of another prompt */
 #define GREEDY     8u
-#define MODEL_PATH __FILE__
 #define MAX_FAULTS 8u
 
 typedef struct kind {

@@ -20,6 +20,9 @@
 #include "kvferry/llama.h"
 #include "support/kit.h"
 
+/* Stands for the file of a toy model, which has none: its bytes are hashed, never read as a model. */
+#define MODEL_PATH KVFT_STAND_IN
+
 typedef struct lab_config {
     enum ggml_type kv_type;
     bool flash;

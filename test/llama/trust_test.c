@@ -11,8 +11,7 @@
 
 #include <cmocka.h>
 
-#define NUM        300u /* 4 blocks of 64, and 44 tokens behind the cut */
-#define MODEL_PATH __FILE__
+#define NUM 300u /* 4 blocks of 64, and 44 tokens behind the cut */
 
 static llama_token *toy_prompt(unsigned seed) {
     llama_token *tokens = lab_prompt(NUM, seed);
@@ -195,11 +194,23 @@ static void test_no_room_to_load(void **state) {
     llama_memory_clear(llama_get_memory(l.ctx), true);
     decode(&l, 1, others, 0, NUM);
     decode(&l, 2, others, 0, 60); /* 152 cells are left */
-    report = (kvf_llama_report){0};
+    memset(&report, 0x7f, sizeof report);
     assert_int_equal(kvf_llama_load(l.kv, &report, 0, tokens, NUM), 128);
+    assert_int_equal(report.num_tokens, NUM);
     assert_int_equal(report.loaded_tokens, 128);
+    assert_int_equal(report.saved_blocks + report.known_blocks + report.missed_blocks, 0);
     assert_int_equal(report.why, KVF_WHY_FULL);
     assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(l.ctx), 0), 127);
+    /* A report holds what its call did, not what those before it did. */
+    assert_int_equal(kvf_llama_save(l.kv, &report, 0, tokens, 128), 2);
+    assert_int_equal(report.saved_blocks, 2);
+    assert_int_equal(report.loaded_tokens, 0);
+    const kvf_llama_report zero = {0};
+    assert_int_equal(kvf_llama_save(l.kv, &report, 0, tokens, 0), 0);
+    assert_memory_equal(&report, &zero, sizeof report);
+    memset(&report, 0x7f, sizeof report);
+    assert_int_equal(kvf_llama_load(l.kv, &report, 0, tokens, 0), 0);
+    assert_memory_equal(&report, &zero, sizeof report);
     free(tokens);
     free(others);
     lab_close(&l);
