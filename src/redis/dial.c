@@ -4,6 +4,7 @@
  * the time that takes.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -178,6 +179,11 @@ static int dial_unix(const char *path, int64_t deadline_us) {
     return fd;
 }
 
+static bool is_socket(const char *path) {
+    struct stat st;
+    return kvfi_sys->fstatat(AT_FDCWD, path, &st, 0) != 0 || S_ISSOCK(st.st_mode);
+}
+
 /* ---- several addresses of one name: the next is tried beside the last when that has not answered for a moment, and
  * the first that answers is taken, and is the first to be tried next time */
 
@@ -319,6 +325,9 @@ static int dial_tcp(const struct addrinfo *list, _Atomic uint32_t *answered, int
 static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, _Atomic uint32_t *answered, int64_t deadline_us) {
     if (to->path != NULL) {
         *out_fd = dial_unix(to->path, deadline_us);
+        if (*out_fd < 0 && errno == ECONNREFUSED) { /* what a file that is none says, too */
+            errno = is_socket(to->path) ? ECONNREFUSED : ENOTSOCK;
+        }
     } else {
         struct addrinfo *list = NULL;
         kvf_reason why = resolve(&list, to, deadline_us);
@@ -375,7 +384,9 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
         conn->fd = -1;
         char text[64];
         snprintf(conn->said, sizeof conn->said, "%s",
-                 why == KVF_WHY_NOMEM ? "no memory" : strerror_r(errno, text, sizeof text));
+                 why == KVF_WHY_NOMEM ? "no memory"
+                 : errno == ENOTSOCK  ? "that is not a socket"
+                                      : strerror_r(errno, text, sizeof text));
         return why;
     }
     return peer->tls != NULL ? secure(conn, peer, deadline_us) : KVF_WHY_NONE;

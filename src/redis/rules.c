@@ -104,7 +104,7 @@ static kvf_severity forbidden(const look *l) {
 static kvf_severity evicts(look *l) {
     SAY(l, "the server evicts nothing (noeviction): once it is full, every save fails%s",
         forbidden(l) == KVF_FATAL ? ". Nothing is stored there" : "");
-    return strcmp(l->facts->policy, "noeviction") == 0 ? forbidden(l) : KVF_FINE;
+    return has_bound(l) && strcmp(l->facts->policy, "noeviction") == 0 ? forbidden(l) : KVF_FINE;
 }
 
 static kvf_severity evicts_ours(look *l) {

@@ -206,11 +206,6 @@ static void memory(void **state) {
     static const row rows[] = {
         {.code = "maxmemory", .set = "CONFIG SET maxmemory 0", .url = "", .severity = KVF_WARNING},
         {.code = "maxmemory", .set = "CONFIG SET maxmemory 0", .url = "?budget=100M", .severity = KVF_NOTE},
-        /* What Redis is like when nobody has touched it. */
-        {.code = "noeviction",
-         .set = "CONFIG SET maxmemory 0;CONFIG SET maxmemory-policy noeviction",
-         .url = "",
-         .severity = KVF_WARNING},
         {.code = "budget",
          .set = "CONFIG SET maxmemory 0",
          .unset = "CONFIG SET maxmemory 4gb",

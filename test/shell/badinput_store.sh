@@ -8,6 +8,11 @@
 head -c 1000 /dev/urandom >"$dir/payload"
 put=(put "${fields[@]}" --key "$(printf '%064d' 7)" "$dir/payload")
 
+# --- a unix socket that is a file
+echo text >"$dir/no_socket"
+run 1 doctor --store "redis+unix://$dir/no_socket"
+says "not a socket"
+
 # --- URLs
 run 3 ls --store "nonsense"
 run 3 ls --store "ftp://host/"
