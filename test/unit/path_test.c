@@ -578,6 +578,7 @@ static void test_blocks_that_can_not_be(void **state) {
             assert_int_equal(b.prompt->blocks[i].status, KVF_LIMIT);
         }
     }
+    assert_int_equal(kvf_store_flush(b.store, 20000), KVF_OK);
     assert_int_equal(stats_of(b.store).saved, 1); /* the card of the space */
     kvf_queue_close(queue);
     close_bench(&b);

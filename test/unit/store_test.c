@@ -321,6 +321,33 @@ static void test_bad_views_are_refused(void **state) {
     assert_int_equal(kvf_view_open(&view, NULL, &huge, 0, 1), KVF_LIMIT);
 }
 
+/* Up to its limits a view is fine, beyond each it is refused. */
+static void test_views_at_their_limits(void **state) {
+    (void)state;
+    enum { REGIONS = 4096, RUNS = 65536, SLOTS = 1 << 26 };
+    static kvf_region regions[REGIONS + 1];
+    uint8_t memory[16];
+    for (size_t i = 0; i <= REGIONS; i++) {
+        regions[i] = (kvf_region){.base = memory, .run_bytes = 1, .num_runs = 1};
+    }
+    kvf_region runs = {.base = memory, .run_bytes = 1, .num_runs = RUNS};
+    kvf_region bytes = {.base = memory, .run_bytes = KVF_MAX_PAYLOAD_BYTES, .num_runs = 1};
+    for (size_t more = 0; more < 2; more++) {
+        const struct {
+            const kvf_region *regions;
+            size_t num_regions, num_slots;
+        } views[] = {{regions, REGIONS + more, 1}, {regions, 1, SLOTS + more}, {&runs, 1, 1}, {&bytes, 1, 1}};
+        for (size_t i = 0; i < sizeof views / sizeof *views; i++) {
+            kvf_view *view = NULL;
+            kvf_status status = kvf_view_open(&view, NULL, views[i].regions, views[i].num_regions, views[i].num_slots);
+            assert_int_equal(status, more == 0 ? KVF_OK : KVF_LIMIT);
+            kvf_view_close(view);
+        }
+        runs.num_runs++;
+        bytes.run_bytes++;
+    }
+}
+
 /* ---- tiers ---- */
 
 static void test_tiers_fall_through_and_promote(void **state) {
@@ -612,6 +639,7 @@ int main(void) {
         cmocka_unit_test(test_borrow_checks_the_tokens),
         cmocka_unit_test(test_a_view_gathers_and_scatters),
         cmocka_unit_test(test_bad_views_are_refused),
+        cmocka_unit_test(test_views_at_their_limits),
         cmocka_unit_test(test_tiers_fall_through_and_promote),
         cmocka_unit_test(test_queue_saves_matches_and_loads),
         cmocka_unit_test(test_a_watched_load_goes_over_gaps),
