@@ -19,7 +19,7 @@ programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUI
 	check-cluster check-recovery check-chaos check-stall check-servers check-evict check-never-slower
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## set up what is missing: Debian packages, llama.cpp, a small model (asks once)
 	@scripts/setup.sh

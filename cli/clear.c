@@ -6,18 +6,20 @@
 
 #include <unistd.h>
 
-static const char help[] = "usage: kvferry clear SPACE | --session ID | --all [--yes] [options]\n"
-                           "\n"
-                           "Removes all blocks of a space (the first digits of it are enough), one session, or all "
-                           "blocks and sessions. Nothing\n"
-                           "else in the folder or server is touched.\n"
-                           "\n"
-                           "Options:\n"
-                           "      --session ID  remove this session\n"
-                           "      --sealed      with --session: the one that is sealed under the secret\n"
-                           "      --all         remove everything of kvferry\n"
-                           "  -y, --yes         with --all: do not ask (needed on a terminal)\n" KVFCLI_COMMON_HELP "\n"
-                           "Exit codes: 0; 1 when there is no such space or session.\n";
+static const char help[] =
+    "usage: kvferry clear SPACE | --session ID | --all [--yes] [options]\n"
+    "\n"
+    "Removes all blocks of a space (the first digits of it are enough), one session, or all "
+    "blocks and sessions. Nothing\n"
+    "else in the folder or server is touched.\n"
+    "\n"
+    "Options:\n"
+    "      --session ID  remove this session (of kvf_session_save; a conversation of `kvferry run\n"
+    "                    --session` is forgotten by `kvferry run --session ID --restart`)\n"
+    "      --sealed      with --session: the one that is sealed under the secret\n"
+    "      --all         remove everything of kvferry\n"
+    "  -y, --yes         with --all: do not ask (needed on a terminal)\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0; 1 when there is no such space or session.\n";
 
 enum { OPT_SESSION = KVFCLI_OPT_OWN, OPT_ALL };
 

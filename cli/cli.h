@@ -69,16 +69,19 @@ enum {
         "help", no_argument, NULL, 'h'                                                                      \
     }
 
-#define KVFCLI_COMMON_HELP                                                               \
-    "  -s, --store URL   the store; again for more tiers, fastest first\n"               \
-    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n"    \
-    "      --secret-file FILE\n"                                                         \
-    "                    a tenant's secret: records are sealed under it; a second one\n" \
-    "                    is the secret before, which is only read (default:\n"           \
-    "                    $KVFERRY_SECRET_FILE; two with \":\" between them)\n"           \
-    "      --json        output for programs\n"                                          \
-    "  -v, --verbose     say more on stderr\n"                                           \
+#define KVFCLI_STORE_HELP                                                                 \
+    "  -s, --store URL   the store; again for more tiers, fastest first\n"                \
+    "                    (default: $KVFERRY_STORE, or file:~/.cache/kvferry/store)\n"     \
+    "      --secret-file FILE\n"                                                          \
+    "                    a tenant's secret: records are sealed under it. Make one:\n"     \
+    "                    (umask 077; openssl rand -base64 32 > FILE)\n"                   \
+    "                    Given twice: the new secret first, then the old one, which is\n" \
+    "                    only read (default: $KVFERRY_SECRET_FILE, as FILE or NEW:OLD)\n"
+#define KVFCLI_JSON_HELP "      --json        output for programs\n"
+#define KVFCLI_ASIDE_HELP                      \
+    "  -v, --verbose     say more on stderr\n" \
     "  -h, --help        this text\n"
+#define KVFCLI_COMMON_HELP KVFCLI_STORE_HELP KVFCLI_JSON_HELP KVFCLI_ASIDE_HELP
 
 /* Takes an option of the verb itself. Returns KVFCLI_FINE, or an exit code after a message. */
 typedef int (*kvfcli_take_fn)(void *ctx, int opt, const char *value);

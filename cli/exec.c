@@ -41,9 +41,9 @@ static const char help[] =
     "      --budget-ms N       most time for the lookup and load of one batch (default 10000)\n"
     "      --block-tokens N    tokens of a block, a power of two from 64 on (default: near 1 MiB a record)\n"
     "      --tenant NAME       blocks of their own for this name\n"
-    "      --portable          share blocks across kinds of CPU and GPU (the answer may differ in its last bits)\n" KVFCLI_COMMON_HELP
-    "\n"
-    "Exit codes: the program's own; 2 usage, 3 a store URL, 4 a program that can't be helped, 5 I/O.\n";
+    "      --portable          share blocks across kinds of CPU and GPU (the answer may differ in its last bits)\n" KVFCLI_STORE_HELP
+        KVFCLI_ASIDE_HELP "\n"
+    "Exit codes: the program's own; 2 usage, 3 a store URL or secret file, 4 a program that can't be helped, 5 I/O.\n";
 
 enum { OPT_STATS = KVFCLI_OPT_OWN, OPT_QUIET, OPT_BUDGET, OPT_BLOCK, OPT_TENANT, OPT_PORTABLE };
 

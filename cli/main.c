@@ -56,7 +56,8 @@ static const char conclusion[] =
     "\n"
     "kvferry VERB --help explains each. A store is named by a URL: file:/folder,\n"
     "redis://host:port/db, redis+unix:///path/of.sock, mem: ; without --store URL or $KVFERRY_STORE\n"
-    "it is file:~/.cache/kvferry/store.\n"
+    "it is file:~/.cache/kvferry/store. --secret-file FILE seals what is stored, so that nobody\n"
+    "without that file can read or forge it (docs/security.md).\n"
     "Exit codes: 0 fine, 1 damaged or not found, 2 usage, 3 store, 4 model or input, 5 I/O, 130 interrupted.\n";
 
 static void print_help(FILE *out) {

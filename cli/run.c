@@ -57,16 +57,17 @@ static const char help[] =
     "token counts from the text of the prompt on, with the model loaded and its context made. A store\n"
     "that does not answer is no error: everything is computed then (but a session can't go on without\n"
     "it). Ctrl-C stops, and keeps the blocks that are whole.\n"
-    "Exit codes: 0; 2 wrong usage; 3 a wrong store URL, or no store for a session; 4 a model, file or\n"
-    "prompt that can't be used; 5 the answer could not be computed or printed, or the session not\n"
-    "stored; 130 interrupted.\n";
+    "Exit codes: 0; 2 wrong usage; 3 what only you can mend of the store (a wrong URL, password, database\n"
+    "or secret file, a path that is no folder), or no store for a session; 4 a model, file or prompt that\n"
+    "can't be used; 5 the answer could not be computed or printed, or the session not stored; 130\n"
+    "interrupted.\n";
 
 static const char explain_help[] =
     "usage: kvferry explain -m MODEL [-f FILE] [-p TEXT] [options of kvferry run]\n"
     "\n"
     "Says what of a prompt is stored, and why the rest is not: the first token that differs from what is stored, and both texts; another\n"
     "chat template; another space (KV type, flash attention, build, rope ...) that has the same beginning; blocks that were evicted or have\n"
-    "expired. Give it the same options as the run that surprised you. Computes nothing but one token; reads the headers of all\n"
+    "expired. Give it the same options as the run that surprised you. Computes a few tokens only, to know the space; reads the headers of all\n"
     "records of the store, so it takes a while on a large one.\n"
     "\n"
     "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n"

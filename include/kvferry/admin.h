@@ -43,7 +43,7 @@ typedef struct kvf_entry {
     int64_t stored_s;       /* 0 = unknown */
     int64_t ttl_ms;         /* -1 = none, -2 = not known: it is in the meta of a session that was not read */
     /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it
-     * is not there (evicted, it was removed while being written, or who wrote it died before the end): a miss, and no damage */
+     * is not there (evicted, removed while it was written, or its writer died): a miss, and no damage */
     kvf_reason damage;
     kvf_seal seal;
 } kvf_entry;

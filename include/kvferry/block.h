@@ -75,8 +75,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_fo
 KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms);
 
 /* kvf_borrow lends the payload of one block without a copy, where a tier allows it (mem, file): verified like a load.
- * Where `iov` is given, its length is what the payload must have, and its memory is not touched (it may be NULL); a
- * payload of any length is lent without. `slot` is not used. The bytes must not be written to, stay valid until
+ * Where `iov` is given, its length is what the payload must have, and its memory is not touched (it may be NULL);
+ * without `iov` any length is lent. `slot` is not used. The bytes must not be written to, stay valid until
  * kvf_release, and survive eviction. A file is lent only where this user alone can write to it and to its folders; a
  * process of the same user that writes into it changes what is lent, or ends the reader with SIGBUS. A record of a space
  * with a secret can't be opened where it lies, and is never lent. Takes 10 s at most.
@@ -130,7 +130,8 @@ typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
                     are there */
     KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them. See
-                    KVF_MAY_LEND */
+                    KVF_MAY_LEND. (In a space with a secret each block is sealed into a buffer of the backlog first: one
+                    that finds no room is KVF_WHY_FULL. KVF_MAY_LEND has no effect there.) */
     KVF_OP_MATCH /* as kvf_match, keys taken from the blocks, of which nothing else is used; with `found` */
 } kvf_op;
 

@@ -12,8 +12,8 @@
  *                                                       ?sentinel_user=&sentinel_password=
  *   rediss://, rediss+cluster://, rediss+sentinel://    with TLS; ?ssl_ca_certs=file&ssl_certfile=&ssl_keyfile=
  *
- * Sizes take K, M, G (1024-based). docs/stores.md explains every parameter. An unknown one is KVF_CONFIG, never
- * ignored.
+ * Sizes take K, M, G, T (1024-based). docs/stores-file.md and docs/stores-redis.md explain every parameter. An unknown
+ * one is KVF_CONFIG, never ignored.
  */
 #ifndef KVFERRY_STORE_H
 #define KVFERRY_STORE_H
@@ -51,9 +51,9 @@ typedef struct kvf_options {
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 
-/* kvf_store_close waits up to drain_ms for the backlog (and, where a server stands still just then, for what is half
- * sent: four times stall_ms of its URL, and twenty times where it was slow before), ends the threads and frees the store. Spaces, queues, borrowed blocks
- * and sessions of the store must be closed or released before. */
+/* kvf_store_close waits up to drain_ms for the backlog, ends the threads and frees the store. Where a server stalls just
+ * then, what is half sent is waited for up to 4 x `stall_ms` more, 20 x where it was slow before. Spaces, queues,
+ * borrowed blocks and sessions of the store must be closed or released before. */
 KVF_API void kvf_store_close(kvf_store *);
 
 /* kvf_store_flush waits until all blocks handed over so far are written or shed, or until the budget ends
