@@ -84,6 +84,40 @@ static ssize_t interrupted_readv(int fd, const struct iovec *iov, int num) {
     return kvfi_sys_real.readv(fd, iov, num);
 }
 
+static ssize_t interrupted_writev(int fd, const struct iovec *iov, int num) {
+    if (interruptions > 0) {
+        interruptions--;
+        errno = EINTR;
+        return -1;
+    }
+    return kvfi_sys_real.writev(fd, iov, num);
+}
+
+static ssize_t reset(int fd, const struct iovec *iov, int num) {
+    (void)fd;
+    (void)iov;
+    (void)num;
+    errno = ECONNRESET;
+    return -1;
+}
+
+/* A call that was interrupted is made again; one that fails is an error, whoever made it. */
+static void calls_that_fail(void **state) {
+    (void)state;
+    kvfi_systable table = kvfi_sys_real;
+    kvfi_sys_table = &table;
+    table.writev = reset;
+    shake_hands_in_vain();
+    expect(false, true, "Connection reset");
+    table.writev = interrupted_writev;
+    table.readv = reset;
+    interruptions = 2;
+    shake_hands_in_vain();
+    expect(false, true, "Connection reset");
+    assert_int_equal(interruptions, 0);
+    kvfi_sys_table = &kvfi_sys_real;
+}
+
 /* An end is no error, whatever errno was before. */
 static void server_that_closes(void **state) {
     (void)state;
@@ -167,11 +201,17 @@ static ssize_t read_badly(int fd, const struct iovec *iov, int num, off_t at) {
     return num == 1 ? kvfi_sys_real.preadv(fd, &one, 1, at) : -1;
 }
 
+static int open_for_us(const char *path, int flags, mode_t mode) {
+    assert_int_equal(flags, O_RDONLY | O_CLOEXEC); /* no child process gets it */
+    return kvfi_sys_real.open(path, flags, mode);
+}
+
 static kvf_status open_with_ca(kvf_error *err) {
     kvfi_systable table = kvfi_sys_real;
     kvfi_tls_conf conf = {.on = true, .verify = true, .ca_file = certs->ca};
     kvfi_tls *tls = NULL;
     table.preadv = read_badly;
+    table.open = open_for_us;
     reads = 0;
     kvfi_sys_table = &table;
     kvf_status status = kvfi_tls_open(&tls, err, &conf);
@@ -201,7 +241,7 @@ static void file_of_pem(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {TEST(server_that_closes), TEST(server_that_refuses),
+    const struct CMUnitTest tests[] = {TEST(server_that_closes), TEST(calls_that_fail), TEST(server_that_refuses),
                                        TEST(server_of_other_ciphers), TEST(file_of_pem)};
     return cmocka_run_group_tests(tests, set_up_all, tear_down_all);
 }
