@@ -132,6 +132,8 @@ static void test_what_can_not_be(void **state) {
     } rows[] = {{"redis://host/1?db=2", "twice"},
                 {"redis+cluster://host?db=1", "one database"},
                 {"redis+sentinel://host", "name of the master"},
+                {"redis+sentinel://host,::1/m", "[::1]:26379"},
+                {"redis+cluster://host,::1", "[::1]:6379"},
                 {"redis://host?lend=true", "unix sockets"},
                 {"redis://host?prefix=", "prefix="},
                 {"redis://host?prefix=a%20b", "prefix="},
