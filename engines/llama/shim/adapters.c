@@ -19,6 +19,7 @@ typedef struct lora {
     char hash[65];
 } lora;
 static lora loras[MAX_LORAS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of it: models are loaded by any thread */
 
 static lora *find(const struct llama_adapter_lora *wanted) {
     for (size_t i = 0; i < MAX_LORAS; i++) {
@@ -35,18 +36,24 @@ static bool hash(char out[65], const kvfl_files *files) {
 }
 
 void kvfl_shim_lora_loaded(const struct llama_adapter_lora *loaded, const kvfl_files *files) {
+    lora named = {.lora = loaded};
+    named.lora = hash(named.hash, files) ? loaded : NULL;
+    pthread_mutex_lock(&lock);
     lora *l = find(loaded); /* one that was freed in another way, at the same address */
     l = l != NULL ? l : find(NULL);
     if (l != NULL) {
-        l->lora = hash(l->hash, files) ? loaded : NULL;
+        *l = named;
     }
+    pthread_mutex_unlock(&lock);
 }
 
 void kvfl_shim_lora_freed(const struct llama_adapter_lora *gone) {
+    pthread_mutex_lock(&lock);
     lora *l = gone != NULL ? find(gone) : NULL;
     if (l != NULL) {
         l->lora = NULL;
     }
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---- the text ---- */
@@ -55,14 +62,15 @@ void kvfl_shim_lora_freed(const struct llama_adapter_lora *gone) {
 static bool name_loras(const kvfl_shim_adapters *a, char *out) {
     size_t len = 0;
     out[0] = '\0';
-    for (size_t i = 0; i < a->num_loras; i++) {
+    bool known = true;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < a->num_loras && known; i++) {
         const lora *l = find(a->loras[i]);
-        if (l == NULL) {
-            return false;
-        }
-        len += (size_t)snprintf(out + len, TEXT_BYTES, NAME_FORMAT, l->hash, (double)a->scales[i]);
+        known = l != NULL;
+        len += known ? (size_t)snprintf(out + len, TEXT_BYTES, NAME_FORMAT, l->hash, (double)a->scales[i]) : 0;
     }
-    return true;
+    pthread_mutex_unlock(&lock);
+    return known;
 }
 
 /* The layers that the vector is added to, with what is added. */
