@@ -78,7 +78,7 @@ void kvfl_close_identities(kvf_llama *kv) {
 }
 
 /* Where no cell is free llama.cpp would log an error, for each batch anew. */
-static bool has_room_for_probe(const kvf_llama *kv) {
+bool kvfl_has_probe_cells(const kvf_llama *kv) {
     return kv->kind.num_caches == 0 || kvfl_unshared_cells(kv) + KVFL_PROBE_CELLS <= kv->n_ctx;
 }
 
@@ -89,16 +89,35 @@ static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
     if (kv->paused == KVF_ASIDE_ATTENTION || !kvfl_computes_as_named(kv)) {
         return kvfl_fail(err, KVF_LIMIT, "attention is not as it is for a prompt: nothing to be probed now");
     }
-    if (!has_room_for_probe(kv)) {
+    if (!kvfl_has_probe_cells(kv)) {
         return kvfl_fail(err, KVF_LIMIT, "the context is full: no cell is free to probe the adapters in");
     }
     kv->num_mapped = 0; /* the outputs of the last batch are gone */
     return kvfl_probe(kv, err);
 }
 
+/* What a sequence holds behind its known tokens was computed by the program itself, under the adapters of until now where
+ * it has grown since they were set. */
+static void note_behind(kvf_llama *kv) {
+    uint64_t now = kv->identity != 0 ? kv->identity : UINT64_MAX;
+    for (llama_seq_id seq = 0; seq < (llama_seq_id)kv->num_seqs; seq++) {
+        kvfl_history *h = &kv->histories[seq];
+        size_t holds = (size_t)(llama_memory_seq_pos_max(kv->mem, seq) + 1);
+        if (holds <= h->num) {
+            h->behind = 0;
+        } else if (h->behind == 0) {
+            h->behind = now;
+        } else if (h->behind != now && h->held != holds) {
+            h->behind = UINT64_MAX;
+        }
+        h->held = holds;
+    }
+}
+
 kvf_status kvf_llama_set_adapters(kvf_llama *kv, kvf_error *err, const char *adapters) {
     const char *wanted = adapters != NULL ? adapters : "";
     kvfl_identity *known = find(kv, wanted);
+    note_behind(kv);
     if (known != NULL) {
         take(kv, known);
         return KVF_OK;

@@ -224,7 +224,8 @@ static bool has_finite_scales(const uint8_t *at, size_t bytes, size_t block, siz
 }
 
 /* One number that is none spoils what every sequence of the context computes: attention multiplies the rows of others by
- * 0, and the product is none either. */
+ * 0, and the product is none either. (Finite ones that are forged can overflow in the layers behind, and then do the
+ * same: that is not seen here. Only a secret keeps forgers out.) */
 static bool is_finite(uint32_t type, const uint8_t *at, size_t bytes) {
     switch (type) {
     case F32:

@@ -89,6 +89,7 @@ static void add_token(kvf_llama *kv, llama_seq_id seq, llama_token token, llama_
         p->want = SIZE_MAX;
     }
     p->num++;
+    kv->histories[seq].shares = kv->histories[seq].shares || !alone;
     p->alone = p->alone && alone;
     if (p->why == KVF_ASIDE_NONE && ((size_t)pos != p->end || p->end >= kv->n_ctx)) {
         p->why = KVF_ASIDE_POSITIONS;
@@ -483,6 +484,7 @@ int32_t kvfl_decode_unseen(kvf_llama *kv, const bool *seqs, size_t num_tokens, k
         kv->counters.aside_tokens[why] += num_tokens;
         for (size_t seq = 0; seq < kv->num_seqs; seq++) {
             if (seqs == NULL || seqs[seq]) {
+                kv->histories[seq].shares = true; /* for all that is known */
                 kvfl_forget(kv, (llama_seq_id)seq, why);
             }
         }

@@ -94,7 +94,11 @@ typedef struct kvfl_history {
     kvfl_lineage lineage;
     kvf_llama_aside why;
     bool in_prompt;    /* the report is of a prompt whose end has not come yet */
+    bool shares;       /* some of its cells may be another sequence's too, and move with that one */
     uint64_t identity; /* that computed these tokens */
+    /* Of what lies behind them, when adapters were last set: where it ended, and what computed it. */
+    size_t held;
+    uint64_t behind; /* 0: nothing is known to lie there; UINT64_MAX: several, or one without a number */
     kvf_llama_report report;
 } kvfl_history;
 
@@ -198,8 +202,8 @@ typedef struct kvfl_bytes {
 } kvfl_bytes;
 kvf_status kvfl_know_kind(kvf_llama *, kvf_error *, const struct llama_context_params *);
 /* llama.cpp computes with its last graph again where a batch has the same shape, also where that was made under a
- * warm-up that has ended since. This makes another one, by a token in the scratch sequence. */
-void kvfl_rebuild_graph(kvf_llama *);
+ * warm-up that has ended since. This makes another one, by a token in the scratch sequence. False: llama_decode failed. */
+bool kvfl_rebuild_graph(kvf_llama *);
 /* Ends a warm-up that the program has set since. False: attention is not causal any more. */
 bool kvfl_computes_as_named(const kvf_llama *);
 /* Computes the probe again, after a change of adapters, into kv->kind.probe. The scratch sequence is empty before and
@@ -260,6 +264,7 @@ bool kvfl_needs_probe(const kvf_llama *);
 kvf_status kvfl_open_space(const kvf_llama *, kvf_space **out, kvf_error *, const char *adapters);
 
 /* adapters.c: takes another set of adapters, that kv->kind.probe is of. */
+bool kvfl_has_probe_cells(const kvf_llama *); /* as far as llama.cpp tells */
 kvf_status kvfl_open_identity(kvf_llama *, kvf_error *, const char *adapters);
 void kvfl_close_identities(kvf_llama *);
 /* What computes from now on is not known. */
@@ -385,6 +390,7 @@ void kvfl_cleared(kvf_llama *);
 void kvfl_removed(kvf_llama *, llama_seq_id, llama_pos first, llama_pos end);
 void kvfl_copied(kvf_llama *, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos end);
 void kvfl_kept_only(kvf_llama *, llama_seq_id);
+/* Positions from `first` on have changed, or been taken by others. */
 void kvfl_moved(kvf_llama *, llama_seq_id, llama_pos first);
 void kvfl_state_taken(kvf_llama *, llama_seq_id, const uint8_t digest[16]);
 void kvfl_state_set(kvf_llama *, llama_seq_id, const uint8_t digest[16], bool partial);

@@ -76,6 +76,7 @@ kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
         if ((size_t)end < h->num) {
             h->in_prompt = false;
         }
+        h->shares = h->shares && end > 0;
         cut(kv, h, (size_t)end); /* also where it was emptied, or cut back, without a word */
         h->why = KVF_ASIDE_NONE;
         h->identity = h->num == 0 ? kv->identity : h->identity;
@@ -97,6 +98,7 @@ static void follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, s
     }
     h->num = num;
     h->identity = identity;
+    h->behind = 0;
     h->lineage = (kvfl_lineage){0};
     h->why = KVF_ASIDE_NONE;
     h->in_prompt = false;
@@ -132,6 +134,7 @@ void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {
 void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
     if (kvfl_is_text(kv, seq)) {
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
+        kv->residents[seq].num = 0; /* its witnesses are some tokens of many */
     }
 }
 
@@ -169,10 +172,11 @@ void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos fi
     if (!kvfl_is_text(kv, from) || !kvfl_is_text(kv, to) || from == to) {
         return;
     }
-    const kvfl_history *source = &kv->histories[from];
+    kvfl_history *source = &kv->histories[from];
     kvfl_history *target = &kv->histories[to];
     llama_pos max = llama_memory_seq_pos_max(kv->mem, to);
     size_t num = end >= 0 && (size_t)end < source->num ? (size_t)end : source->num;
+    source->shares = target->shares = true;
     /* Only into a sequence that was empty, from its beginning on, and nothing but what is known. */
     if (first <= 0 && target->num == 0 && target->why == KVF_ASIDE_NONE && max + 1 == (llama_pos)num) {
         follow(kv, to, source->tokens, num, source->identity);
@@ -193,11 +197,20 @@ void kvfl_kept_only(kvf_llama *kv, llama_seq_id seq) {
     }
 }
 
-void kvfl_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
+static void moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
     kvfl_history *h = &kv->histories[seq];
     cut(kv, h, first > 0 ? (size_t)first : 0);
     h->why = llama_memory_seq_pos_max(kv->mem, seq) + 1 > (llama_pos)h->num ? KVF_ASIDE_MOVED : KVF_ASIDE_NONE;
     h->in_prompt = false;
+}
+
+/* llama.cpp moves the positions of cells: those of every sequence that shares them. */
+void kvfl_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
+    for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
+        if (i == seq || (kv->histories[seq].shares && kv->histories[i].shares)) {
+            moved(kv, i, first);
+        }
+    }
 }
 
 /* ---- states: bytes that were taken from a sequence of known tokens are those tokens, wherever they are set ---- */

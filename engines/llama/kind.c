@@ -349,9 +349,10 @@ static void end_warm_up(struct llama_context *ctx) {
 #pragma GCC diagnostic pop
 }
 
-void kvfl_rebuild_graph(kvf_llama *kv) {
-    (void)decode_pair(kv, near_position(kv), 0, 1);
+bool kvfl_rebuild_graph(kvf_llama *kv) {
+    bool ok = decode_pair(kv, near_position(kv), 0, 1) == 0;
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return ok;
 }
 
 bool kvfl_computes_as_named(const kvf_llama *kv) {
@@ -369,7 +370,7 @@ kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_cont
     }
     if (status == KVF_OK) {
         end_warm_up(kv->ctx);
-        kvfl_rebuild_graph(kv);
+        (void)kvfl_rebuild_graph(kv); /* where that fails the probe does */
         status = know_shape(kv, err, params);
     }
     if (status == KVF_OK) {

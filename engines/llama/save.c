@@ -68,7 +68,7 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
 /* Some of it is known to be computed under other adapters. */
 static bool is_of_other(const kvf_llama *kv, llama_seq_id seq) {
     const kvfl_history *h = &kv->histories[seq];
-    return h->num > 0 && h->identity != kv->identity;
+    return (h->num > 0 && h->identity != kv->identity) || (h->behind != 0 && h->behind != kv->identity);
 }
 
 static void save_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,

@@ -134,7 +134,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_repor
  * Since a cold run may compute other bits for the same tokens, such blocks have keys of their own: of all calls here
  * only kvf_llama_load looks for them, for what is behind the longest prefix that a prefill has stored. Not for a
  * sequence whose positions were moved (llama_memory_seq_add, seq_div): what that holds is not what its tokens would
- * compute. */
+ * compute. Saves nothing of a sequence that held tokens of another set of adapters when kvf_llama_set_adapters was
+ * called, until kvf_llama_load or kvf_llama_prefill has begun it anew. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                               size_t num);
 KVF_API size_t kvf_llama_save(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
@@ -160,7 +161,8 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
  * What it can't follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps.
  * llama_memory_seq_rm of the end of a sequence, or of all of it, needs no word; after anything else that changes what a
  * sequence holds (llama_decode on it, seq_cp into it, seq_add, seq_div, a state set) call kvf_llama_forget: it is then
- * left alone until it has been emptied.
+ * left alone until it has been emptied. After seq_cp, and a token of several sequences, these share cells, and seq_add
+ * and seq_div of one move the positions of all: before such a move call kvf_llama_forget for every one of them.
  *
  * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your
  * batch by llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and

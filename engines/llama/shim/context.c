@@ -15,6 +15,7 @@
 #define MAX_SEQS     256u
 /* At a decode; hashing a large model for the first time takes longer, and is not waited for. */
 #define IDENTIFY_WAIT_MS 2000
+#define RETRY_US         1000000 /* between two tries of a set of adapters that failed */
 
 typedef struct model {
     struct llama_model *model; /* NULL: a free place */
@@ -284,7 +285,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
     }
     kv->on_prompt = kvfl_shim_on_prompt;
     kv->on_prompt_ctx = c;
-    c->adapters.changed = false;
+    c->adapters.changed = c->stale_graph = false; /* to attach makes a graph anew */
     pthread_mutex_lock(&lock);
     c->kv = kv;
     c->state = KVFL_SERVED;
@@ -298,14 +299,17 @@ static void attach(kvfl_shim_context *c, const model *m) {
 
 /* Until they are others: the context is followed on, and neither loads nor stores. */
 static void pause_for(kvfl_shim_context *c, const char *why) {
+    if (c->adapters.changed) {
+        kvfl_shim_say("nothing is loaded or stored under these adapters: %s", why);
+        kvfl_shim_note_refused(why);
+    }
     c->idle = true;
     c->adapters.changed = false;
-    kvfl_shim_say("nothing is loaded or stored under these adapters: %s", why);
-    kvfl_shim_note_refused(why);
 }
 
 static void tell_adapters(kvfl_shim_context *c) {
     kvf_error err = {.status = KVF_OK};
+    c->last_try_us = kvfl_now_us();
     kvfl_shim_inside++;
     kvf_status status = kvf_llama_set_adapters(c->kv, &err, c->adapters.text);
     kvfl_shim_inside--;
@@ -330,12 +334,28 @@ static void take_adapters(kvfl_shim_context *c) {
     }
 }
 
+/* A probe may have failed for a cause that passes. */
+static bool is_time_to_retry(const kvfl_shim_context *c) {
+    return c->idle && !c->adapters.unknown && c->kv != NULL && kvfl_now_us() - c->last_try_us >= RETRY_US;
+}
+
+/* In a full context that is put off: the batches until then are left aside. */
+static void rebuild_graph(kvfl_shim_context *c) {
+    kvfl_shim_inside++;
+    c->stale_graph = !kvfl_has_probe_cells(c->kv) || !kvfl_rebuild_graph(c->kv);
+    kvfl_shim_inside--;
+    kvfl_shim_set_mode(c);
+}
+
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     if (c == NULL || c->state == KVFL_REFUSED || (c->state == KVFL_UNTRIED && (c->warm_up || c->not_causal))) {
         return NULL; /* in such a mode it computes as another model does */
     }
-    if (c->adapters.changed) {
+    if (c->stale_graph && !c->warm_up && c->kv != NULL) {
+        rebuild_graph(c);
+    }
+    if (c->adapters.changed || is_time_to_retry(c)) {
         take_adapters(c);
     }
     if (c->state == KVFL_UNTRIED && !c->adapters.unknown) {
@@ -365,8 +385,7 @@ void kvfl_shim_model_trained(const struct llama_model *m) {
 
 void kvfl_shim_set_mode(kvfl_shim_context *c) {
     if (c->kv != NULL) {
-        c->kv->paused = c->not_causal || c->warm_up   ? KVF_ASIDE_ATTENTION
-                        : c->outputs_all || c->hidden ? KVF_ASIDE_OUTPUT
-                                                      : KVF_ASIDE_NONE;
+        bool other = c->not_causal || c->warm_up || c->stale_graph;
+        c->kv->paused = other ? KVF_ASIDE_ATTENTION : c->outputs_all || c->hidden ? KVF_ASIDE_OUTPUT : KVF_ASIDE_NONE;
     }
 }

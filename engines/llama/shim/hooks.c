@@ -170,14 +170,9 @@ HOOK void llama_set_warmup(struct llama_context *ctx, bool on) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     REAL(llama_set_warmup)(ctx, on);
     if (c != NULL) {
-        bool ended = c->warm_up && !on;
+        c->stale_graph = c->stale_graph || c->warm_up;
         c->warm_up = on;
         kvfl_shim_set_mode(c);
-        if (ended && c->kv != NULL) {
-            enter();
-            kvfl_rebuild_graph(c->kv);
-            leave();
-        }
     }
 }
 
@@ -276,13 +271,13 @@ static void moved(const kvfl_shim_context *c, llama_seq_id seq, llama_pos first)
 HOOK void llama_memory_seq_add(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end, llama_pos delta) {
     const kvfl_shim_context *c = kvfl_shim_of_memory(mem);
     REAL(llama_memory_seq_add)(mem, seq, first, end, delta);
-    moved(c, seq, first);
+    moved(c, seq, delta < 0 ? first + delta : first); /* perhaps onto positions that are taken */
 }
 
 HOOK void llama_memory_seq_div(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end, int d) {
     const kvfl_shim_context *c = kvfl_shim_of_memory(mem);
     REAL(llama_memory_seq_div)(mem, seq, first, end, d);
-    moved(c, seq, first);
+    moved(c, seq, d > 0 ? first / d : 0);
 }
 
 /* ---- states ---- */

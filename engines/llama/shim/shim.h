@@ -70,7 +70,8 @@ struct kvfl_shim_context {
     kvf_llama *kv;
     kvfl_shim_adapters adapters;
     bool outputs_all, hidden, not_causal, warm_up;
-    bool idle; /* its adapters are not known, or can't be */
+    bool stale_graph; /* of a warm-up: made anew at a decode behind its end, as its outputs may be read until then */
+    bool idle;        /* its adapters are not known, or can't be */
     int64_t last_try_us;
     kvfl_earlier earlier;
 };
