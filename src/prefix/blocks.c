@@ -65,7 +65,8 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
                         .number = (size_t)(block - first),
                         .user = block,
                         .chain_bytes = kvfi_chain_bytes(block, bytes),
-                        .seal = kvfi_seal_of(&space->identity)};
+                        .seal = kvfi_seal_of(&space->identity),
+                        .whole = kvfi_seal_of(&space->identity) != NULL};
     kvfi_address(&item->addr, &space->identity, &block->key);
     at->iov += runs + 2;
     at->ends += head + KVFI_SUM_BYTES;

@@ -136,6 +136,7 @@ static size_t select_missing(const kvfi_blocks *batch, kvfi_item *out) {
         if (batch->feed.items[i].status != KVF_OK) {
             out[missing] = batch->feed.items[i];
             out[missing].seal = kvfi_seal_of(previous);
+            out[missing].whole = kvfi_seal_of(previous) != NULL;
             kvfi_address(&out[missing].addr, previous, &batch->blocks[i].key);
             missing++;
         }

@@ -371,7 +371,9 @@ static kvf_status ask_parts(kvfi_talk *talk, const kvfi_addr *addr, uint64_t *ou
     *out = 1;
     if (reply.kind == KVFI_RESP_BULK && reply.len == KVFI_HEADER_BYTES &&
         kvfi_header_decode(&header, (const uint8_t *)reply.text) == KVF_WHY_NONE) {
-        *out = kvfi_num_parts(kvfi_record_bytes(&header), talk->tier->conf.part);
+        uint64_t bytes = kvfi_record_bytes(&header);
+        bool whole = kvfi_stays_whole(header.codec == KVFI_CODEC_SEALED, bytes);
+        *out = whole ? 1 : kvfi_num_parts(bytes, talk->tier->conf.part);
     }
     return KVF_OK; /* what it refuses, it refuses again below */
 }

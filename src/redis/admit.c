@@ -90,6 +90,7 @@ static void conclude(kvfi_redis *tier, kvfi_node *node, const kvfi_facts *facts,
                                 .bounded = verdict->room != KVFI_UNKNOWN,
                                 .saves = verdict->saves,
                                 .code = verdict->code};
+    atomic_store_explicit(&node->longest, verdict->longest, memory_order_relaxed);
     atomic_store_explicit(&node->most, verdict->most, memory_order_relaxed);
     atomic_store_explicit(&node->room, admission.bounded ? (int64_t)verdict->room : 0, memory_order_relaxed);
     kvfi_node_admit(node, &admission);

@@ -70,6 +70,7 @@ typedef struct kvfi_conn {
     bool config;                  /* it was closed for a reason that the operator must mend */
     bool refuses;                 /* the server refuses saves, all of them */
     const _Atomic unsigned *loads; /* while they are under way, one value is saved at a time; NULL = whatever they do */
+    uint64_t longest;              /* of the values that it takes */
     uint64_t most;                 /* of one prefix no more is saved than a part of this; 0 = no bound */
     _Atomic int64_t *room;         /* bytes that may still be saved; NULL = no bound */
     char said[200];                /* the last error of the server, for messages */

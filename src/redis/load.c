@@ -52,7 +52,7 @@ static void push(loader *l, const request *r) {
 static void ask_part(loader *l, kvfi_cmd *out) {
     kvfi_name name;
     kvfi_item *item = l->item;
-    size_t len = (size_t)kvfi_part_len(item->bytes, l->tier->conf.part, l->part);
+    size_t len = (size_t)kvfi_part_len(item->bytes, kvfi_redis_part_of(l->tier, item), l->part);
     kvfi_name_of(&name, l->tier->conf.prefix, &item->addr, l->part);
     if (l->conn->asking) {
         kvfi_cmd_array(out, 1);
@@ -83,7 +83,8 @@ static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
     uint64_t window = l->tier->conf.window;
     uint64_t tail = TAIL_BYTES < window / 4 ? TAIL_BYTES : window / 4;
-    uint64_t next = l->item != NULL ? kvfi_part_len(l->item->bytes, l->tier->conf.part, l->part) : l->usual;
+    uint64_t next =
+        l->item != NULL ? kvfi_part_len(l->item->bytes, kvfi_redis_part_of(l->tier, l->item), l->part) : l->usual;
     return l->num + 1 < RING && (outstanding <= tail || outstanding + next <= window);
 }
 
@@ -131,7 +132,7 @@ static void refresh(loader *l, const kvfi_item *item) {
     if (!is_aging(l->tier, item)) {
         return;
     }
-    uint64_t parts = kvfi_num_parts(item->bytes, l->tier->conf.part);
+    uint64_t parts = kvfi_num_parts(item->bytes, kvfi_redis_part_of(l->tier, item));
     for (uint64_t part = 0; part < parts && l->num < RING; part++) {
         kvfi_name name;
         kvfi_cmd *out = kvfi_conn_room(l->conn, KVFI_COMMAND_BYTES);

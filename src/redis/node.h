@@ -56,6 +56,7 @@ typedef struct kvfi_node {
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no room for them, or no disk. Loads go on. */
     kvfi_admission admission;
+    _Atomic uint64_t longest;       /* as in kvfi_verdict */
     _Atomic uint64_t most;          /* as in kvfi_verdict */
     _Atomic int64_t room;           /* of a bounded one: bytes that may still be saved before it is asked anew */
     atomic_bool spoken;             /* it has answered us once: it speaks as we do */

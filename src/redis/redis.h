@@ -36,6 +36,11 @@ kvf_status kvfi_redis_walk(kvfi_tier *, kvf_error *, const uint8_t *space, bool 
                            uint32_t step_ms);
 kvf_status kvfi_redis_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
 
+/* How much of the item one key holds at most. */
+static inline uint64_t kvfi_redis_part_of(const kvfi_redis *tier, const kvfi_item *item) {
+    return item->whole ? item->bytes : tier->conf.part;
+}
+
 kvf_status kvfi_redis_session_put(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num,
                                   uint32_t ttl_s, int64_t deadline_us);
 kvf_status kvfi_redis_session_sizes(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num,

@@ -358,6 +358,25 @@ static const struct rule {
     {"allocator", INFO, has_jemalloc, KVF_WHY_NONE, ""},
 };
 
+static uint64_t at_most(uint64_t value, uint64_t bound) {
+    return value < bound ? value : bound;
+}
+
+/* The longest value that is saved whole, where each connection may have one on the way; see charged above. */
+static uint64_t longest_value(const kvfi_facts *facts, const kvfi_fit *fit) {
+    uint64_t longest = KVFI_MAX_WHOLE;
+    if (is_limit(facts->max_bulk)) {
+        longest = at_most(longest, facts->max_bulk);
+    }
+    if (is_limit(facts->output_limit)) {
+        longest = at_most(longest, facts->output_limit / 5 * 2);
+    }
+    if (is_limit(facts->clients_limit)) {
+        longest = at_most(longest, facts->clients_limit / (fit->conns + fit->save_conns) / 5 * 2);
+    }
+    return longest;
+}
+
 void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_redis_conf *conf, kvf_finding_fn found,
                       void *ctx) {
     char what[WHAT_BYTES];
@@ -380,4 +399,5 @@ void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_red
             found(ctx, &finding);
         }
     }
+    out->longest = longest_value(facts, &out->fit);
 }

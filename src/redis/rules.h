@@ -24,8 +24,9 @@ typedef struct kvfi_verdict {
     const char *code; /* of the finding that forbids it; "" = none does */
     bool elsewhere;   /* the server is a replica: the primary is another one */
     kvfi_fit fit;
-    uint64_t most; /* bytes that the server holds before it evicts; 0 = it does not, or that is not known */
-    uint64_t room; /* bytes that may be saved before it is asked anew; KVFI_UNKNOWN: it bounds itself */
+    uint64_t longest; /* bytes of a value that is kept whole */
+    uint64_t most;    /* bytes that the server holds before it evicts; 0 = it does not, or that is not known */
+    uint64_t room;    /* bytes that may be saved before it is asked anew; KVFI_UNKNOWN: it bounds itself */
 } kvfi_verdict;
 
 /* Judges by the settings of the URL. `found` may be NULL; it hears of each rule that does not hold. */

@@ -51,6 +51,7 @@ static kvf_reason save_once(run *r, kvfi_conn *conn, bool *done) {
         return why;
     }
     conn->room = kvfi_node_admission(r->node).bounded ? &r->node->room : NULL;
+    conn->longest = atomic_load_explicit(&r->node->longest, memory_order_relaxed);
     conn->most = most_of(r->tier, r->node);
     conn->loads = &r->node->lanes[KVFI_LANE_LOAD].num_taken;
     *done = run_once(r, conn);

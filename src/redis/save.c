@@ -7,7 +7,8 @@
  * has something to read. How much may be unanswered is bounded in bytes, or two values where they are large.
  *
  * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once
- * the server has said OK to all others. It is the shortest, since it is hashed before any of them goes.
+ * the server has said OK to all others. It is the shortest, since it is hashed before any of them goes. Two that write
+ * the same value at once send the same parts; a sealed record, of which that is not so, is never in parts.
  */
 #include "redis/redis.h"
 #include "store/seal.h"
@@ -45,7 +46,7 @@ static request *at(saver *s, unsigned index) {
 /* ---- sending ---- */
 
 static uint64_t num_parts(const saver *s) {
-    return kvfi_num_parts(s->item->bytes, s->tier->conf.part);
+    return kvfi_num_parts(s->item->bytes, kvfi_redis_part_of(s->tier, s->item));
 }
 
 static size_t hash_piece(void *seal, size_t bytes) {
@@ -87,7 +88,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
 static void send_part(saver *s, kvfi_cmd *out) {
     uint64_t parts = num_parts(s);
     uint64_t part = (s->sent_parts + 1) % parts;
-    size_t len = (size_t)kvfi_part_len(s->item->bytes, s->tier->conf.part, part);
+    size_t len = (size_t)kvfi_part_len(s->item->bytes, kvfi_redis_part_of(s->tier, s->item), part);
     kvfi_place body = s->rest;
     if (part == 0) {
         body = (kvfi_place){.iov = s->item->iov};
@@ -115,6 +116,11 @@ static bool must_yield(const saver *s) {
     return s->drawn && s->conn->loads != NULL && atomic_load_explicit(s->conn->loads, memory_order_relaxed) > 0;
 }
 
+/* The server takes no value of that length, and would end the connection over it. */
+static bool is_too_long(const saver *s) {
+    return s->item->whole && s->item->bytes > s->conn->longest;
+}
+
 static void draw(saver *s) {
     s->item = kvfi_lost_next(s->lost);
     if (s->item == NULL && !s->dry) {
@@ -126,7 +132,7 @@ static void draw(saver *s) {
         return;
     }
     bool too_deep = s->conn->most > 0 && kvfi_is_too_deep(s->item, s->conn->most);
-    kvf_reason why = too_deep ? KVF_WHY_FULL : kvfi_feed_prepare(s->feed, s->item);
+    kvf_reason why = too_deep || is_too_long(s) ? KVF_WHY_FULL : kvfi_feed_prepare(s->feed, s->item);
     if (why != KVF_WHY_NONE) {
         kvfi_feed_done(s->feed, s->item, KVF_MISS, why);
         s->item = NULL;

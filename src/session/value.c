@@ -82,21 +82,25 @@ static kvf_status transfer(const kvfi_session_call *call, void (*op)(kvfi_tier *
     return item->status == KVF_OK ? KVF_OK : outcome(call->err, item->status, item->why);
 }
 
-/* ---- the two places of a sealed session. Where one value takes several keys, a new one is never written over the one
- * that it replaces: a reader would meet parts of both, and a writer that dies halfway would leave neither. */
+/* ---- the two places of a sealed session. One that is so long that a tier may cut it into pieces is never written over
+ * the one that it replaces: a reader would meet pieces of both, and a writer that dies halfway would leave neither. */
 
 static unsigned num_places(const kvfi_session_call *call) {
     return call->tenant != NULL ? 2 : 1;
 }
 
-/* Where the latest one lies. *num: in how many places there is one. */
-static unsigned newest_place(const kvfi_session_call *call, unsigned *num) {
+typedef struct stored {
+    unsigned num;   /* in how many places there is one */
+    unsigned place; /* of the latest */
+    bool whole;     /* that is not in pieces */
+} stored;
+
+static stored find_stored(const kvfi_session_call *call) {
+    stored out = {.num = 0};
     kvfi_addr addrs[2];
     kvfi_peek peeks[2] = {{.why = KVF_WHY_ABSENT}, {.why = KVF_WHY_ABSENT}};
     int64_t newest_s = INT64_MIN;
     uint64_t round_trips = 0;
-    unsigned newest = 0;
-    *num = 0;
     for (unsigned i = 0; i < num_places(call); i++) {
         kvfi_session_addr(&addrs[i], call->id, call->tenant, i);
     }
@@ -106,13 +110,14 @@ static unsigned newest_place(const kvfi_session_call *call, unsigned *num) {
         if (peeks[i].why != KVF_WHY_NONE || kvfi_header_decode(&header, peeks[i].header) != KVF_WHY_NONE) {
             continue;
         }
-        if (*num == 0 || header.stored_s > newest_s) {
-            newest = i;
+        if (out.num == 0 || header.stored_s > newest_s) {
+            out.place = i;
+            out.whole = kvfi_stays_whole(true, kvfi_record_bytes(&header));
             newest_s = header.stored_s;
         }
-        *num += 1;
+        out.num++;
     }
-    return newest;
+    return out;
 }
 
 static kvf_status remove_at(const kvfi_session_call *call, unsigned place) {
@@ -170,9 +175,14 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     kvfi_loaded *sealed = NULL;
     kvf_status status = KVF_OK;
     kvf_reason why = KVF_WHY_NONE;
-    unsigned num_before = 0;
-    unsigned before = call->tenant != NULL ? newest_place(call, &num_before) : 0;
-    kvfi_session_addr(&item.addr, call->id, call->tenant, num_before > 0 ? 1 - before : 0);
+    stored before = {.num = 0};
+    unsigned place = 0;
+    if (call->tenant != NULL) {
+        before = find_stored(call);
+        item.whole = kvfi_stays_whole(true, KVFI_HEADER_BYTES + kvfi_iov_bytes(iov, 5));
+        place = before.num == 0 || (item.whole && before.whole) ? before.place : 1 - before.place;
+    }
+    kvfi_session_addr(&item.addr, call->id, call->tenant, place);
     if (call->tenant != NULL) {
         status = seal_value(call, &sealed, &item, iov, 4, meta->stored_s);
     } else {
@@ -186,10 +196,10 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     }
     kvfi_loaded_free(sealed);
     kvfi_free(head);
-    if (status == KVF_OK && num_before > 0) {
+    if (status == KVF_OK && before.num > (place == before.place ? 1 : 0)) {
         kvfi_session_call quiet = *call;
         quiet.err = NULL;
-        (void)remove_at(&quiet, before);
+        (void)remove_at(&quiet, 1 - place);
     }
     return status == KVF_MISS ? kvfi_fail(call->err, KVF_IO, "the store refused the session: %s", kvf_reason_name(why))
                               : status;
@@ -243,7 +253,12 @@ static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uin
 static kvf_status read_value(const kvfi_session_call *call, kvfi_loaded *loaded, const kvfi_addr *addr,
                              uint64_t payload_bytes, kvf_reason *why) {
     struct iovec whole = {loaded->mem, KVFI_HEADER_BYTES + (size_t)payload_bytes + KVFI_SUM_BYTES};
-    kvfi_item item = {.addr = *addr, .iov = &whole, .num_iov = 1, .bytes = whole.iov_len, .ttl_s = 1};
+    kvfi_item item = {.addr = *addr,
+                      .iov = &whole,
+                      .num_iov = 1,
+                      .bytes = whole.iov_len,
+                      .ttl_s = 1,
+                      .whole = kvfi_stays_whole(call->tenant != NULL, whole.iov_len)};
     KVFI_TRY(transfer(call, call->tier->ops->get, &item, why));
     struct iovec payload = {loaded->mem + KVFI_HEADER_BYTES, (size_t)payload_bytes};
     kvf_block block = {0};
@@ -297,22 +312,23 @@ static kvf_status load_at(const kvfi_session_call *call, kvfi_loaded **out, unsi
 }
 
 /* The newer one; the other one where that can't be used. */
-static kvf_status load_newest(const kvfi_session_call *call, kvfi_loaded **out, unsigned *num) {
-    unsigned place = newest_place(call, num);
-    kvf_status status = load_at(call, out, place);
+static kvf_status load_newest(const kvfi_session_call *call, kvfi_loaded **out, bool *any) {
+    stored is = find_stored(call);
+    kvf_status status = load_at(call, out, is.place);
     kvfi_session_call quiet = *call;
     quiet.err = NULL;
-    return status == KVF_MISS && *num > 0 && load_at(&quiet, out, 1 - place) == KVF_OK ? KVF_OK : status;
+    *any = is.num > 0;
+    return status == KVF_MISS && *any && load_at(&quiet, out, 1 - is.place) == KVF_OK ? KVF_OK : status;
 }
 
 kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **out) {
     if (call->tenant == NULL) {
         return load_at(call, out, 0);
     }
-    unsigned num = 0;
-    kvf_status status = load_newest(call, out, &num);
+    bool any = false;
+    kvf_status status = load_newest(call, out, &any);
     /* Between the look and the read another writer may have moved it to the other place. */
-    return status == KVF_MISS && num > 0 ? load_newest(call, out, &num) : status;
+    return status == KVF_MISS && any ? load_newest(call, out, &any) : status;
 }
 
 kvf_status kvfi_session_remove_value(const kvfi_session_call *call) {

@@ -154,22 +154,29 @@ static kvf_status unreadable(kvf_error *err, const kvfi_tier *tier, kvf_reason w
 }
 
 /* The whole value, in memory of `len` bytes. No check: whoever looks wants to see what is wrong. */
-static kvf_reason read_value(kvfi_tier *tier, const kvfi_addr *addr, void *value, size_t len, int64_t deadline_us) {
+static kvf_reason read_value(kvfi_tier *tier, const kvfi_addr *addr, void *value, size_t len, bool sealed,
+                             int64_t deadline_us) {
     struct iovec iov = {value, len};
-    kvfi_item item = {
-        .addr = *addr, .iov = &iov, .num_iov = 1, .bytes = len, .status = KVF_AGAIN, .why = KVF_WHY_BUDGET};
+    kvfi_item item = {.addr = *addr,
+                      .iov = &iov,
+                      .num_iov = 1,
+                      .bytes = len,
+                      .status = KVF_AGAIN,
+                      .why = KVF_WHY_BUDGET,
+                      .whole = kvfi_stays_whole(sealed, len)};
     kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = deadline_us};
     tier->ops->get(tier, &feed);
     return item.status == KVF_OK ? KVF_WHY_NONE : item.why;
 }
 
-static kvf_status see_whole(walk *w, kvfi_tier *tier, kvf_error *err, kvfi_sight *sight, int64_t deadline_us) {
+static kvf_status see_whole(walk *w, kvfi_tier *tier, kvf_error *err, kvfi_sight *sight, bool sealed,
+                            int64_t deadline_us) {
     uint8_t *value = kvfi_alloc((size_t)sight->stored_bytes);
     if (value == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory for a record of %llu bytes",
                          (unsigned long long)sight->stored_bytes);
     }
-    kvf_reason why = read_value(tier, sight->addr, value, (size_t)sight->stored_bytes, deadline_us);
+    kvf_reason why = read_value(tier, sight->addr, value, (size_t)sight->stored_bytes, sealed, deadline_us);
     if (why == KVF_WHY_NONE) {
         sight->head = value;
         sight->head_len = (size_t)sight->stored_bytes;
@@ -199,7 +206,7 @@ static kvf_status see_one(walk *w, kvfi_tier *tier, kvf_error *err, const kvfi_a
         sight.stored_bytes = kvfi_record_bytes(&header);
     }
     if (sound && w->whole) {
-        return see_whole(w, tier, err, &sight, deadline_us);
+        return see_whole(w, tier, err, &sight, header.codec == KVFI_CODEC_SEALED, deadline_us);
     }
     see(w, &sight);
     return KVF_OK;

@@ -66,7 +66,8 @@ static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, const kvfi_tenant *
                       .num_iov = 3,
                       .bytes = sizeof ends + len,
                       .status = KVF_AGAIN,
-                      .seal = tenant != NULL ? &tenant->seal : NULL};
+                      .seal = tenant != NULL ? &tenant->seal : NULL,
+                      .whole = tenant != NULL};
     kvfi_feed feed = {.items = &item,
                       .num = 1,
                       .limit = 1,

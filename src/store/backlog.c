@@ -185,7 +185,8 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .number = number,
                                .user = staged,
                                .rewrite = staged->rewrite,
-                               .chain_bytes = staged->chain_bytes};
+                               .chain_bytes = staged->chain_bytes,
+                               .whole = staged->seals};
 }
 
 /* Another process may have computed the same prefix at the same time, and stored it meanwhile: one look spares sending

@@ -17,6 +17,13 @@
 #include "store/pool.h"
 #include "store/url.h"
 
+/* A record that is sealed has a salt of its own each time it is written, so pieces of two writings never fit together. A
+ * tier that cuts long values into pieces, which two writers could mix, keeps such a one whole: up to that many bytes. */
+#define KVFI_MAX_WHOLE ((uint64_t)512 << 20)
+static inline bool kvfi_stays_whole(bool sealed, uint64_t bytes) {
+    return sealed && bytes <= KVFI_MAX_WHOLE;
+}
+
 /* One value on its way. */
 typedef struct kvfi_item kvfi_item;
 struct kvfi_item {
@@ -38,6 +45,7 @@ struct kvfi_item {
     const kvfi_secret *seal; /* what its record is sealed under; NULL = not sealed */
     bool rewrite;            /* to be put, also over what looks like the same record: that may be damaged inside */
     uint64_t chain_bytes;    /* to be put: what the whole prefix up to its end takes, about; 0 = not known */
+    bool whole;              /* not to be cut into pieces, or it is not: KVF_WHY_FULL where it is too long for that */
 };
 
 /* A prompt may be larger than a store. Least recently used first out would then evict its front for its end, and nothing

@@ -7,8 +7,10 @@
  */
 #include <ftw.h>
 #include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +29,7 @@
 #define OTHERS "the secret of another one"
 #define BLOCKS 6u
 #define VICTIM 3u
-/* Two parts on a Redis with part=4K, and not the whole of any page. */
+/* More than a part on a Redis with part=4K, and not the whole of any page. */
 #define PAYLOAD      6001u
 #define TOKENS       16u
 #define BODY_AT      128u
@@ -108,7 +110,7 @@ static kvf_status put_raw(scene *s, const kvfi_addr *addr, const void *bytes, si
     kvfi_item item = {.status = KVF_AGAIN};
     for (int tries = 0; tries < 60 && item.status != KVF_OK; tries++) {
         struct iovec iov = {(void *)(uintptr_t)bytes, len};
-        item = (kvfi_item){.addr = *addr, .iov = &iov, .num_iov = 1, .bytes = len, .status = KVF_AGAIN};
+        item = (kvfi_item){.addr = *addr, .iov = &iov, .num_iov = 1, .bytes = len, .status = KVF_AGAIN, .whole = true};
         kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000)};
         /* A folder takes a record with the same header and tag for the same. */
         (void)!s->hands->ops->remove(s->hands, NULL, addr, kvfi_deadline(10000000));
@@ -130,7 +132,8 @@ static size_t get_raw(scene *s, const kvfi_addr *addr, void *out, size_t cap) {
     assert_int_equal(kvfi_header_decode(&header, peek.header), KVF_WHY_NONE);
     assert_true(kvfi_record_bytes(&header) <= cap);
     struct iovec iov = {out, (size_t)kvfi_record_bytes(&header)};
-    kvfi_item item = {.addr = *addr, .iov = &iov, .num_iov = 1, .bytes = iov.iov_len, .status = KVF_AGAIN};
+    kvfi_item item = {
+        .addr = *addr, .iov = &iov, .num_iov = 1, .bytes = iov.iov_len, .status = KVF_AGAIN, .whole = true};
     kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000)};
     s->hands->ops->get(s->hands, &feed);
     assert_int_equal(item.status, KVF_OK);
@@ -395,13 +398,13 @@ static void a_session_in_its_place(scene *s) {
     put_record(s, s->session, s->session_bytes);
 }
 
-/* Parts of a record on Redis are keys of their own. */
-static void say_of_parts(scene *s, const char *command, size_t from_block, uint64_t from, uint64_t to) {
+/* As a server copies it. */
+static void value_of_another(scene *s) {
     char text[512];
     kvfi_name a, b;
-    kvfi_name_of(&a, "kvf1", &s->now[from_block].addr, from);
-    kvfi_name_of(&b, "kvf1", &s->now[VICTIM].addr, to);
-    snprintf(text, sizeof text, "%s %.*s %.*s REPLACE", command, (int)a.len, a.text, (int)b.len, b.text);
+    kvfi_name_of(&a, "kvf1", &s->now[VICTIM + 1].addr, 0);
+    kvfi_name_of(&b, "kvf1", &s->now[VICTIM].addr, 0);
+    snprintf(text, sizeof text, "COPY %.*s %.*s REPLACE", (int)a.len, a.text, (int)b.len, b.text);
     if (s->server != NULL) {
         const char *said = kvft_server_say(s->server, text);
         if (strstr(said, "1") == NULL) {
@@ -410,15 +413,6 @@ static void say_of_parts(scene *s, const char *command, size_t from_block, uint6
     } else {
         removed(s);
     }
-}
-static void part_of_another(scene *s) {
-    say_of_parts(s, "COPY", VICTIM + 1, 1, 1);
-}
-static void first_part_of_another(scene *s) {
-    say_of_parts(s, "COPY", VICTIM + 1, 0, 0);
-}
-static void part_in_the_first_place(scene *s) {
-    say_of_parts(s, "COPY", VICTIM, 1, 0);
 }
 
 typedef struct attack {
@@ -486,9 +480,7 @@ static const attack attacks[] = {
     ATTACK(noise_behind_the_header),
     ATTACK(removed),
     ATTACK(a_session_in_its_place),
-    ATTACK(part_of_another),
-    ATTACK(first_part_of_another),
-    ATTACK(part_in_the_first_place),
+    ATTACK(value_of_another),
 };
 #define NUM_ATTACKS (sizeof attacks / sizeof *attacks)
 
@@ -931,8 +923,126 @@ static void redis(void **state) {
     free(s);
 }
 
+/* ---- many owners at once: pieces of two writings of a sealed record never fit together ---- */
+
+#define LARGE  (size_t)(1 << 20)
+#define ROUNDS 20
+
+typedef struct writer {
+    const scene *scene;
+    const char *keys;
+    pthread_barrier_t *start;
+} writer;
+
+static void *save_large(void *arg) {
+    const writer *w = arg;
+    owner o = open_owner(w->scene, "large", SECRET, NULL);
+    kvft_prompt *prompt = kvft_prompt_new(o.space, SEED, 2, LARGE);
+    pthread_barrier_wait(w->start);
+    kvft_save_all(o.space, o.store, prompt);
+    kvft_prompt_free(prompt);
+    close_owner(&o);
+    return NULL;
+}
+
+static void saved_by_two(const scene *s) {
+    pthread_barrier_t start;
+    pthread_t threads[2];
+    writer w = {.scene = s, .start = &start};
+    pthread_barrier_init(&start, NULL, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, save_large, &w), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    pthread_barrier_destroy(&start);
+    owner o = open_owner(s, "large", SECRET, NULL);
+    kvft_prompt *prompt = kvft_prompt_new(o.space, SEED, 2, LARGE);
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load(o.space, prompt->blocks, 2, NULL, 10000), 2);
+    assert_int_equal(kvft_prompt_wrong(prompt, SEED, 2), 0);
+    kvft_prompt_free(prompt);
+    close_owner(&o);
+}
+
+static atomic_bool replaced_enough;
+
+static void *replace_session(void *arg) {
+    const writer *w = arg;
+    owner o = open_owner(w->scene, "m", SECRET, NULL);
+    kvf_tensor t = {.data = w->keys, .len = LARGE};
+    while (!atomic_load(&replaced_enough)) {
+        assert_int_equal(kvf_session_save(o.store, NULL, SESSION, &t, &t, NULL), KVF_OK);
+    }
+    close_owner(&o);
+    return NULL;
+}
+
+static bool all_alike(const uint8_t *bytes, size_t len) {
+    return memcmp(bytes, bytes + 1, len - 1) == 0;
+}
+
+static void load_replaced(owner *o) {
+    kvf_session *session = NULL;
+    kvf_error err = {0};
+    if (kvf_session_load(o->store, &session, &err, SESSION, 0) != KVF_OK) {
+        fail_msg("%s", err.what);
+    }
+    assert_int_equal(session->k.len, LARGE);
+    assert_true(all_alike(session->k.data, LARGE));
+    assert_memory_equal(session->k.data, session->v.data, LARGE);
+    kvf_session_free(session);
+}
+
+static void replaced_all_the_time(const scene *s) {
+    char *keys[2] = {malloc(LARGE), malloc(LARGE)};
+    pthread_t threads[2];
+    writer w[2];
+    owner o = open_owner(s, "m", SECRET, NULL);
+    for (int i = 0; i < 2; i++) {
+        memset(keys[i], 'a' + i, LARGE);
+        w[i] = (writer){.scene = s, .keys = keys[i]};
+    }
+    kvf_tensor t = {.data = keys[0], .len = LARGE};
+    assert_int_equal(kvf_session_save(o.store, NULL, SESSION, &t, &t, NULL), KVF_OK);
+    atomic_store(&replaced_enough, false);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, replace_session, &w[i]), 0);
+    }
+    for (int i = 0; i < ROUNDS; i++) {
+        load_replaced(&o);
+    }
+    atomic_store(&replaced_enough, true);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        free(keys[i]);
+    }
+    close_owner(&o);
+}
+
+static void at_once(void **state) {
+    (void)state;
+    kvft_server *server = kvft_server_start(NULL);
+    if (server == NULL) {
+        skip();
+    }
+    scene *s = calloc(1, sizeof *s);
+    snprintf(s->url, sizeof s->url, "%s?part=64K", server->unix_url);
+    saved_by_two(s);
+    assert_string_equal(kvft_server_say(server, "DBSIZE"), ":3"); /* two blocks and the card, one key each */
+    for (int i = 0; i < ROUNDS; i++) {
+        (void)kvft_server_say(server, "FLUSHALL");
+        saved_by_two(s);
+    }
+    replaced_all_the_time(s);
+    kvft_server_stop(server);
+    free(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(at_once),
         cmocka_unit_test(folder),
         cmocka_unit_test(redis),
     };
