@@ -36,9 +36,9 @@ extern "C" {
 #define KVF_MUST_CHECK
 #endif
 
-/* The ABI is stable within one major version. kvf_version returns the version of the library at run time, e.g.
- * "0.1.0". */
-#define KVF_VERSION "0.1.0"
+/* The ABI is stable within one major version from 1.0 on, and within one minor version (0.2) before. kvf_version returns
+ * the version of the library at run time, e.g. "0.2.0". */
+#define KVF_VERSION "0.2.0"
 KVF_API const char *kvf_version(void);
 
 typedef enum kvf_status {

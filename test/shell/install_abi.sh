@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The libraries export what test/abi/*.txt lists, and nothing else. `install_abi.sh --update` writes the lists anew: a symbol that goes
-# away breaks programs, and needs a new major version.
+# away breaks programs, and needs a new major version (before 1.0, a minor one).
 # shellcheck source=common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 : "${KVF_BUILD:?}"
