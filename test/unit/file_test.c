@@ -1101,6 +1101,10 @@ static void test_what_the_operator_must_mend(void **state) {
         snprintf(text, sizeof text, "file:%s?%s", dir, refused[i]);
         assert_int_equal(try_open(text, &err), KVF_CONFIG);
     }
+    for (int bytes = 64; bytes <= 65; bytes++) { /* the longest name of a tenant, and one byte more */
+        snprintf(text, sizeof text, "file:%s?tenant=%0*d", dir, bytes, 7);
+        assert_int_equal(try_open(text, &err), bytes == 64 ? KVF_OK : KVF_CONFIG);
+    }
     assert_int_equal(try_open("file:/proc/kvferry", &err), KVF_CONFIG);
     snprintf(text, sizeof text, "file:/tmp/%0*d", PATH_MAX, 7);
     assert_int_equal(try_open(text, &err), KVF_CONFIG);

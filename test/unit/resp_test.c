@@ -271,6 +271,24 @@ static void line_of_the_scratch(void **state) {
     }
 }
 
+/* The longest line that is meant, and one byte more. */
+static void longest_line(void **state) {
+    (void)state;
+    for (size_t more = 0; more < 2; more++) {
+        char scratch[4096];
+        kvfi_resp resp;
+        kvfi_reply reply;
+        struct iovec iov[2];
+        size_t len = KVFI_RESP_MAX_LINE + more;
+        kvfi_resp_init(&resp, scratch, sizeof scratch);
+        kvfi_resp_want(&resp, iov, 2);
+        memset(iov[0].iov_base, '+', len);
+        memcpy((char *)iov[0].iov_base + len, "\r\n", 2);
+        kvfi_resp_got(&resp, len + 2);
+        assert_int_equal(kvfi_resp_next(&resp, &reply), more == 0 ? KVFI_RESP_REPLY : KVFI_RESP_BAD);
+    }
+}
+
 /* In front of a body that has a place, no byte of the body goes through the scratch, whatever the socket holds: this is
  * the copy that is not made. [T:no-copy] */
 static void body_is_not_copied(void **state) {
@@ -381,6 +399,7 @@ int main(void) {
         cmocka_unit_test(corpus_whole), cmocka_unit_test(corpus_split),       cmocka_unit_test(corpus_joined),
         cmocka_unit_test(endless_line), cmocka_unit_test(body_is_not_copied), cmocka_unit_test(idle),
         cmocka_unit_test(commands),     cmocka_unit_test(commands_full),      cmocka_unit_test(line_of_the_scratch),
+        cmocka_unit_test(longest_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
