@@ -20,31 +20,52 @@ typedef struct walk {
     const kvfi_secrets *secrets;
 } walk;
 
-/* A sealed record is looked into with the secrets of the store. A whole one is opened in a copy, *opened; where there is
- * no memory for it, it stays closed. */
-static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvfi_header *header,
-                            const uint8_t **tokens, const uint8_t **payload, const kvfi_sight *sight) {
-    kvfi_header closed = *header;
-    const kvfi_tenant *tenant = kvfi_secrets_admit(w->secrets, header);
-    *tokens = *payload = NULL;
-    *seal = tenant != NULL ? KVF_SEAL_OPENED : KVF_SEAL_CLOSED;
-    if (tenant == NULL || !w->whole) {
-        return KVF_WHY_NONE;
-    }
-    *header = closed;
-    *opened = kvfi_alloc(sight->head_len);
+/* Opened in a copy, *opened, under one secret. */
+static kvf_reason open_under(const kvfi_secret *seal, uint8_t **opened, kvfi_header *header, const uint8_t **tokens,
+                             const uint8_t **payload, const kvfi_sight *sight) {
     if (*opened == NULL) {
-        *seal = KVF_SEAL_CLOSED;
-        return KVF_WHY_NONE;
+        *opened = kvfi_alloc(sight->head_len);
+    }
+    if (*opened == NULL) {
+        return KVF_WHY_NOMEM;
     }
     memcpy(*opened, sight->head, sight->head_len);
-    kvf_reason why = kvfi_record_open_value(header, tokens, payload, *opened, sight->head_len, &tenant->seal);
-    if (why == KVF_WHY_NOMEM) {
-        *header = closed;
-        *seal = KVF_SEAL_CLOSED;
-        *tokens = *payload = NULL;
+    return kvfi_record_open_value(header, tokens, payload, *opened, sight->head_len, seal);
+}
+
+/* A sealed record is looked into with the secrets of the store. Of a header alone it is a guess, though a good one, under
+ * which of them it is; so a whole record is tried under each. Where there is no memory to open it, it stays closed. */
+static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvfi_header *header,
+                            const uint8_t **tokens, const uint8_t **payload, const kvfi_sight *sight) {
+    const kvfi_header closed = *header;
+    kvf_reason why = KVF_WHY_NONE;
+    *tokens = *payload = NULL;
+    if (!w->whole) {
+        *seal = kvfi_secrets_admit(w->secrets, header) != NULL ? KVF_SEAL_OPENED : KVF_SEAL_CLOSED;
+        return KVF_WHY_NONE;
     }
-    return why == KVF_WHY_NOMEM ? KVF_WHY_NONE : why;
+    *seal = KVF_SEAL_CLOSED;
+    for (size_t i = 0; i < w->secrets->num; i++) {
+        const kvfi_secret *secret = &w->secrets->of[i].seal;
+        kvfi_header unveiled = closed;
+        if (kvfi_header_admit(&unveiled, secret) != KVF_WHY_NONE) {
+            continue;
+        }
+        *header = closed;
+        why = open_under(secret, opened, header, tokens, payload, sight);
+        if (why == KVF_WHY_NONE) {
+            *seal = KVF_SEAL_OPENED;
+            return KVF_WHY_NONE;
+        }
+        *header = closed;
+        *tokens = *payload = NULL;
+        if (why == KVF_WHY_NOMEM) {
+            *seal = KVF_SEAL_CLOSED;
+            return KVF_WHY_NONE;
+        }
+        *seal = KVF_SEAL_OPENED; /* it is to be opened under this one, and is damaged */
+    }
+    return why;
 }
 
 /* What the header, or the whole value, says about a record; `damage` when it says nothing good. */

@@ -248,6 +248,7 @@ static void test_what_is_shown_as_it_is(void **state) {
                  {"\xed\xa0\x80", 0},
                  {"\xf4\x90\x80\x80", 0},
                  {"\xe2\x80\xae", 0},
+                 {"\xd8\x9c", 0},
                  {"\xe2\x81\xa6", 0},
                  {"\xef\xbb\xbf", 0},
                  {"\xc3", 0},

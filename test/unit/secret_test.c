@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "prefix/prefix.h"
+#include "session/session.h"
 #include "store/store.h"
 #include "support/faults.h"
 #include "support/kit.h"
@@ -640,6 +641,46 @@ static int name_of_session(void *ctx, const kvf_entry *entry) {
     return 0;
 }
 
+/* What may lie in pieces is never written over: the one that replaces it goes to the other place. */
+static void a_long_session_is_not_written_over(void **state) {
+    (void)state;
+    kvf_store *store = sealing_store("mem:", NEW, NULL);
+    kvfi_tier *tier = store->tiers[0];
+    kvfi_addr places[2];
+    kvfi_peek peeks[2];
+    uint8_t head[KVFI_HEADER_BYTES];
+    uint64_t round_trips = 0;
+    kvfi_header header;
+    for (unsigned i = 0; i < 2; i++) {
+        kvfi_session_addr(&places[i], "user:42", &store->secrets.of[0], i);
+    }
+    assert_memory_not_equal(places[0].key.bytes, places[1].key.bytes, 32);
+    assert_int_equal(save_session(store, KEYS), KVF_OK);
+    assert_int_equal(save_session(store, "keys of a later turn"), KVF_OK);
+    tier->ops->peek(tier, places, 2, peeks, &round_trips, KVFI_NEVER);
+    assert_int_equal(peeks[0].why, KVF_WHY_NONE); /* a short one takes the place of the one before */
+    assert_int_equal(peeks[1].why, KVF_WHY_ABSENT);
+
+    memcpy(head, peeks[0].header, sizeof head);
+    kvfi_put64(head + 84, KVFI_MAX_WHOLE);
+    kvfi_put64(head + 92, KVFI_MAX_WHOLE);
+    kvfi_put32(head + 124, kvfi_xxh32(head, 124));
+    assert_int_equal(kvfi_header_decode(&header, head), KVF_WHY_NONE);
+    struct iovec iov = {head, sizeof head};
+    kvfi_item item = {.addr = places[0], .iov = &iov, .num_iov = 1, .bytes = sizeof head, .rewrite = true};
+    kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
+    tier->ops->put(tier, &feed);
+    assert_int_equal(item.status, KVF_OK);
+    assert_int_equal(save_session(store, KEYS), KVF_OK);
+    tier->ops->peek(tier, places, 2, peeks, &round_trips, KVFI_NEVER);
+    assert_int_equal(peeks[0].why, KVF_WHY_ABSENT);
+    assert_int_equal(peeks[1].why, KVF_WHY_NONE);
+    assert_int_equal(load_session(store, KEYS), KVF_OK);
+    assert_int_equal(kvf_session_remove(store, NULL, "user:42"), KVF_OK);
+    assert_int_equal(load_session(store, KEYS), KVF_MISS);
+    kvf_store_close(store);
+}
+
 static void sealed_sessions(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512];
@@ -734,6 +775,7 @@ int main(void) {
         cmocka_unit_test(what_is_seen),
         cmocka_unit_test(forged_cards),
         cmocka_unit_test(faults),
+        cmocka_unit_test(a_long_session_is_not_written_over),
         cmocka_unit_test(sealed_sessions),
         cmocka_unit_test(faults_of_sessions),
     };
