@@ -274,7 +274,7 @@ static void write_group(kvfi_writer *writer, group *g) {
             set_active(writer, NULL);
         }
         for (size_t i = 0; i < num; i++) {
-            kvfi_put_note(&outcomes[g->items[i].number], &g->items[i], tier);
+            kvfi_put_note(store, &outcomes[g->items[i].number], &g->items[i], tier);
             kvfi_staged *staged = g->staged[g->items[i].number];
             staged->sealed = !g->items[i].unsealed;
             staged->lent = staged->lent || g->items[i].lent;

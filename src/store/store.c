@@ -299,9 +299,20 @@ void kvfi_store_get(kvf_store *store, kvfi_feed *feed) {
 
 /* ---- put ---- */
 
-void kvfi_put_note(kvfi_put_outcome *outcome, const kvfi_item *item, size_t tier) {
+/* Memory in front of what lasts keeps the fronts of prompts only: that it has no room for more is no failure. */
+static bool is_left_to_others(const kvf_store *store, const kvfi_item *item, size_t tier) {
+    bool lasts = false;
+    for (size_t i = 0; i < store->num_tiers; i++) {
+        lasts = lasts || !store->tiers[i]->volatile_;
+    }
+    return lasts && store->tiers[tier]->volatile_ && item->status == KVF_MISS && item->why == KVF_WHY_FULL;
+}
+
+void kvfi_put_note(const kvf_store *store, kvfi_put_outcome *outcome, const kvfi_item *item, size_t tier) {
     if (item->status == KVF_OK) {
         outcome->tiers |= (uint8_t)(1u << tier);
+    } else if (is_left_to_others(store, item, tier)) {
+        return;
     } else if (outcome->status == KVF_OK) {
         outcome->status = KVF_MISS;
         outcome->why = item->status == KVF_AGAIN ? KVF_WHY_BUDGET : item->why;
@@ -316,7 +327,7 @@ void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_pu
         kvfi_known_add(&store->known, &item->addr.key, outcome->tiers);
     }
     if (promotion) {
-        atomic_fetch_add(&stats->promoted, outcome->status == KVF_OK);
+        atomic_fetch_add(&stats->promoted, outcome->status == KVF_OK && outcome->tiers != 0);
         return;
     }
     if (!sent) {
@@ -336,7 +347,7 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
         }
         run_feed(store->store_pool, store->tiers[tier], feed, true);
         for (size_t i = 0; i < feed->num; i++) {
-            kvfi_put_note(&outcomes[i], &feed->items[i], tier);
+            kvfi_put_note(store, &outcomes[i], &feed->items[i], tier);
         }
     }
     for (size_t i = 0; i < feed->num; i++) {

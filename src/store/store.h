@@ -73,7 +73,7 @@ typedef struct kvfi_put_outcome {
     kvf_status status;
     kvf_reason why; /* of the first that failed */
 } kvfi_put_outcome;
-void kvfi_put_note(kvfi_put_outcome *, const kvfi_item *, size_t tier);
+void kvfi_put_note(const kvf_store *, kvfi_put_outcome *, const kvfi_item *, size_t tier);
 /* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. `sent`:
  * false when all had it. */
 void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, uint8_t wanted, bool sent);

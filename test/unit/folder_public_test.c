@@ -446,6 +446,52 @@ static void test_a_prompt_larger_than_the_bound(void **state) {
     }
 }
 
+/* How many leading blocks of the prompt lie in the first tier, and that none behind them does. */
+static size_t front_in_memory(kvf_space *space, const kvft_prompt *prompt) {
+    kvf_found found[40];
+    size_t run = 0, front = 0;
+    assert_true(prompt->num_blocks <= 40);
+    assert_int_equal(kvf_match(space, &run, found, prompt->keys, prompt->num_blocks, 10000000), KVF_OK);
+    assert_int_equal(run, prompt->num_blocks);
+    while (front < run && found[front].tier == 0) {
+        front++;
+    }
+    for (size_t i = front; i < run; i++) {
+        assert_int_equal(found[i].tier, 1);
+    }
+    return front;
+}
+
+/* Memory in front of a folder keeps the front of a prompt, saved or copied up; that the folder alone has the rest is no
+ * failure. */
+static void test_a_prompt_larger_than_memory_in_front(void **state) {
+    (void)state;
+    enum { BLOCKS = 40, PAYLOAD = 60000 };
+    place p = open_place("");
+    for (int round = 0; round < 2; round++) {
+        kvf_store *store = kvft_store2("mem:?max=1M", p.url);
+        kvf_space *space = kvft_space(store, "larger", 16);
+        kvft_prompt *prompt = kvft_prompt_new(space, 7, BLOCKS, PAYLOAD);
+        kvf_stats stats = {.struct_size = sizeof stats};
+        kvft_prompt_fill(prompt, 7);
+        if (round == 0) {
+            assert_int_equal(kvf_save(space, prompt->blocks, BLOCKS, NULL), BLOCKS);
+        } else {
+            assert_int_equal(load_run(space, prompt), BLOCKS);
+        }
+        assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+        kvf_store_stats(store, &stats);
+        assert_int_equal(stats.save_failures[KVF_WHY_FULL], 0);
+        size_t front = front_in_memory(space, prompt);
+        assert_true(front >= BLOCKS / 4 && front < BLOCKS / 2);
+        assert_int_equal(round == 0 ? 0 : front, stats.promoted);
+        kvft_prompt_free(prompt);
+        kvf_space_close(space);
+        kvf_store_close(store);
+    }
+    close_place(&p);
+}
+
 /* In one process, since memory does not outlive it. */
 static void test_a_prompt_larger_than_memory(void **state) {
     (void)state;
@@ -623,6 +669,7 @@ int main(void) {
         cmocka_unit_test(test_folders_that_root_left),
         cmocka_unit_test(test_the_doctor_sees_a_tenant),
         cmocka_unit_test(test_a_prompt_larger_than_the_bound),
+        cmocka_unit_test(test_a_prompt_larger_than_memory_in_front),
         cmocka_unit_test(test_a_prompt_larger_than_memory),
         cmocka_unit_test(test_damaged_files_heal_at_once),
         cmocka_unit_test(test_damage_is_known_when_it_is_told),
