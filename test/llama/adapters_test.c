@@ -279,6 +279,35 @@ static void test_a_prefill_keeps_nothing_of_another_set(void **state) {
     close_world(&w);
 }
 
+static void compute_alone(world *w, size_t from, size_t end) {
+    put(w, 0, from, end);
+    assert_int_equal(llama_decode(w->l.ctx, w->batch), 0);
+    w->batch.n_tokens = 0;
+}
+
+/* A decode loop of the program's own: what it computed under another set is not saved as that of this one. */
+static void test_a_loop_saves_nothing_of_another_set(void **state) {
+    (void)state;
+    for (int portable = 0; portable < 2; portable++) {
+        world w = open_world("mem:", 1024, portable != 0);
+        assert_int_equal(kvf_llama_load(w.l.kv, NULL, 0, w.tokens, NUM), 0);
+        compute_alone(&w, 0, 128);
+        expect_change(&w, 1);
+        assert_int_equal(kvf_llama_save(w.l.kv, NULL, 0, w.tokens, 128), 0);
+        expect_change(&w, 0);
+        assert_int_equal(kvf_llama_save(w.l.kv, NULL, 0, w.tokens, 128), 2);
+        expect_change(&w, 1);
+        compute_alone(&w, 128, 256); /* behind what is of the other */
+        expect_change(&w, 0);
+        assert_int_equal(kvf_llama_save(w.l.kv, NULL, 0, w.tokens, 256), 0);
+        assert_int_equal(kvf_llama_load(w.l.kv, NULL, 0, w.tokens + 300, 200), 0);
+        drop(&w, 0);
+        compute_alone(&w, 0, 256);
+        assert_int_equal(kvf_llama_save(w.l.kv, NULL, 0, w.tokens, 256), 2); /* the two others are stored */
+        close_world(&w);
+    }
+}
+
 /* More sets than are remembered. */
 static void test_any_number_of_sets(void **state) {
     (void)state;
@@ -331,6 +360,7 @@ int main(void) {
         cmocka_unit_test(test_positions_move_in_one_sequence_alone),
         cmocka_unit_test(test_positions_move_in_one_alone_after_an_attach),
         cmocka_unit_test(test_a_prefill_keeps_nothing_of_another_set),
+        cmocka_unit_test(test_a_loop_saves_nothing_of_another_set),
         cmocka_unit_test(test_any_number_of_sets),
         cmocka_unit_test(test_a_full_context_waits_for_its_probe),
     };

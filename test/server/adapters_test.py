@@ -122,6 +122,32 @@ def test_a_program_that_changes_its_adapters(folder):
         check("and all is loaded, but under an adapter of no known file", told == (149 * (STEPS.count("p") - 1), STEPS.count("p") - 1, 150), str(told))
 
 
+def records(store):
+    """Keys and what is under them, but for the times and the checksum."""
+    found = {}
+    for top, _, names in os.walk(store):
+        for name in names:
+            with open(f"{top}/{name}", "rb") as f:
+                data = f.read()
+            if data[:4] == b"KVF2" and data[6] & 1 == 0:
+                found[os.path.relpath(f"{top}/{name}", store)] = data[:100] + data[128:]
+    return found
+
+
+def test_a_program_that_moves_positions(folder):
+    """What it leaves in a store is what a cold run leaves there, whoever shared the cells that were moved."""
+    subprocess.run([f"{PEERS}/kvf_toy_peer", "llama", f"{folder}/moved.gguf", "4"], check=True)
+    found = {}
+    for what in ("cold", "shared", "down", "warm"):
+        run = subprocess.run([lab.KVFERRY, "exec", "--store", f"file:{folder}/moves-{what}", "--", f"{PEERS}/kvf_moves_peer",
+                              f"{folder}/moved.gguf", what], capture_output=True, text=True, timeout=600)
+        check(f"a program that moves positions ends well ({what})", run.returncode == 0, run.stderr[-300:])
+        found[what] = records(f"{folder}/moves-{what}")
+        same = found[what].keys() & found["cold"].keys()
+        other = sum(found[what][k] != found["cold"][k] for k in same)
+        check("and all that it stored is what a cold run stores", len(same) > 0 and other == 0, str((len(found[what]), len(same), other)))
+
+
 lab.need_all()
 with lab.folder() as top:
     wanted = sys.argv[1:]
