@@ -337,10 +337,34 @@ static void patience(void **state) {
     kvfi_sys_table = &kvfi_sys_real;
 }
 
+/* ---- what a wait says about the server */
+
+static void test_a_wait_that_was_cancelled_says_nothing(void **state) {
+    (void)state;
+    kvfi_pace pace = {.known = false};
+    atomic_bool cancelled = true;
+    open_conn(false);
+    conn->pace = &pace;
+    conn->cancelled = &cancelled;
+    assert_int_equal(kvfi_conn_wait(conn, kvfi_deadline(10000000)), KVF_WHY_NONE);
+    assert_false(atomic_load(&pace.known));
+    conn->cancelled = NULL;
+    assert_int_equal(write(peer, "+", 1), 1);
+    assert_int_equal(kvfi_conn_wait(conn, kvfi_deadline(10000000)), KVF_WHY_NONE);
+    assert_true(atomic_load(&pace.known));
+    conn->pace = NULL;
+    close_conn();
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(lent),          TEST(copied),           TEST(lending_ends), TEST(a_byte_stays_in_the_pipe),
-        TEST(does_not_work), TEST(pieces_of_a_page), TEST(patience)};
+    const struct CMUnitTest tests[] = {TEST(test_a_wait_that_was_cancelled_says_nothing),
+                                       TEST(lent),
+                                       TEST(copied),
+                                       TEST(lending_ends),
+                                       TEST(a_byte_stays_in_the_pipe),
+                                       TEST(does_not_work),
+                                       TEST(pieces_of_a_page),
+                                       TEST(patience)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

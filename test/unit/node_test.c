@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -159,6 +161,57 @@ static kvfi_reply error(const char *text) {
     return (kvfi_reply){.kind = KVFI_RESP_ERROR, .text = text, .len = strlen(text), .last = true};
 }
 
+/* Whether a connection that lay idle for so long is used again. */
+static bool is_used_after(int64_t idle_us) {
+    int ends[2];
+    kvfi_conn *conn = kvfi_alloc_zero(1, sizeof *conn), *taken = NULL;
+    kvf_error err = {0};
+    assert_non_null(conn);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    kvfi_conn_init(conn, conf.stall_ms, &disconnects);
+    kvfi_resp_init(&conn->in, conn->scratch, sizeof conn->scratch);
+    conn->fd = ends[0];
+    conn->idle_us = now;
+    kvfi_lane *lane = &node.lanes[KVFI_LANE_LOAD];
+    lane->idle[lane->num_idle++] = conn;
+    now += idle_us;
+    bool used = kvfi_node_take(&node, &taken, &err, KVFI_LANE_LOAD, NULL, now + 1000000) == KVF_WHY_NONE;
+    if (used) {
+        assert_ptr_equal(taken, conn);
+        kvfi_conn_close(conn);
+        kvfi_node_give(&node, KVFI_LANE_LOAD, conn);
+    }
+    lane->num_idle = 0;
+    kvfi_free(conn);
+    close(ends[1]);
+    return used;
+}
+
+static void lose_after(int64_t idle_us) {
+    kvfi_conn lost;
+    unsigned stalls = 0;
+    kvfi_conn_init(&lost, conf.stall_ms, &disconnects);
+    lost.reused = lost.stalled = true;
+    lost.idle_us = idle_us;
+    assert_true(kvfi_node_forgives(&node, &lost, &stalls));
+}
+
+/* The server may have stood still: a connection that was lost is no reason to give up idle ones for ever. */
+static void test_idle_ones_are_doubted_for_a_time(void **state) {
+    (void)state;
+    assert_true(is_used_after(300000));
+    for (int64_t minutes = 1; minutes <= 2; minutes++) {
+        lose_after(400000);
+        assert_false(is_used_after(300000));
+        assert_true(is_used_after(100000));
+        now += (minutes * 60 - 2) * 1000000;
+        assert_false(is_used_after(300000));
+        now += 2000000;
+        assert_true(is_used_after(300000));
+        assert_false(is_used_after(31000000));
+    }
+}
+
 static void test_replies(void **state) {
     (void)state;
     static const struct {
@@ -204,7 +257,11 @@ static void test_rules_of_the_acl(void **state) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {TEST(test_connections_back_off), TEST(test_no_socket), TEST(test_saves_back_off),
-                                       TEST(test_replies), TEST(test_rules_of_the_acl)};
+    const struct CMUnitTest tests[] = {TEST(test_connections_back_off),
+                                       TEST(test_no_socket),
+                                       TEST(test_saves_back_off),
+                                       TEST(test_replies),
+                                       TEST(test_idle_ones_are_doubted_for_a_time),
+                                       TEST(test_rules_of_the_acl)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,10 +3,14 @@
  * [T:sealed] Sealed records: the golden one, and that nothing opens but the record itself, at its place, under its
  * secret.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -246,13 +250,59 @@ static void a_whole_value(void **state) {
     kvfi_identity_cleanup(&s.identity);
 }
 
+/* ---- a child that is forked while others seal */
+
+static atomic_bool enough;
+
+static bool seal_once(void) {
+    static const uint8_t key[32] = {1};
+    kvfi_gcm gcm;
+    uint8_t tag[16], bytes[64] = {0};
+    (void)kvfi_gcm_begin(&gcm, false, key, "aad", 3);
+    kvfi_gcm_add(&gcm, bytes, bytes, sizeof bytes);
+    return kvfi_gcm_end(&gcm, tag);
+}
+
+static void *seal_all_the_time(void *arg) {
+    (void)arg;
+    while (!atomic_load(&enough)) {
+        (void)seal_once();
+    }
+    return NULL;
+}
+
+static void a_child_seals(void **state) {
+    (void)state;
+    enum { THREADS = 4, FORKS = 50, SECONDS = 20 };
+    pthread_t threads[THREADS];
+    atomic_store(&enough, false);
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, seal_all_the_time, NULL), 0);
+    }
+    bool all = true;
+    for (int i = 0; i < FORKS && all; i++) {
+        int status = -1;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(SECONDS); /* ends one that waits for ever */
+            _exit(seal_once() ? 0 : 1);
+        }
+        all = child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    }
+    atomic_store(&enough, true);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    assert_true(all);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_file),       cmocka_unit_test(in_place),
         cmocka_unit_test(every_bit_flipped), cmocka_unit_test(what_fails_is_wiped),
         cmocka_unit_test(only_at_its_place), cmocka_unit_test(another_secret),
         cmocka_unit_test(plain_and_sealed),  cmocka_unit_test(header_hides_positions),
-        cmocka_unit_test(a_whole_value),
+        cmocka_unit_test(a_whole_value),     cmocka_unit_test(a_child_seals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
