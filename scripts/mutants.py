@@ -382,7 +382,7 @@ def measure_one(cover, program, kind, test, cli):
             link = inside / note.relative_to(objects)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(note)
-        status, seconds = run_test(cover / "test" / program, test, 60, cli, {"GCOV_PREFIX": top})
+        status, seconds = run_test(cover / "test" / program, test, 300, cli, {"GCOV_PREFIX": top})
         if status != 0:
             return None
         return {"program": program, "kind": kind, "test": test, "seconds": seconds}, lines_run(inside)
