@@ -221,6 +221,8 @@ size_t kvfl_state_length(const kvf_llama *, uint32_t way, size_t end);
 /* Decides block_tokens, and what follows from it; `wanted` is the caller's. */
 kvf_status kvfl_set_block_tokens(kvf_llama *, kvf_error *, uint32_t wanted);
 
+/* weights.c: 2 * num digits and a NUL. */
+void kvfl_hex(char *out, const uint8_t *bytes, size_t num);
 /* weights.c: files that are held open, with their times as they were then. */
 typedef struct kvfl_file {
     char *path;

@@ -38,9 +38,7 @@ static void add_digest(fields *f, const char *name, const void *bytes, size_t le
     uint8_t digest[32] = {0};
     char hex[65];
     f->failed = EVP_Digest(bytes, len, digest, NULL, EVP_sha256(), NULL) != 1 || f->failed;
-    for (size_t i = 0; i < sizeof digest; i++) {
-        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-    }
+    kvfl_hex(hex, digest, sizeof digest);
     add(f, name, "sha256:%s", hex);
 }
 

@@ -97,9 +97,7 @@ static bool digest(char out[65], const struct llama_model_params *p,
         ok = EVP_DigestFinal_ex(sha, bytes, NULL) == 1;
     }
     EVP_MD_CTX_free(sha);
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
-    }
+    kvfl_hex(out, bytes, sizeof bytes);
     return ok;
 }
 

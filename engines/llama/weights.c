@@ -20,7 +20,7 @@
 #define CHUNK     ((size_t)8 << 20)
 #define SETTLED_S 2
 
-static void to_hex(char *out, const uint8_t *bytes, size_t num) {
+void kvfl_hex(char *out, const uint8_t *bytes, size_t num) {
     for (size_t i = 0; i < num; i++) {
         snprintf(out + 2 * i, 3, "%02x", bytes[i]);
     }
@@ -54,7 +54,7 @@ static bool memo_path(char *out, size_t size, const struct stat *st) {
     if (EVP_Digest(identity, strlen(identity), digest, NULL, EVP_sha256(), NULL) != 1) {
         return false;
     }
-    to_hex(name, digest, sizeof digest);
+    kvfl_hex(name, digest, sizeof digest);
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int len = cache != NULL && cache[0] == '/' ? snprintf(out, size, "%s/kvferry/hashes/%s", cache, name)
               : home != NULL                   ? snprintf(out, size, "%s/.cache/kvferry/hashes/%s", home, name)
@@ -153,7 +153,7 @@ static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file)
     if (fstat(file->fd, &now) != 0 || !has_same_bytes(&now, &file->stat)) {
         return kvfl_fail(err, KVF_REFUSED, "the model's file changed while it was read to identify it: %s", file->path);
     }
-    to_hex(out, digest, sizeof digest);
+    kvfl_hex(out, digest, sizeof digest);
     if (has_memo && is_settled(file)) {
         remember(memo, out);
     }
@@ -259,7 +259,7 @@ kvf_status kvfl_files_hash(char out[65], kvf_error *err, const kvfl_files *files
         status = kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
     }
     if (status == KVF_OK) {
-        to_hex(out, digest, sizeof digest);
+        kvfl_hex(out, digest, sizeof digest);
     }
     free(all);
     return status;

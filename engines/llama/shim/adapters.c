@@ -91,9 +91,7 @@ static bool name_control(const kvfl_shim_adapters *a, char *out) {
     if (any && ok) {
         size_t len = strlen(out);
         len += (size_t)snprintf(out + len, TEXT_BYTES, "control=");
-        for (size_t i = 0; i < sizeof digest; i++) {
-            len += (size_t)snprintf(out + len, 3, "%02x", digest[i]);
-        }
+        kvfl_hex(out + len, digest, sizeof digest);
     }
     return ok;
 }
