@@ -2,22 +2,22 @@
  *
  * What the files of the llama.cpp engine share.
  *
- *   attach.c   the handle
- *   kind.c     what kind of memory this context has, and whether it can be taken apart and put together
- *   blob.c     what llama_state_seq_get_data writes, read and measured
- *   state.c    what can't be cut into blocks: windows and recurrent states, stored at boundaries
- *   identity.c the fields of the space: everything that changes the bytes of a block
- *   model.c    what names a model: its files as they were loaded, the parameters it was loaded with
- *   weights.c  files that are held open, and their hash, remembered
- *   adapters.c one space for each set of adapters, and the change from one to another
- *   load.c     blocks from the store into a sequence
- *   flight.c   blocks on their way
- *   plan.c     load or compute: the arithmetic
- *   save.c     blocks of a sequence into the store
- *   resident.c what a sequence still holds of an earlier prefill
- *   prefill.c  keep, load, compute the rest, save
- *   decode.c   the same for the sequences of a batch, in place of llama_decode
- *   follow.c   which tokens each sequence holds, as far as that is known
+ *   api.c                the handle
+ *   adapters.c           one space for each set of adapters, and the change from one to another
+ *   decode.c             prefill for the sequences of a batch, in place of llama_decode
+ *   prefill.c            keep, load, compute the rest, save
+ *   fetch/load.c         blocks from the store into a sequence
+ *   fetch/flight.c       blocks on their way
+ *   fetch/plan.c         load or compute: the arithmetic
+ *   follow/follow.c      which tokens each sequence holds, as far as that is known
+ *   follow/resident.c    what a sequence still holds of an earlier prefill
+ *   cells/blob.c         what llama_state_seq_get_data writes, read and measured
+ *   cells/state.c        what can't be cut into blocks: windows and recurrent states, stored at boundaries
+ *   cells/save.c         blocks of a sequence into the store
+ *   model/kind.c         what kind of memory this context has, and whether it can be taken apart and put together
+ *   model/identity.c     the fields of the space: everything that changes the bytes of a block
+ *   model/model.c        what names a model: its files as they were loaded, the parameters it was loaded with
+ *   model/weights.c      files that are held open, and their hash, remembered
  */
 #ifndef KVFL_ENGINE_H
 #define KVFL_ENGINE_H
@@ -26,9 +26,9 @@
 #include <sys/stat.h>
 
 #include "kvferry/llama.h"
-#include "llama/blob.h"
-#include "llama/flight.h"
-#include "llama/plan.h"
+#include "llama/cells/blob.h"
+#include "llama/fetch/flight.h"
+#include "llama/fetch/plan.h"
 
 /* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows), so
  * whole blocks are never computed in a smaller batch: only then is a computed block the same as a loaded one. */

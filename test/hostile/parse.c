@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "hostile/hostile.h"
-#include "llama/blob.h"
+#include "llama/cells/blob.h"
 #include "record/record.h"
 #include "redis/slots.h"
 #include "session/session.h"

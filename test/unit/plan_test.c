@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Load or compute: the arithmetic of engines/llama/plan.c, without a model.
+ * Load or compute: the arithmetic of engines/llama/fetch/plan.c, without a model.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "llama/plan.h"
+#include "llama/fetch/plan.h"
 #include "support/kit.h"
 
 #define BLOCK_TOKENS 64u

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "llama/plan.h"
+#include "llama/fetch/plan.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "llama/blob.h"
+#include "llama/cells/blob.h"
 
 #include <stdlib.h>
 #include <string.h>
