@@ -828,12 +828,16 @@ static void write_into(const site *s) {
     close(fd);
 }
 
+static void write_empty(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
 static void touch_beside(const site *s) {
     char path[250];
     snprintf(path, sizeof path, "%s/beside", s->dir);
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    assert_true(fd >= 0);
-    close(fd);
+    write_empty(path);
 }
 
 static kvf_status attach_after(void (*change)(const site *), bool by_link, enum llama_load_mode mode, char *what,
@@ -895,6 +899,65 @@ static void test_another_folder_names_nothing(void **state) {
     llama_model_free(beside);
     llama_model_free(model);
     kvft_remove_dir(dir);
+}
+
+typedef struct releases {
+    char *dir, now[200], next[200], old[200], path[250], beside[250], above[250];
+} releases;
+
+static releases open_releases(void) {
+    releases r = {.dir = kvft_temp_dir()};
+    char next[250];
+    snprintf(r.now, sizeof r.now, "%s/now", r.dir);
+    snprintf(r.next, sizeof r.next, "%s/next", r.dir);
+    snprintf(r.old, sizeof r.old, "%s/old", r.dir);
+    snprintf(r.path, sizeof r.path, "%s/model.gguf", r.now);
+    snprintf(r.beside, sizeof r.beside, "%s/beside", r.now);
+    snprintf(r.above, sizeof r.above, "%s/above", r.dir);
+    snprintf(next, sizeof next, "%s/model.gguf", r.next);
+    assert_int_equal(mkdir(r.now, 0700) + mkdir(r.next, 0700), 0);
+    write_toy(&plain, 1, r.path);
+    write_toy(&plain, 2, next);
+    kvft_nap_ms(3200); /* old enough to be named without being mapped */
+    return r;
+}
+
+static void expect_attach(kvf_status expected, const releases *r, struct llama_context *ctx, const settings *s) {
+    kvf_store *store = kvft_store("mem:");
+    kvf_llama *kv = NULL;
+    kvf_error err = {.what = ""};
+    kvf_status status = attach(&kv, &err, store, ctx, s, r->path, true);
+    if (status != expected) {
+        fail_msg("status %d: %s", (int)status, err.what);
+    }
+    kvf_llama_detach(kv);
+    kvf_store_close(store);
+}
+
+/* A release is made beside the one that is loaded, comes in its place as a folder, and then a file is written into it. */
+static void swap_releases(enum llama_load_mode mode) {
+    releases r = open_releases();
+    settings s = settings_of();
+    s.model.load_mode = mode;
+    struct llama_model *model = llama_model_load_from_file(r.path, s.model);
+    struct llama_context *ctx = llama_init_from_model(model, s.context);
+    kvft_nap_ms(50);
+    write_empty(r.beside);
+    expect_attach(KVF_OK, &r, ctx, &s); /* the folder around it is still */
+    write_empty(r.above);
+    expect_attach(mode == LLAMA_LOAD_MODE_MMAP ? KVF_OK : KVF_REFUSED, &r, ctx, &s);
+    assert_int_equal(rename(r.now, r.old) + rename(r.next, r.now), 0);
+    write_empty(r.beside);
+    expect_attach(KVF_REFUSED, &r, ctx, &s);
+    llama_free(ctx);
+    llama_model_free(model);
+    kvft_remove_dir(r.dir);
+}
+
+static void test_a_folder_that_was_written_to_after_it_took_the_name(void **state) {
+    (void)state;
+    swap_releases(LLAMA_LOAD_MODE_MMAP);
+    swap_releases(LLAMA_LOAD_MODE_NONE);
 }
 
 static void test_another_file_names_nothing(void **state) {
@@ -1176,6 +1239,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_another_attention_scale_loads_nothing),
         cmocka_unit_test(test_another_file_names_nothing),
         cmocka_unit_test(test_another_folder_names_nothing),
+        cmocka_unit_test(test_a_folder_that_was_written_to_after_it_took_the_name),
         cmocka_unit_test(test_a_warm_up_makes_no_space_of_its_own),
         cmocka_unit_test(test_served_programs_with_other_metadata),
         cmocka_unit_test(test_a_model_of_no_known_file_stores_nothing),

@@ -126,64 +126,91 @@ static bool is_older(const struct stat *st, double time) {
     return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 < time;
 }
 
-static bool is_mapped(const struct stat *st) {
-    char line[PATH_MAX + 200];
+/* One line of /proc/self/maps: by device and inode; or by name, as some file systems show another device there. The kernel
+ * tells the name that the file has now. */
+static bool is_line_of(const char *line, const struct stat *st, const char *real) {
+    unsigned int major_part = 0, minor_part = 0;
+    unsigned long long inode = 0;
+    const char *name = strchr(line, '/');
+    return (sscanf(line, "%*s %*s %*s %x:%x %llu", &major_part, &minor_part, &inode) == 3 && inode == st->st_ino &&
+            makedev(major_part, minor_part) == st->st_dev) ||
+           (name != NULL && real != NULL && strcmp(name, real) == 0);
+}
+
+static bool is_mapped(const kvfl_file *file) {
+    char line[PATH_MAX + 200], *real = realpath(file->path, NULL);
     bool found = false;
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
-        unsigned int major_part = 0, minor_part = 0;
-        unsigned long long inode = 0;
-        found = sscanf(line, "%*s %*s %*s %x:%x %llu", &major_part, &minor_part, &inode) == 3 && inode == st->st_ino &&
-                makedev(major_part, minor_part) == st->st_dev;
+        line[strcspn(line, "\n")] = '\0';
+        found = is_line_of(line, &file->stat, real);
     }
     if (maps != NULL) {
         fclose(maps);
     }
+    free(real);
     return found;
 }
 
-static bool way_is_older(const char *path, double time, int *links);
+typedef struct way {
+    double time;
+    int links; /* that may still be followed */
+    bool is_mapped;
+    bool is_still; /* the folder that was passed last has not changed: what it holds was there before */
+} way;
 
-/* A folder's content changes with every file in it, and that sets both of its times; a folder that was moved to its
- * place has a change of the inode alone. */
+static bool way_is_older(const char *path, way *);
+
+/* A folder's content changes with every file in it, and that sets both of its times. A folder that was moved to its
+ * place has a change of the inode alone, until a file is written into it. */
 static bool is_moved_folder(const struct stat *st) {
     return st->st_ctim.tv_sec != st->st_mtim.tv_sec || st->st_ctim.tv_nsec != st->st_mtim.tv_nsec;
 }
 
+/* A folder that has changed may be another one of that name. It is not where the folder around it is still; and where
+ * the file is mapped, nothing but a move is taken for one. */
+static bool folder_is_older(const struct stat *st, way *w) {
+    bool was_still = w->is_still;
+    w->is_still = is_older(st, w->time);
+    return w->is_still || was_still || (w->is_mapped && !is_moved_folder(st));
+}
+
 /* The last part of `path` is a folder, a file, or a link whose target is another way. */
-static bool step_is_older(const char *path, double time, int *links) {
+static bool step_is_older(const char *path, way *w) {
     struct stat st;
     char target[PATH_MAX], whole[2 * PATH_MAX];
     if (lstat(path, &st) != 0) {
         return false;
     }
     if (S_ISDIR(st.st_mode)) {
-        return is_older(&st, time) || !is_moved_folder(&st);
+        return folder_is_older(&st, w);
     }
-    if (!S_ISLNK(st.st_mode) || !is_older(&st, time)) {
-        return is_older(&st, time);
+    if (!S_ISLNK(st.st_mode) || !is_older(&st, w->time)) {
+        return is_older(&st, w->time);
     }
     ssize_t len = readlink(path, target, sizeof target - 1);
-    if (len <= 0 || --*links < 0) {
+    if (len <= 0 || --w->links < 0) {
         return false;
     }
     target[len] = '\0';
     const char *slash = strrchr(path, '/');
     int folder = target[0] == '/' || slash == NULL ? 0 : (int)(slash - path) + 1;
     snprintf(whole, sizeof whole, "%.*s%s", folder, path, target);
-    return way_is_older(whole, time, links);
+    return way_is_older(whole, w);
 }
 
-/* Every step of the way, from the root or the working folder, was there before. */
-static bool way_is_older(const char *path, double time, int *links) {
+/* Every step of the way was there before. The root or the working folder, where it begins, is the same one always. */
+static bool way_is_older(const char *path, way *w) {
     char part[2 * PATH_MAX];
-    if (strlen(path) >= sizeof part) {
+    struct stat st;
+    if (strlen(path) >= sizeof part || lstat(path[0] == '/' ? "/" : ".", &st) != 0) {
         return false;
     }
+    w->is_still = is_older(&st, w->time);
     for (const char *end = path + strspn(path, "/"); *end != '\0';) {
         end += strcspn(end, "/");
         snprintf(part, sizeof part, "%.*s", (int)(end - path), path);
-        if (!step_is_older(part, time, links)) {
+        if (!step_is_older(part, w)) {
             return false;
         }
         end += strspn(end, "/");
@@ -195,9 +222,9 @@ static bool way_is_older(const char *path, double time, int *links) {
 
 /* A file that is mapped here was opened, so there is no doubt about what came to its name while it was. */
 static bool was_loaded(const kvfl_file *file, double began) {
-    int links = MAX_LINKS;
-    double time = is_mapped(&file->stat) ? began : began - OPEN_S;
-    return is_older(&file->stat, time) && way_is_older(file->path, time, &links);
+    way w = {.links = MAX_LINKS, .is_mapped = is_mapped(file)};
+    w.time = w.is_mapped ? began : began - OPEN_S;
+    return is_older(&file->stat, w.time) && way_is_older(file->path, &w);
 }
 
 static kvf_status check_loaded(kvf_error *err, const kvfl_files *files, const struct llama_context *ctx) {
