@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,8 +21,18 @@
 #include "kvferry/llama.h"
 #include "support/kit.h"
 
-/* Stands for the file of a toy model, which has none: its bytes are hashed, never read as a model. */
+/* Stands for the file of a toy model, which has none: its bytes are hashed, never read as a model. It is mapped, as
+ * llama.cpp maps a model: whatever else is written beside it meanwhile, it is the one that was there. */
 #define MODEL_PATH KVFT_STAND_IN
+
+__attribute__((constructor)) static void lab_map_stand_in(void) {
+    int fd = open(MODEL_PATH, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || mmap(NULL, 1, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED) {
+        fprintf(stderr, "can't map %s\n", MODEL_PATH);
+        abort();
+    }
+    close(fd);
+}
 
 typedef struct lab_config {
     enum ggml_type kv_type;
