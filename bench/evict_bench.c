@@ -403,10 +403,10 @@ static void close_place(place *p) {
 
 /* One short command for each of the first `num` blocks: "VERB key [number]". */
 static void command_each(place *p, const client *c, const char *verb, unsigned num, int64_t first, int64_t step) {
-    uint8_t digest[32];
+    kvf_digest digest;
     char space[17], key[65], *commands = must(malloc(16 + num * 160)), *at = commands;
-    kvf_space_digest(c->space, digest);
-    kvfi_hex(space, digest, 8);
+    kvf_space_digest(c->space, &digest);
+    kvfi_hex(space, digest.bytes, 8);
     for (unsigned i = 0; i < num; i++) {
         kvfi_hex(key, c->keys[i].bytes, 32);
         at += sprintf(at, "%s%s kvf1:%s:{%s}", i > 0 ? "\r\n" : "", verb, space, key);

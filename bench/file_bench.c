@@ -134,7 +134,7 @@ static double get_checked4(bench *b) {
 static double get_cold_with(bench *b, int threads) {
     for (size_t i = 0; i < b->num; i++) {
         char path[700], space[17], key[65];
-        kvfi_hex(space, b->values[i].item.addr.space, 8);
+        kvfi_hex(space, b->values[i].item.addr.space.bytes, 8);
         kvfi_hex(key, b->values[i].item.addr.key.bytes, 32);
         snprintf(path, sizeof path, "%s/store/kvf1/%s/%.2s/%s", b->dir, space, key, key);
         int fd = open(path, O_RDONLY);

@@ -86,10 +86,10 @@ static void load(side *s) {
 static double time_of(side *s, op what) {
     kvfi_known_clear(&s->store->known);
     if (what == SAVE_BEHIND) {
-        uint8_t digest[32];
+        kvf_digest digest;
         uint64_t removed;
-        kvf_space_digest(s->space, digest);
-        if (kvf_clear(s->store, &removed, NULL, digest) != KVF_OK) {
+        kvf_space_digest(s->space, &digest);
+        if (kvf_clear(s->store, &removed, NULL, &digest) != KVF_OK) {
             die("the space can't be cleared");
         }
     }

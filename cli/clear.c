@@ -53,13 +53,13 @@ static int clear_session(const request *r, kvf_store *store, const kvfcli_common
 
 static int clear_space(const request *r, kvf_store *store, const kvfcli_common *common) {
     kvf_error err = {.status = KVF_OK};
-    uint8_t space[32];
+    kvf_digest space;
     uint64_t removed = 0;
-    int code = kvfcli_find_space(store, space, r->space);
+    int code = kvfcli_find_space(store, &space, r->space);
     if (code != KVFCLI_FINE) {
         return code;
     }
-    kvf_status status = kvf_clear(store, &removed, &err, space);
+    kvf_status status = kvf_clear(store, &removed, &err, &space);
     return status == KVF_OK ? done(common, removed) : fail(&err, status);
 }
 

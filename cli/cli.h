@@ -168,13 +168,13 @@ void kvfcli_progress_end(kvfcli_progress *progress);
 /* ---- finding things (find.c) */
 /* kvfcli_find_space finds the one space whose digest begins with `hex_prefix`. Returns 0, or an exit code after a
  * message. */
-int kvfcli_find_space(kvf_store *store, uint8_t out[32], const char *hex_prefix);
+int kvfcli_find_space(kvf_store *store, kvf_digest *out, const char *hex_prefix);
 /* kvfcli_walk is kvf_walk that ends with Ctrl-C; returns 0 or an exit code after a message. */
 int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options);
 
 /* One record, as the first digits of its key name it. */
 typedef struct kvfcli_record {
-    uint8_t space[32]; /* of a damaged record only the first 8 bytes are known, the rest is zero */
+    kvf_digest space; /* of a damaged record only the first 8 bytes are known, the rest is zero */
     kvf_key key;
     kvf_reason damage; /* what its header shows */
     uint32_t tier;

@@ -32,7 +32,7 @@ int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_
 
 typedef struct space_search {
     const char *prefix;
-    uint8_t space[32];
+    kvf_digest space;
     bool found, ambiguous;
 } space_search;
 
@@ -42,23 +42,24 @@ static bool of_a_space(const kvf_entry *entry) {
 
 static int match_space(void *ctx, const kvf_entry *entry) {
     space_search *search = ctx;
-    if (!of_a_space(entry) || !kvfcli_has_prefix(entry->space, search->prefix)) {
+    if (!of_a_space(entry) || !kvfcli_has_prefix(entry->space.bytes, search->prefix)) {
         return 0;
     }
-    if (search->found && memcmp(search->space, entry->space, 32) != 0) {
+    if (search->found && memcmp(&search->space, &entry->space, sizeof entry->space) != 0) {
         search->ambiguous = true;
         return 1;
     }
     search->found = true;
-    memcpy(search->space, entry->space, 32);
+    search->space = entry->space;
     return 0;
 }
 
-int kvfcli_find_space(kvf_store *store, uint8_t out[32], const char *hex_prefix) {
+int kvfcli_find_space(kvf_store *store, kvf_digest *out, const char *hex_prefix) {
     space_search search = {.prefix = hex_prefix};
-    uint8_t whole[32];
+    kvf_digest whole;
     /* A digest in full spares the walk over other spaces. */
-    kvf_walk_options options = {.struct_size = sizeof options, .space = kvfcli_unhex(whole, hex_prefix) ? whole : NULL};
+    kvf_walk_options options = {.struct_size = sizeof options,
+                                .space = kvfcli_unhex(whole.bytes, hex_prefix) ? &whole : NULL};
     int code = kvfcli_walk(store, match_space, &search, &options);
     if (code != KVFCLI_FINE) {
         return code;
@@ -71,7 +72,7 @@ int kvfcli_find_space(kvf_store *store, uint8_t out[32], const char *hex_prefix)
         kvfcli_say("no space begins with %s", hex_prefix);
         return KVFCLI_FOUND;
     }
-    memcpy(out, search.space, 32);
+    *out = search.space;
     return KVFCLI_FINE;
 }
 
@@ -85,11 +86,12 @@ typedef struct record_search {
 
 static bool same_record(const kvfcli_record *record, const kvf_entry *entry) {
     /* The name of a damaged record tells 8 bytes of its space only. */
-    return memcmp(record->space, entry->space, 8) == 0 && memcmp(&record->key, &entry->key, sizeof entry->key) == 0;
+    return memcmp(record->space.bytes, entry->space.bytes, 8) == 0 &&
+           memcmp(&record->key, &entry->key, sizeof entry->key) == 0;
 }
 
 void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry) {
-    memcpy(out->space, entry->space, sizeof out->space);
+    out->space = entry->space;
     out->key = entry->key;
     out->damage = entry->damage;
     out->tier = entry->tier;
@@ -101,7 +103,7 @@ void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry) {
 static int match_record(void *ctx, const kvf_entry *entry) {
     record_search *search = ctx;
     if (entry->kind != KVF_ENTRY_BLOCK || !kvfcli_has_prefix(entry->key.bytes, search->key_prefix) ||
-        (search->space_prefix != NULL && !kvfcli_has_prefix(entry->space, search->space_prefix))) {
+        (search->space_prefix != NULL && !kvfcli_has_prefix(entry->space.bytes, search->space_prefix))) {
         return 0;
     }
     if (search->found && !same_record(&search->record, entry)) {
@@ -135,6 +137,6 @@ int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_p
 
 int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx) {
     kvf_walk_options options = {
-        .struct_size = sizeof options, .whole = 1, .space = record->space, .key = &record->key, .budget_ms = 30000};
+        .struct_size = sizeof options, .whole = 1, .space = &record->space, .key = &record->key, .budget_ms = 30000};
     return kvfcli_walk(store, visit, ctx, &options);
 }

@@ -57,13 +57,13 @@ static int write_payload(const request *r, const void *payload, size_t len) {
     return code;
 }
 
-static int finish(const request *r, const kvfcli_common *common, const uint8_t space[32], const kvf_key *key,
+static int finish(const request *r, const kvfcli_common *common, const kvf_digest *space, const kvf_key *key,
                   const void *payload, size_t len) {
     int code = write_payload(r, payload, len);
     if (code != KVFCLI_FINE || !common->json) {
         return code;
     }
-    return kvfcli_print_json(json_pack("{s:o, s:o, s:I, s:s}", "space", kvfcli_json_hex(space), "block",
+    return kvfcli_print_json(json_pack("{s:o, s:o, s:I, s:s}", "space", kvfcli_json_hex(space->bytes), "block",
                                        kvfcli_json_hex(key->bytes), "payload_bytes", (json_int_t)len, "output",
                                        r->output),
                              KVFCLI_FINE);
@@ -87,7 +87,7 @@ static int take_copy(void *ctx, const kvf_entry *entry) {
     if (entry->damage != KVF_WHY_NONE || g->closed) {
         return 0; /* another tier may have a whole one */
     }
-    g->code = finish(g->request, g->common, entry->space, &entry->key, entry->payload, (size_t)entry->payload_bytes);
+    g->code = finish(g->request, g->common, &entry->space, &entry->key, entry->payload, (size_t)entry->payload_bytes);
     g->done = true;
     return 1;
 }
@@ -120,7 +120,7 @@ static int miss(kvf_reason why) {
 }
 
 static int load(request *r, const kvfcli_common *common, uint64_t len) {
-    uint8_t space[32];
+    kvf_digest space;
     void *payload = malloc(len > 0 ? (size_t)len : 1);
     struct iovec iov = {payload, (size_t)len};
     kvf_block *block = &r->address.block;
@@ -131,10 +131,11 @@ static int load(request *r, const kvfcli_common *common, uint64_t len) {
     block->iov = &iov;
     block->num_iov = 1;
     kvf_key key;
-    kvf_space_digest(r->address.space, space);
+    kvf_space_digest(r->address.space, &space);
     kvf_stored_key(r->address.space, &key, &block->key);
-    int code = kvf_load(r->address.space, block, 1, NULL, 0) == 1 ? finish(r, common, space, &key, payload, (size_t)len)
-                                                                  : miss(block->why);
+    int code = kvf_load(r->address.space, block, 1, NULL, 0) == 1
+                   ? finish(r, common, &space, &key, payload, (size_t)len)
+                   : miss(block->why);
     free(payload);
     return code;
 }

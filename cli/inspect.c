@@ -48,7 +48,7 @@ static void print_indented(const char *label, const char *lines) {
     }
 }
 
-static char *describe(kvf_store *store, const uint8_t space[32]) {
+static char *describe(kvf_store *store, const kvf_digest *space) {
     char *text = NULL;
     return kvf_space_describe(store, &text, NULL, space) == KVF_OK ? text : NULL;
 }
@@ -59,7 +59,7 @@ static char *describe(kvf_store *store, const uint8_t space[32]) {
 typedef struct block {
     const kvfcli_record *record; /* as it was found */
     bool found;
-    uint8_t space[32];
+    kvf_digest space;
     uint64_t payload_bytes;
     uint32_t first_token, num_tokens;
     uint32_t *tokens;
@@ -76,7 +76,7 @@ static int keep_block(void *ctx, const kvf_entry *entry) {
         return 1;
     }
     b->found = true;
-    memcpy(b->space, entry->space, 32);
+    b->space = entry->space;
     b->payload_bytes = entry->payload_bytes;
     b->first_token = entry->first_token;
     b->num_tokens = entry->num_tokens;
@@ -140,7 +140,7 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
     print_time("stored", b->stored_s);
     printf("%-9s %s (%llu bytes)\n", "payload", kvfcli_size(size, b->payload_bytes),
            (unsigned long long)b->payload_bytes);
-    kvfcli_hex(hex, b->space);
+    kvfcli_hex(hex, b->space.bytes);
     printf("%-9s %s\n", "space", hex);
     print_indented("", fields != NULL ? fields : "(its fields are not known)\n");
     if (b->seal == KVF_SEAL_CLOSED) {
@@ -175,8 +175,8 @@ static json_t *block_json(kvf_store *store, const block *b, const char *fields) 
     kvfcli_tier_url(store, b->record->tier, url);
     return json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:s?, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:b}", "block",
-        kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space), "fields", kvfcli_json_fields(fields),
-        "store", kvfcli_json_text(url), "name", kvfcli_json_text(b->record->name), "damage",
+        kvfcli_json_hex(b->record->key.bytes), "space", kvfcli_json_hex(b->space.bytes), "fields",
+        kvfcli_json_fields(fields), "store", kvfcli_json_text(url), "name", kvfcli_json_text(b->record->name), "damage",
         b->damage == KVF_WHY_NONE ? NULL : kvf_reason_name(b->damage), "stored_bytes",
         (json_int_t)b->record->stored_bytes, "payload_bytes", (json_int_t)b->payload_bytes, "stored_s",
         (json_int_t)b->stored_s, "ttl_ms", (json_int_t)b->record->ttl_ms, "first_token",
@@ -194,7 +194,7 @@ static int show_block(const request *r, kvf_store *store, const kvfcli_common *c
         return code;
     }
     code = b->damage == KVF_WHY_NONE ? KVFCLI_FINE : KVFCLI_FOUND;
-    char *fields = describe(store, b->space);
+    char *fields = describe(store, &b->space);
     if (common->json) {
         code = kvfcli_print_json(block_json(store, b, fields), code);
     } else {
@@ -206,7 +206,7 @@ static int show_block(const request *r, kvf_store *store, const kvfcli_common *c
 
 static int inspect_block(const request *r, kvf_store *store, const kvfcli_common *common, const kvfcli_record *record) {
     block b = {.record = record, .damage = record->damage};
-    memcpy(b.space, record->space, sizeof b.space);
+    b.space = record->space;
     int code = record->damage == KVF_WHY_NONE ? kvfcli_read_record(store, record, keep_block, &b) : KVFCLI_FINE;
     if (code == KVFCLI_FINE && !b.found && b.damage == KVF_WHY_NONE) {
         kvfcli_say("the block went away while it was looked for");
@@ -251,9 +251,9 @@ static int add_to_sum(void *ctx, const kvf_entry *entry) {
     return 0;
 }
 
-static void print_space(const uint8_t space[32], const space_sum *sum, const char *fields) {
+static void print_space(const kvf_digest *space, const space_sum *sum, const char *fields) {
     char hex[KVFCLI_HEX32], size[KVFCLI_TEXT];
-    kvfcli_hex(hex, space);
+    kvfcli_hex(hex, space->bytes);
     printf("%-9s %s\n", "space", hex);
     print_indented("fields", fields != NULL ? fields : "(not known)\n");
     printf("%-9s %llu\n", "blocks", (unsigned long long)sum->num_blocks);
@@ -276,18 +276,18 @@ static void print_space(const uint8_t space[32], const space_sum *sum, const cha
     }
 }
 
-static json_t *space_json(const uint8_t space[32], const space_sum *sum, const char *fields) {
+static json_t *space_json(const kvf_digest *space, const space_sum *sum, const char *fields) {
     bool known = sum->num_closed == 0;
-    return json_pack("{s:o, s:o, s:I, s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(space),
-                     "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_prompts",
-                     kvfcli_json_known(known, sum->num_prompts), "num_tokens",
-                     kvfcli_json_known(known, sum->num_tokens), "stored_bytes", (json_int_t)sum->bytes,
+    return json_pack("{s:o, s:o, s:I, s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space",
+                     kvfcli_json_hex(space->bytes), "fields", kvfcli_json_fields(fields), "num_blocks",
+                     (json_int_t)sum->num_blocks, "num_prompts", kvfcli_json_known(known, sum->num_prompts),
+                     "num_tokens", kvfcli_json_known(known, sum->num_tokens), "stored_bytes", (json_int_t)sum->bytes,
                      "longest_tokens", kvfcli_json_known(known, sum->last_token), "oldest_s", (json_int_t)sum->oldest_s,
                      "newest_s", (json_int_t)sum->newest_s, "num_damaged", (json_int_t)sum->num_damaged, "num_sealed",
                      (json_int_t)sum->num_closed, "num_opened", (json_int_t)sum->num_opened);
 }
 
-static int inspect_space(kvf_store *store, const kvfcli_common *common, const uint8_t space[32]) {
+static int inspect_space(kvf_store *store, const kvfcli_common *common, const kvf_digest *space) {
     space_sum sum = {.num_blocks = 0};
     kvf_walk_options options = {.struct_size = sizeof options, .space = space};
     int code = kvfcli_walk(store, add_to_sum, &sum, &options);
@@ -319,8 +319,8 @@ static void print_tensor(const char *label, const kvf_tensor *t) {
 }
 
 static bool has_space(const kvf_session *session) {
-    static const uint8_t unknown[32];
-    return memcmp(session->space, unknown, sizeof unknown) != 0;
+    static const kvf_digest unknown;
+    return memcmp(&session->space, &unknown, sizeof unknown) != 0;
 }
 
 static void print_session(const char *id, const kvf_session *session) {
@@ -332,7 +332,7 @@ static void print_session(const char *id, const kvf_session *session) {
         printf("%-9s none: written by a plain client; nothing but the lengths is known\n", "meta");
         return;
     }
-    kvfcli_hex(hex, session->space);
+    kvfcli_hex(hex, session->space.bytes);
     if (session->num_tokens > 0) {
         snprintf(tokens, sizeof tokens, "%u", session->num_tokens);
     }
@@ -354,7 +354,7 @@ static json_t *session_json(const char *id, const kvf_session *session) {
                      tensor_json(&session->k), "values", tensor_json(&session->v), "has_meta", session->has_meta,
                      "num_tokens", kvfcli_json_known(session->num_tokens > 0, session->num_tokens), "layout",
                      session->layout[0] != '\0' ? kvfcli_json_text(session->layout) : json_null(), "space",
-                     has_space(session) ? kvfcli_json_hex(session->space) : json_null());
+                     has_space(session) ? kvfcli_json_hex(session->space.bytes) : json_null());
 }
 
 static int inspect_session(kvf_store *store, const kvfcli_common *common, const char *id) {
@@ -379,24 +379,24 @@ static int inspect_session(kvf_store *store, const kvfcli_common *common, const 
 
 typedef struct search {
     const request *request;
-    uint8_t space[32];
+    kvf_digest space;
     kvfcli_record block;
     bool space_found, block_found, ambiguous;
 } search;
 
 static void meet_space(search *s, const kvf_entry *entry) {
-    if (s->request->space != NULL || !kvfcli_has_prefix(entry->space, s->request->name)) {
+    if (s->request->space != NULL || !kvfcli_has_prefix(entry->space.bytes, s->request->name)) {
         return;
     }
-    s->ambiguous = s->ambiguous || (s->space_found && memcmp(s->space, entry->space, 32) != 0);
+    s->ambiguous = s->ambiguous || (s->space_found && memcmp(&s->space, &entry->space, sizeof s->space) != 0);
     s->space_found = true;
-    memcpy(s->space, entry->space, 32);
+    s->space = entry->space;
 }
 
 static void meet_block(search *s, const kvf_entry *entry) {
     const char *space = s->request->space;
     if (entry->kind != KVF_ENTRY_BLOCK || !kvfcli_has_prefix(entry->key.bytes, s->request->name) ||
-        (space != NULL && !kvfcli_has_prefix(entry->space, space))) {
+        (space != NULL && !kvfcli_has_prefix(entry->space.bytes, space))) {
         return;
     }
     s->ambiguous = s->ambiguous || (s->block_found && memcmp(&s->block.key, &entry->key, sizeof entry->key) != 0);
@@ -436,7 +436,7 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
         return inspect_block(r, store, common, &s.block);
     }
     if (s.space_found) {
-        return inspect_space(store, common, s.space);
+        return inspect_space(store, common, &s.space);
     }
     kvfcli_say("no space or block begins with %s", r->name);
     return KVFCLI_FOUND;

@@ -19,7 +19,7 @@ static const char help[] =
 /* All blocks of one space in one tier. */
 typedef struct space_sum {
     uint32_t tier;
-    uint8_t digest[32];
+    kvf_digest digest;
     uint64_t num_blocks, num_tokens, bytes;
     uint64_t num_closed, num_opened; /* of them, sealed under a secret that was not given */
     int64_t oldest_s, newest_s;      /* 0 = unknown */
@@ -49,7 +49,7 @@ typedef struct listing {
     space_sum *spaces;
     size_t num_spaces, cap_spaces;
     row_list sessions, blocks;
-    const uint8_t *only; /* list the blocks of this space; NULL = spaces and sessions */
+    const kvf_digest *only; /* list the blocks of this space; NULL = spaces and sessions */
     uint64_t num_foreign[MAX_TIERS], num_damaged[MAX_TIERS];
     bool no_memory;
 } listing;
@@ -68,10 +68,10 @@ static bool grow(void **array, size_t *cap, size_t num, size_t size) {
     return true;
 }
 
-static space_sum *sum_of(listing *l, uint32_t tier, const uint8_t digest[32]) {
+static space_sum *sum_of(listing *l, uint32_t tier, const kvf_digest *digest) {
     /* Entries of one space come in a run, so the last one is nearly always it. */
     for (size_t i = l->num_spaces; i-- > 0;) {
-        if (l->spaces[i].tier == tier && memcmp(l->spaces[i].digest, digest, 32) == 0) {
+        if (l->spaces[i].tier == tier && memcmp(&l->spaces[i].digest, digest, sizeof *digest) == 0) {
             return &l->spaces[i];
         }
     }
@@ -80,12 +80,12 @@ static space_sum *sum_of(listing *l, uint32_t tier, const uint8_t digest[32]) {
     }
     space_sum *sum = &l->spaces[l->num_spaces++];
     *sum = (space_sum){.tier = tier};
-    memcpy(sum->digest, digest, 32);
+    sum->digest = *digest;
     return sum;
 }
 
 static bool add_block(listing *l, const kvf_entry *entry) {
-    space_sum *sum = sum_of(l, entry->tier, entry->space);
+    space_sum *sum = sum_of(l, entry->tier, &entry->space);
     if (sum == NULL) {
         return false;
     }
@@ -134,7 +134,7 @@ static bool is_wanted_block(const listing *l, const kvf_entry *entry) {
         return false;
     }
     /* Of a damaged record only what its name says is known: the first 8 bytes of the space. */
-    return memcmp(entry->space, l->only, entry->damage == KVF_WHY_NONE ? 32 : 8) == 0;
+    return memcmp(entry->space.bytes, l->only->bytes, entry->damage == KVF_WHY_NONE ? 32 : 8) == 0;
 }
 
 static int collect(void *ctx, const kvf_entry *entry) {
@@ -194,7 +194,7 @@ static void print_fields(const char *description) {
     }
 }
 
-static char *describe(kvf_store *store, const uint8_t space[32]) {
+static char *describe(kvf_store *store, const kvf_digest *space) {
     char *text = NULL;
     return kvf_space_describe(store, &text, NULL, space) == KVF_OK ? text : NULL;
 }
@@ -207,7 +207,7 @@ static const char *count_tokens(char out[KVFCLI_TEXT], const space_sum *sum) {
 
 static void print_space(kvf_store *store, const space_sum *sum) {
     char hex[KVFCLI_HEX32], tokens[KVFCLI_TEXT], size[KVFCLI_TEXT], newest[KVFCLI_TEXT], oldest[KVFCLI_TEXT];
-    kvfcli_hex(hex, sum->digest);
+    kvfcli_hex(hex, sum->digest.bytes);
     printf("  %-16.16s %8llu %10s %11s %9s %9s\n", hex, (unsigned long long)sum->num_blocks, count_tokens(tokens, sum),
            kvfcli_size(size, sum->bytes), kvfcli_age(newest, sum->newest_s), kvfcli_age(oldest, sum->oldest_s));
     if (sum->num_closed > 0) {
@@ -217,7 +217,7 @@ static void print_space(kvf_store *store, const space_sum *sum) {
     if (sum->num_opened > 0) {
         printf("    (sealed, and opened with the secret that was given)\n");
     }
-    char *fields = describe(store, sum->digest);
+    char *fields = describe(store, &sum->digest);
     print_fields(fields);
     kvf_free(fields);
 }
@@ -308,10 +308,10 @@ static void print_listing(kvf_store *store, const listing *l, uint32_t num_tiers
 /* ---- for programs ---- */
 
 static json_t *space_json(kvf_store *store, const space_sum *sum) {
-    char *fields = describe(store, sum->digest);
+    char *fields = describe(store, &sum->digest);
     json_t *json =
-        json_pack("{s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest), "fields",
-                  kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
+        json_pack("{s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest.bytes),
+                  "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
                   kvfcli_json_known(sum->num_closed == 0, sum->num_tokens), "stored_bytes", (json_int_t)sum->bytes,
                   "oldest_s", (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_sealed",
                   (json_int_t)sum->num_closed, "num_opened", (json_int_t)sum->num_opened);
@@ -374,16 +374,16 @@ static json_t *listing_json(kvf_store *store, const listing *l, uint32_t num_tie
 
 static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     const char *const *prefix = ctx;
-    uint8_t space[32];
+    kvf_digest space;
     listing l = {.only = NULL};
     kvf_walk_options options = {.struct_size = sizeof options};
     if (*prefix != NULL) {
-        int code = kvfcli_find_space(store, space, *prefix);
+        int code = kvfcli_find_space(store, &space, *prefix);
         if (code != KVFCLI_FINE) {
             return code;
         }
-        l.only = space;
-        options.space = space;
+        l.only = &space;
+        options.space = &space;
     }
     int code = kvfcli_walk(store, collect, &l, &options);
     if (code == KVFCLI_FINE && l.no_memory) {

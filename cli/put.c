@@ -113,17 +113,17 @@ static int write_record(request *r, kvf_store *store) {
 }
 
 static int report(const request *r, const kvfcli_common *common) {
-    uint8_t space[32];
+    kvf_digest space;
     char space_hex[KVFCLI_HEX32], key_hex[KVFCLI_HEX32];
     kvf_key key;
-    kvf_space_digest(r->address.space, space);
+    kvf_space_digest(r->address.space, &space);
     kvf_stored_key(r->address.space, &key, &r->address.block.key);
     if (common->json) {
-        return kvfcli_print_json(json_pack("{s:o, s:o, s:I}", "space", kvfcli_json_hex(space), "block",
+        return kvfcli_print_json(json_pack("{s:o, s:o, s:I}", "space", kvfcli_json_hex(space.bytes), "block",
                                            kvfcli_json_hex(key.bytes), "payload_bytes", (json_int_t)r->len),
                                  KVFCLI_FINE);
     }
-    kvfcli_hex(space_hex, space);
+    kvfcli_hex(space_hex, space.bytes);
     kvfcli_hex(key_hex, key.bytes);
     printf("space %s\nblock %s\n%zu bytes stored\n", space_hex, key_hex, r->len);
     return KVFCLI_FINE;

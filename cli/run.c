@@ -288,19 +288,20 @@ static int tokenize(kvfcli_run_state *run, prompts *out) {
 }
 
 /* The space of the model, or zeros where there is none, which no session goes on with. */
-static void engine_digest(const kvfcli_run_state *run, uint8_t out[32]) {
+static void engine_digest(const kvfcli_run_state *run, kvf_digest *out) {
     kvf_space *space = run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
-    memset(out, 0, 32);
+    *out = (kvf_digest){{0}};
     if (space != NULL) {
         kvf_space_digest(space, out);
     }
 }
 
 static void choose_prompt(kvfcli_run_state *run, prompts *from) {
-    static const uint8_t none[32];
-    uint8_t now[32];
-    engine_digest(run, now);
-    run->whole = from->further.num == 0 || memcmp(now, none, 32) == 0 || memcmp(now, run->chat.engine, 32) != 0;
+    static const kvf_digest none;
+    kvf_digest now;
+    engine_digest(run, &now);
+    run->whole = from->further.num == 0 || memcmp(&now, &none, sizeof now) == 0 ||
+                 memcmp(&now, &run->chat.engine, sizeof now) != 0;
     run->num_old = run->whole ? 0 : run->chat.tokens.num;
     kvfcli_tokens *chosen = run->whole ? &from->anew : &from->further;
     run->prompt = *chosen;
@@ -366,8 +367,8 @@ static void flush(kvfcli_run_state *run) {
 }
 
 static int keep_turn(kvfcli_run_state *run) {
-    uint8_t engine[32];
-    engine_digest(run, engine);
+    kvf_digest engine;
+    engine_digest(run, &engine);
     const kvfcli_new_turn turn = {
         .question = run->question.text,
         .answer = run->answer.text != NULL ? run->answer.text : "",
@@ -375,7 +376,7 @@ static int keep_turn(kvfcli_run_state *run) {
         .num_prompt = run->prompt.num - run->num_old,
         .said = &run->said,
         .whole = run->whole,
-        .engine = engine,
+        .engine = &engine,
     };
     return kvfcli_chat_add(&run->chat, &turn);
 }

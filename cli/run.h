@@ -139,7 +139,7 @@ typedef struct kvfcli_chat {
     kvfcli_turn *turns;
     size_t num_turns;
     kvfcli_tokens tokens; /* of all turns, answers included, as the model saw and said them */
-    uint8_t engine[32];   /* the space whose tokens these are */
+    kvf_digest engine;    /* the space whose tokens these are */
     kvf_key last;         /* stands for the content of the last turn */
     size_t num_stale;     /* records behind the last turn that belong to another past */
     uint32_t budget_ms;
@@ -159,7 +159,7 @@ typedef struct kvfcli_new_turn {
     size_t num_prompt;
     const kvfcli_tokens *said;
     bool whole;
-    const uint8_t *engine; /* 32 bytes */
+    const kvf_digest *engine;
 } kvfcli_new_turn;
 /* kvfcli_chat_add stores it. Returns 0, or an exit code after a message. */
 int kvfcli_chat_add(kvfcli_chat *chat, const kvfcli_new_turn *turn);

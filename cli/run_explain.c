@@ -14,13 +14,13 @@
 #define CONTEXT_TOKENS    6u /* shown from the first token that differs on */
 
 typedef struct candidate {
-    uint8_t space[32];
+    kvf_digest space;
     kvf_key key;
     bool ours;
 } candidate;
 
 typedef struct other_space {
-    uint8_t digest[32];
+    kvf_digest digest;
     uint64_t num_blocks;
     size_t same;  /* leading tokens of this prompt that its blocks begin with */
     char *fields; /* NULL: not known */
@@ -31,7 +31,7 @@ typedef struct explanation {
     const kvfcli_run_state *run;
     kvf_store *store;
     kvf_space *space;
-    uint8_t digest[32];
+    kvf_digest digest;
     size_t block_tokens, num_blocks;
     kvf_key *keys, *stored_keys; /* the names of the blocks, and their keys in the store */
     kvf_found *found;
@@ -53,9 +53,9 @@ typedef struct explanation {
 
 /* ---- what lies in the store ---- */
 
-static other_space *space_of(explanation *e, const uint8_t digest[32]) {
+static other_space *space_of(explanation *e, const kvf_digest *digest) {
     for (size_t i = 0; i < e->num_spaces; i++) {
-        if (memcmp(e->spaces[i].digest, digest, 32) == 0) {
+        if (memcmp(&e->spaces[i].digest, digest, sizeof *digest) == 0) {
             return &e->spaces[i];
         }
     }
@@ -64,14 +64,14 @@ static other_space *space_of(explanation *e, const uint8_t digest[32]) {
     }
     other_space *s = &e->spaces[e->num_spaces++];
     *s = (other_space){0};
-    memcpy(s->digest, digest, 32);
+    s->digest = *digest;
     return s;
 }
 
 static void note_candidate(explanation *e, const kvf_entry *entry, bool ours) {
     if (e->num_candidates < MAX_CANDIDATES) {
         candidate *c = &e->candidates[e->num_candidates++];
-        memcpy(c->space, entry->space, 32);
+        c->space = entry->space;
         c->key = entry->key;
         c->ours = ours;
     }
@@ -92,12 +92,12 @@ static int see(void *ctx, const kvf_entry *entry) {
     if (entry->damage != KVF_WHY_NONE || (entry->kind != KVF_ENTRY_BLOCK && entry->kind != KVF_ENTRY_SPACE_CARD)) {
         return 0;
     }
-    bool ours = memcmp(entry->space, e->digest, 32) == 0;
+    bool ours = memcmp(&entry->space, &e->digest, sizeof entry->space) == 0;
     e->num_closed += entry->kind == KVF_ENTRY_BLOCK && entry->seal == KVF_SEAL_CLOSED;
     if (ours && entry->kind == KVF_ENTRY_BLOCK) {
         note_ours(e, entry);
     } else if (!ours) {
-        other_space *s = space_of(e, entry->space);
+        other_space *s = space_of(e, &entry->space);
         if (s != NULL && entry->kind == KVF_ENTRY_BLOCK) {
             s->num_blocks++;
             if (entry->first_token == 0 && entry->num_tokens > 0) {
@@ -170,7 +170,7 @@ static int read_candidate(void *ctx, const kvf_entry *entry) {
     if (r->c->ours) {
         note_next(e, entry);
     } else {
-        other_space *s = space_of(e, entry->space);
+        other_space *s = space_of(e, &entry->space);
         size_t same = common(e, 0, entry->tokens, entry->num_tokens);
         if (s != NULL && same > s->same) {
             s->same = same;
@@ -184,7 +184,7 @@ static int read_candidates(explanation *e) {
         const candidate *c = &e->candidates[i];
         reading r = {e, c};
         kvf_error err = {0};
-        kvf_walk_options options = {.struct_size = sizeof options, .whole = 1, .space = c->space, .key = &c->key};
+        kvf_walk_options options = {.struct_size = sizeof options, .whole = 1, .space = &c->space, .key = &c->key};
         kvf_status status = kvf_walk(e->store, &err, read_candidate, &r, &options);
         if (status != KVF_OK) {
             return kvfcli_fail(&err);
@@ -231,7 +231,7 @@ static void find_fields(explanation *e) {
     int len = value_of(&model, ours, "model", 5);
     for (size_t i = 0; i < e->num_spaces; i++) {
         other_space *s = &e->spaces[i];
-        if (kvf_space_describe(e->store, &s->fields, NULL, s->digest) != KVF_OK) {
+        if (kvf_space_describe(e->store, &s->fields, NULL, &s->digest) != KVF_OK) {
             s->fields = NULL;
             continue;
         }
@@ -363,7 +363,7 @@ static void print_spaces(const explanation *e) {
             continue;
         }
         char hex[KVFCLI_HEX32];
-        kvfcli_hex(hex, s->digest);
+        kvfcli_hex(hex, s->digest.bytes);
         printf("  space %.16s has %llu blocks of this model%s, but differs:\n", hex, (unsigned long long)s->num_blocks,
                s->same > 0 ? ", with this very beginning" : "");
         each_difference(kvf_space_fields(e->space), s->fields, false, print_field, NULL);
@@ -374,7 +374,7 @@ static void print_spaces(const explanation *e) {
 static void print(const explanation *e) {
     char hex[KVFCLI_HEX32], age[KVFCLI_TEXT];
     const char *code = code_of(e);
-    kvfcli_hex(hex, e->digest);
+    kvfcli_hex(hex, e->digest.bytes);
     printf("prompt: %zu tokens, %zu whole blocks of %zu; space %.16s\n", e->run->prompt.num, e->num_blocks,
            e->block_tokens, hex);
     printf("stored: %zu blocks, %zu tokens", e->matched, e->matched * e->block_tokens);
@@ -436,9 +436,9 @@ static json_t *json_spaces(const explanation *e) {
         json_t *fields = json_array();
         each_difference(kvf_space_fields(e->space), s->fields, false, add_field, fields);
         each_difference(s->fields, kvf_space_fields(e->space), true, add_missing_here, fields);
-        json_array_append_new(list, json_pack("{s:o, s:I, s:I, s:o}", "space", kvfcli_json_hex(s->digest), "blocks",
-                                              (json_int_t)s->num_blocks, "same_tokens", (json_int_t)s->same, "differs",
-                                              fields));
+        json_array_append_new(list, json_pack("{s:o, s:I, s:I, s:o}", "space", kvfcli_json_hex(s->digest.bytes),
+                                              "blocks", (json_int_t)s->num_blocks, "same_tokens", (json_int_t)s->same,
+                                              "differs", fields));
     }
     return list;
 }
@@ -454,8 +454,8 @@ static int print_as_json(const explanation *e) {
     json_t *json = json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:o}", "why", code_of(e), "prompt_tokens",
                              (json_int_t)e->run->prompt.num, "blocks", (json_int_t)e->num_blocks, "block_tokens",
                              (json_int_t)e->block_tokens, "stored_blocks", (json_int_t)e->matched, "space",
-                             kvfcli_json_hex(e->digest), "later_blocks", (json_int_t)e->later, "other_template_blocks",
-                             (json_int_t)e->other_template, "other_spaces", json_spaces(e));
+                             kvfcli_json_hex(e->digest.bytes), "later_blocks", (json_int_t)e->later,
+                             "other_template_blocks", (json_int_t)e->other_template, "other_spaces", json_spaces(e));
     json_object_set_new(json, "num_sealed", json_integer((json_int_t)e->num_closed));
     json_object_set_new(json, "differs_at", differs ? json_integer((json_int_t)e->differs_at) : json_null());
     json_object_set_new(json, "here", differs ? json_own(our_text(e)) : json_null());
@@ -481,7 +481,7 @@ static int prepare(explanation *e) {
     const kvfcli_run_state *run = e->run;
     e->store = run->store;
     e->space = kvf_llama_space(run->engine.kv);
-    kvf_space_digest(e->space, e->digest);
+    kvf_space_digest(e->space, &e->digest);
     e->block_tokens = kvf_space_block_tokens(e->space);
     e->num_blocks = kvf_llama_cut(run->engine.kv, run->prompt.num) / e->block_tokens;
     e->keys = calloc(e->num_blocks + 1, sizeof *e->keys);

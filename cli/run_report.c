@@ -120,12 +120,12 @@ static json_t *json_tokens(const kvfcli_tokens *tokens) {
 
 static json_t *json_space(const kvfcli_run_state *run) {
     kvf_space *space = run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
-    uint8_t digest[32];
+    kvf_digest digest;
     if (space == NULL) {
         return json_null();
     }
-    kvf_space_digest(space, digest);
-    return kvfcli_json_hex(digest);
+    kvf_space_digest(space, &digest);
+    return kvfcli_json_hex(digest.bytes);
 }
 
 static json_t *json_session(const kvfcli_run_state *run) {

@@ -53,7 +53,7 @@ static bool take_turn(kvfcli_chat *chat, json_t *json) {
     int version = 0, whole = 0;
     if (json_unpack(json, "{s:i, s:s, s:s, s:s, s:b, s:o, s:o}", "version", &version, "question", &question, "answer",
                     &answer, "engine", &engine, "whole", &whole, "prompt", &prompt, "said", &said) != 0 ||
-        version != FORMAT_VERSION || !kvfcli_unhex(chat->engine, engine)) {
+        version != FORMAT_VERSION || !kvfcli_unhex(chat->engine.bytes, engine)) {
         return false;
     }
     if (whole) {
@@ -96,7 +96,7 @@ static char *print_turn(const kvfcli_chat *chat, const kvfcli_new_turn *turn) {
     json_t *json =
         json_pack("{s:i, s:s, s:o, s:s, s:s, s:o, s:b, s:o, s:o}", "version", FORMAT_VERSION, "id", chat->id, "after",
                   kvfcli_json_hex(chat->last.bytes), "question", turn->question, "answer", turn->answer, "engine",
-                  kvfcli_json_hex(turn->engine), "whole", (int)turn->whole, "prompt",
+                  kvfcli_json_hex(turn->engine->bytes), "whole", (int)turn->whole, "prompt",
                   list_of(turn->prompt, turn->num_prompt), "said", list_of(turn->said->ids, turn->said->num));
     char *text = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
@@ -178,11 +178,11 @@ static int read_all(kvfcli_chat *chat, reading *r) {
 
 static int remove_turn(const kvfcli_chat *chat, size_t number, kvf_status *status) {
     kvf_error err = {.status = KVF_OK};
-    uint8_t space[32];
+    kvf_digest space;
     kvf_key key;
     key_of_turn(chat, number, &key);
-    kvf_space_digest(chat->space, space);
-    *status = kvf_remove(chat->store, &err, space, &key);
+    kvf_space_digest(chat->space, &space);
+    *status = kvf_remove(chat->store, &err, &space, &key);
     return *status == KVF_OK || *status == KVF_MISS ? KVFCLI_FINE : kvfcli_fail(&err);
 }
 

@@ -25,7 +25,7 @@ enum { OPT_REMOVE = KVFCLI_OPT_OWN };
 typedef struct damaged {
     uint32_t tier;
     char *name;
-    uint8_t space[32];
+    kvf_digest space;
     kvf_key key;
     bool is_session;
     kvf_reason why;
@@ -58,7 +58,7 @@ static bool note_damage(inspection *in, const kvf_entry *entry) {
                    .key = entry->key,
                    .is_session = entry->kind == KVF_ENTRY_SESSION,
                    .why = entry->damage};
-    memcpy(d->space, entry->space, sizeof d->space);
+    d->space = entry->space;
     in->num += d->name != NULL;
     return d->name != NULL;
 }
@@ -95,7 +95,7 @@ static int remove_damaged(inspection *in, kvf_store *store) {
         damaged *d = &in->list[i];
         kvf_error err = {.status = KVF_OK};
         kvf_status status =
-            d->is_session ? kvf_session_remove(store, &err, d->name) : kvf_remove(store, &err, d->space, &d->key);
+            d->is_session ? kvf_session_remove(store, &err, d->name) : kvf_remove(store, &err, &d->space, &d->key);
         if (status != KVF_OK && status != KVF_MISS) {
             err.status = status;
             return kvfcli_fail(&err);

@@ -33,7 +33,7 @@ typedef struct kvf_entry {
     const char
         *name; /* the store's own name for it: a Redis key, a file's path below the folder; of a session its id, or ""
                   where it is sealed and the walk does not read whole values. Any bytes: quote it */
-    uint8_t space[32];
+    kvf_digest space;
     kvf_key key;
     uint64_t stored_bytes; /* header and payload, as the store keeps them */
     uint64_t payload_bytes;
@@ -53,9 +53,9 @@ typedef int (*kvf_visit_fn)(void *ctx, const kvf_entry *);
 
 typedef struct kvf_walk_options {
     uint32_t struct_size;
-    int whole;            /* read and verify whole values, not only headers */
-    const uint8_t *space; /* only this space (32 bytes); NULL = all */
-    uint32_t budget_ms;   /* for one step of the store, not for the whole walk; 0 = 5000 */
+    int whole;               /* read and verify whole values, not only headers */
+    const kvf_digest *space; /* only this space; NULL = all */
+    uint32_t budget_ms;      /* for one step of the store, not for the whole walk; 0 = 5000 */
     const kvf_key
         *key; /* with `space`: only this record, read directly instead of by a walk; its name is "" and its ttl_ms -1 */
 } kvf_walk_options;
@@ -65,16 +65,17 @@ typedef struct kvf_walk_options {
 KVF_API KVF_MUST_CHECK kvf_status kvf_walk(kvf_store *, kvf_error *err, kvf_visit_fn, void *ctx,
                                            const kvf_walk_options *options);
 
-/* kvf_clear removes all records of one space (32 bytes), or all records and sessions of kvferry (NULL); nothing else in
+/* kvf_clear removes all records of one space, or all records and sessions of kvferry (NULL); nothing else in
  * the server or folder is touched. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_clear(kvf_store *, uint64_t *out_removed, kvf_error *err, const uint8_t *space);
+KVF_API KVF_MUST_CHECK kvf_status kvf_clear(kvf_store *, uint64_t *out_removed, kvf_error *err,
+                                            const kvf_digest *space);
 /* kvf_remove removes one record from all tiers. KVF_MISS when no tier had it. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_remove(kvf_store *, kvf_error *err, const uint8_t space[32], const kvf_key *key);
+KVF_API KVF_MUST_CHECK kvf_status kvf_remove(kvf_store *, kvf_error *err, const kvf_digest *space, const kvf_key *key);
 
 /* kvf_space_describe finds the fields of a space that some process stored to, as "name=value\n" lines. The text is the
  * caller's: kvf_free. KVF_MISS: no card of the space is stored; KVF_REFUSED: it is sealed, and the store was not given
  * its secret; KVF_CLOSED. */
-KVF_API KVF_MUST_CHECK kvf_status kvf_space_describe(kvf_store *, char **out, kvf_error *err, const uint8_t space[32]);
+KVF_API KVF_MUST_CHECK kvf_status kvf_space_describe(kvf_store *, char **out, kvf_error *err, const kvf_digest *space);
 KVF_API void kvf_free(void *);
 
 /* One finding of the doctor. Strings are valid during the call only. */

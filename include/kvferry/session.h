@@ -9,7 +9,7 @@
 #ifndef KVFERRY_SESSION_H
 #define KVFERRY_SESSION_H
 
-#include "store.h"
+#include "space.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,11 +28,11 @@ typedef struct kvf_tensor {
 
 typedef struct kvf_session_options {
     uint32_t struct_size;
-    uint32_t ttl_s;       /* 0 = 3600 */
-    uint32_t num_tokens;  /* how many tokens the arrays cover; 0 = unknown */
-    uint32_t budget_ms;   /* 0 = 30000 */
-    const char *layout;   /* a free word for the order of the axes, e.g. "LHTD"; NULL = none; up to 64 bytes */
-    const uint8_t *space; /* 32 bytes: the digest of the space the arrays belong to (kvf_space_digest); NULL = none */
+    uint32_t ttl_s;          /* 0 = 3600 */
+    uint32_t num_tokens;     /* how many tokens the arrays cover; 0 = unknown */
+    uint32_t budget_ms;      /* 0 = 30000 */
+    const char *layout;      /* a free word for the order of the axes, e.g. "LHTD"; NULL = none; up to 64 bytes */
+    const kvf_digest *space; /* the space the arrays belong to (kvf_space_digest); NULL = none */
 } kvf_session_options;
 
 /* In a store with seal_sessions (kvf_options) sessions are sealed under its secret, and only such are loaded and removed.
@@ -49,8 +49,8 @@ typedef struct kvf_session {
     kvf_tensor k, v;     /* data belongs to the session; dtype empty and num_dims 0 when there was no meta */
     uint32_t num_tokens; /* 0 = unknown */
     char layout[65];
-    uint8_t space[32]; /* zeros = unknown */
-    int has_meta; /* 0: written by a plain client; nothing but the lengths is known, and no checksum was verified */
+    kvf_digest space; /* zeros = unknown */
+    int has_meta;     /* 0: written by a plain client; nothing but the lengths is known, and no checksum was verified */
     void *opaque;
 } kvf_session;
 

@@ -23,6 +23,11 @@ typedef struct kvf_field {
     const char *value; /* up to 4096 bytes */
 } kvf_field;
 
+/* The name of a space: the SHA-256 of its fields and of block_tokens, or with a secret their HMAC. */
+typedef struct kvf_digest {
+    uint8_t bytes[32];
+} kvf_digest;
+
 typedef struct kvf_space kvf_space;
 
 typedef struct kvf_space_options {
@@ -42,7 +47,7 @@ typedef struct kvf_space_options {
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *, const kvf_field *fields,
                                                  size_t num_fields, const kvf_space_options *options);
 KVF_API void kvf_space_close(kvf_space *);
-KVF_API void kvf_space_digest(const kvf_space *, uint8_t out[32]);
+KVF_API void kvf_space_digest(const kvf_space *, kvf_digest *out);
 KVF_API uint32_t kvf_space_block_tokens(const kvf_space *);
 /* The fields as "name=value\n" lines, sorted by name, block_tokens among them. Valid until the space is closed. */
 KVF_API const char *kvf_space_fields(const kvf_space *);

@@ -30,7 +30,7 @@ static kvf_status open_identities(kvf_space *space, kvf_error *err, const kvf_fi
     before.secret = options->previous_secret;
     before.secret_len = options->previous_secret_len;
     KVFI_TRY(kvfi_identity_init(&space->previous, err, fields, num_fields, &before));
-    space->rotates = memcmp(space->identity.digest, space->previous.digest, sizeof space->identity.digest) != 0;
+    space->rotates = memcmp(&space->identity.digest, &space->previous.digest, sizeof space->identity.digest) != 0;
     return KVF_OK;
 }
 
@@ -85,8 +85,8 @@ void kvf_space_close(kvf_space *space) {
     kvfi_free(space);
 }
 
-void kvf_space_digest(const kvf_space *space, uint8_t out[32]) {
-    memcpy(out, space->identity.digest, 32);
+void kvf_space_digest(const kvf_space *space, kvf_digest *out) {
+    *out = space->identity.digest;
 }
 
 uint32_t kvf_space_block_tokens(const kvf_space *space) {
@@ -119,8 +119,8 @@ static bool stage_card(kvf_space *space) {
     if (kvfi_backlog_reserve(&space->store->backlog, &staged, identity->text_len, 0) != KVF_OK) {
         return false;
     }
-    memcpy(staged->addr.space, identity->digest, sizeof staged->addr.space);
-    kvfi_card_key(&staged->addr.key, identity->digest);
+    staged->addr.space = identity->digest;
+    kvfi_card_key(&staged->addr.key, &identity->digest);
     staged->flags = KVFI_FLAG_CARD;
     staged->tiers = kvfi_store_all_tiers(space->store);
     memcpy(kvfi_staged_payload(staged), identity->text, identity->text_len);

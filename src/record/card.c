@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "record/record.h"
 
-void kvfi_card_key(kvf_key *out, const uint8_t digest[32]) {
+void kvfi_card_key(kvf_key *out, const kvf_digest *digest) {
     kvfi_sha sha;
     kvfi_sha_init(&sha, NULL);
     kvfi_sha_add(&sha, "kvf1 card", 9);
-    kvfi_sha_add(&sha, digest, 32);
+    kvfi_sha_add(&sha, digest->bytes, sizeof digest->bytes);
     kvfi_sha_end(&sha, out->bytes);
 }
 
@@ -17,7 +17,7 @@ static void add_text(kvfi_sha *sha, const char *text, size_t len) {
 }
 
 /* The lines are sorted, as the fields are in the hash. */
-bool kvfi_card_fits(const char *text, size_t len, const uint8_t digest[32], const kvfi_secret *secret) {
+bool kvfi_card_fits(const char *text, size_t len, const kvf_digest *digest, const kvfi_secret *secret) {
     uint8_t computed[32];
     kvfi_sha sha;
     kvfi_sha_init(&sha, secret);
@@ -34,5 +34,5 @@ bool kvfi_card_fits(const char *text, size_t len, const uint8_t digest[32], cons
         text = end + 1;
     }
     kvfi_sha_end(&sha, computed);
-    return memcmp(computed, digest, sizeof computed) == 0;
+    return memcmp(computed, digest->bytes, sizeof computed) == 0;
 }

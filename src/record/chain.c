@@ -52,7 +52,7 @@ void kvfi_key_of(const kvfi_identity *identity, kvf_key *out, const void *engine
 }
 
 void kvfi_address(kvfi_addr *out, const kvfi_identity *identity, const kvf_key *key) {
-    memcpy(out->space, identity->digest, sizeof out->space);
+    out->space = identity->digest;
     out->key = *key;
     if (identity->secret.set) {
         kvfi_sha sha;

@@ -42,7 +42,7 @@ void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *heade
     put16(out + AT_HEADER_BYTES, KVFI_HEADER_BYTES);
     put16(out + AT_FLAGS, header->flags);
     kvfi_put32(out + AT_CODEC, header->codec);
-    memcpy(out + AT_SPACE, header->addr.space, 32);
+    memcpy(out + AT_SPACE, header->addr.space.bytes, 32);
     memcpy(out + AT_KEY, header->addr.key.bytes, 32);
     kvfi_put32(out + AT_FIRST_TOKEN, header->first_token);
     kvfi_put32(out + AT_NUM_TOKENS, header->num_tokens);
@@ -92,7 +92,7 @@ kvf_reason kvfi_header_decode(kvfi_header *out, const uint8_t in[KVFI_HEADER_BYT
         .raw_bytes = kvfi_get64(in + AT_RAW_BYTES),
         .stored_s = (int64_t)kvfi_get64(in + AT_STORED),
     };
-    memcpy(header.addr.space, in + AT_SPACE, 32);
+    memcpy(header.addr.space.bytes, in + AT_SPACE, 32);
     memcpy(header.addr.key.bytes, in + AT_KEY, 32);
     if ((header.flags & ~KVFI_FLAG_CARD) != 0 || !read_codec(&header, in) || !within_limits(&header)) {
         return KVF_WHY_VERSION;
@@ -177,7 +177,8 @@ void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_add
 /* Does the header name the block that was asked for? The tokens behind it come next. */
 kvf_reason kvfi_header_matches(const kvfi_header *header, const kvfi_addr *addr, uint32_t num_tokens,
                                uint32_t first_token) {
-    if (memcmp(header->addr.space, addr->space, 32) != 0 || memcmp(header->addr.key.bytes, addr->key.bytes, 32) != 0) {
+    if (memcmp(header->addr.space.bytes, addr->space.bytes, 32) != 0 ||
+        memcmp(header->addr.key.bytes, addr->key.bytes, 32) != 0) {
         return KVF_WHY_OTHER_SPACE;
     }
     if (header->num_tokens != num_tokens || header->first_token != first_token) {

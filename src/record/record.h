@@ -22,7 +22,7 @@
 /* Where a value lives in any tier: the first 8 bytes of the space's digest name its folder or key prefix. The key
  * already depends on the whole digest. */
 typedef struct kvfi_addr {
-    uint8_t space[32];
+    kvf_digest space;
     kvf_key key;
 } kvfi_addr;
 
@@ -117,8 +117,8 @@ kvf_reason kvfi_record_open_value(kvfi_header *header, const uint8_t **out_token
 
 /* kvfi_card_key is where the card of a space lies: SHA-256("kvf1 card" || digest). Never keyed, so that an operator
  * finds it. */
-void kvfi_card_key(kvf_key *out, const uint8_t digest[32]);
+void kvfi_card_key(kvf_key *out, const kvf_digest *digest);
 /* Whether the text of a card gives this digest, under the secret (NULL: without one). Else somebody made it up. */
-bool kvfi_card_fits(const char *text, size_t len, const uint8_t digest[32], const kvfi_secret *secret);
+bool kvfi_card_fits(const char *text, size_t len, const kvf_digest *digest, const kvfi_secret *secret);
 
 #endif

@@ -23,7 +23,7 @@ void kvfi_record_key_of(kvfi_record_key *out, const kvfi_secret *seal, const kvf
     for (uint8_t count = 1; count <= 2; count++) {
         kvfi_sha_init(&sha, seal);
         kvfi_sha_add(&sha, out->key, count == 1 ? 0 : sizeof out->key);
-        kvfi_sha_add(&sha, addr->space, sizeof addr->space);
+        kvfi_sha_add(&sha, addr->space.bytes, sizeof addr->space.bytes);
         kvfi_sha_add(&sha, addr->key.bytes, sizeof addr->key.bytes);
         kvfi_sha_add(&sha, salt, KVFI_SALT_BYTES);
         kvfi_sha_add(&sha, &count, 1);

@@ -184,7 +184,7 @@ static kvf_status init(kvfi_identity *identity, kvf_error *err, const kvf_field 
         num++;
     }
     KVFI_TRY(check_mandatory(err, items, num));
-    digest_of(identity->digest, &identity->secret, items, num);
+    digest_of(identity->digest.bytes, &identity->secret, items, num);
     digest_of(identity->root, NULL, items, num);
     return write_text(identity, err, items, num);
 }

@@ -19,7 +19,7 @@
 #define KVFI_DEFAULT_BLOCK_TOKENS 256u
 
 typedef struct kvfi_identity {
-    uint8_t digest[32]; /* names the space in a store; keyed where there is a secret */
+    kvf_digest digest;  /* names the space in a store; keyed where there is a secret */
     uint8_t root[32];   /* the same without the secret: where chains begin */
     kvfi_secret secret; /* of the tenant; cleansed by cleanup */
     kvfi_secret seal;   /* what records are sealed under; not set without a secret */

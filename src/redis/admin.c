@@ -9,10 +9,10 @@
 typedef char pattern_text[KVFI_REDIS_MAX_PREFIX + 32];
 
 /* All keys of ours, or those of one space. */
-static void pattern_of(pattern_text out, const kvfi_redis *tier, const uint8_t *space) {
+static void pattern_of(pattern_text out, const kvfi_redis *tier, const kvf_digest *space) {
     char hex[17] = "";
     if (space != NULL) {
-        kvfi_hex(hex, space, 8);
+        kvfi_hex(hex, space->bytes, 8);
     }
     snprintf(out, sizeof(pattern_text), space != NULL ? "%s:%s:*" : "%s:%s*", tier->conf.prefix, hex);
 }
@@ -324,7 +324,7 @@ static kvf_status walk_sessions(look *l) {
     return status;
 }
 
-static kvf_status walk_node(look *l, kvf_error *err, kvfi_redis *tier, kvfi_node *node, const uint8_t *space) {
+static kvf_status walk_node(look *l, kvf_error *err, kvfi_redis *tier, kvfi_node *node, const kvf_digest *space) {
     kvfi_talk talk;
     pattern_text pattern;
     pattern_of(pattern, tier, space);
@@ -343,7 +343,7 @@ static kvf_status nobody(kvf_error *err, const kvfi_redis *tier) {
     return kvfi_fail(err, KVF_IO, "%s: no server can be reached", tier->conf.text);
 }
 
-kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn see,
+kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const kvf_digest *space, bool whole, kvfi_sight_fn see,
                            void *ctx, uint32_t step_ms) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node *nodes[KVFI_MAX_NODES];
@@ -457,8 +457,8 @@ static kvf_status clear_all(kvfi_scan *scan, uint64_t *removed, uint32_t step_ms
     return status;
 }
 
-static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *removed, kvf_error *err, const uint8_t *space,
-                             uint32_t step_ms) {
+static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *removed, kvf_error *err,
+                             const kvf_digest *space, uint32_t step_ms) {
     kvfi_talk talk;
     pattern_text pattern;
     pattern_of(pattern, tier, space);
@@ -474,7 +474,7 @@ static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *remove
     return status;
 }
 
-kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const uint8_t *space,
+kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const kvf_digest *space,
                             uint32_t step_ms) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node *nodes[KVFI_MAX_NODES];

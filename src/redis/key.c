@@ -11,7 +11,7 @@ void kvfi_name_of(kvfi_name *out, const char *prefix, const kvfi_addr *addr, uin
     memcpy(p, prefix, len);
     p += len;
     *p++ = ':';
-    kvfi_hex(p, addr->space, 8);
+    kvfi_hex(p, addr->space.bytes, 8);
     p += 16;
     *p++ = ':';
     *p++ = '{';
@@ -42,7 +42,7 @@ bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, con
         return false;
     }
     const char *p = name + before;
-    if (p[0] != ':' || p[17] != ':' || p[18] != '{' || p[83] != '}' || !unhex(out->space, p + 1, 8) ||
+    if (p[0] != ':' || p[17] != ':' || p[18] != '{' || p[83] != '}' || !unhex(out->space.bytes, p + 1, 8) ||
         !unhex(out->key.bytes, p + 19, 32)) {
         return false;
     }

@@ -113,7 +113,7 @@ static bool add_optional(json_t *object, const kvfi_session_meta *meta) {
     }
     if (meta->has_space) {
         char hex[65];
-        kvfi_hex(hex, meta->space, 32);
+        kvfi_hex(hex, meta->space.bytes, 32);
         ok = ok && set(object, "space", json_string(hex));
     }
     if (meta->part_bytes > 0) {
@@ -253,7 +253,7 @@ static kvf_status read_meta(kvfi_session_meta *out, kvf_error *err, const json_t
         !get_number(&out->part_bytes, object, "part_bytes", KVFI_MAX_ARRAY_BYTES) ||
         !get_text(out->layout, sizeof out->layout, object, "layout") ||
         !get_text(out->id, sizeof out->id, object, "id") ||
-        !get_hex(out->space, 32, &out->has_space, object, "space")) {
+        !get_hex(out->space.bytes, 32, &out->has_space, object, "space")) {
         return kvfi_fail(err, KVF_MISS, "the meta of the session has a field of a wrong type or size");
     }
     out->num_tokens = (uint32_t)tokens;

@@ -76,7 +76,7 @@ void kvfi_loaded_describe(kvfi_loaded *loaded, const kvfi_session_meta *meta, co
         pub->has_meta = 1;
         pub->num_tokens = meta->num_tokens;
         memcpy(pub->layout, meta->layout, sizeof pub->layout);
-        memcpy(pub->space, meta->space, sizeof pub->space);
+        pub->space = meta->space;
     }
 }
 
@@ -137,7 +137,7 @@ static kvf_status take_arguments(kvfi_session_meta *meta, kvf_error *err, const 
     meta->stored_s = kvfi_sys->wall_us() / 1000000;
     if (options->space != NULL) {
         meta->has_space = true;
-        memcpy(meta->space, options->space, 32);
+        meta->space = *options->space;
     }
     take_sum(&meta->keys, k);
     take_sum(&meta->values, v);

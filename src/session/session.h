@@ -33,7 +33,7 @@ typedef struct kvfi_session_meta {
     uint32_t num_tokens;
     char layout[65];
     bool has_space;
-    uint8_t space[32];
+    kvf_digest space;
     int64_t stored_s, expires_s;   /* expires_s: 0 = the store itself lets it expire */
     char id[KVF_MAX_ID_BYTES + 1]; /* for people who list a folder; "" = not said */
 } kvfi_session_meta;
@@ -86,7 +86,7 @@ kvf_status kvfi_session_load_value(const kvfi_session_call *, kvfi_loaded **out)
 kvf_status kvfi_session_remove_value(const kvfi_session_call *);
 
 /* Where sessions that are values live: all of them in one space, by which a walk tells them from blocks. */
-void kvfi_session_space(uint8_t out[32], const kvfi_tenant *);
+void kvfi_session_space(kvf_digest *out, const kvfi_tenant *);
 void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *, unsigned place);
 /* The id that a value's payload of `len` bytes names, and when it expires (seconds since 1970; 0 = never), for listings;
  * false where it names none. Only the meta at its beginning is read. */

@@ -21,16 +21,16 @@ static const kvfi_secret *seal_of(const kvfi_tenant *tenant) {
     return tenant != NULL ? &tenant->seal : NULL;
 }
 
-void kvfi_session_space(uint8_t out[32], const kvfi_tenant *tenant) {
+void kvfi_session_space(kvf_digest *out, const kvfi_tenant *tenant) {
     kvfi_sha sha;
     kvfi_sha_init(&sha, secret_of(tenant));
     kvfi_sha_add(&sha, space_label, sizeof space_label - 1);
-    kvfi_sha_end(&sha, out);
+    kvfi_sha_end(&sha, out->bytes);
 }
 
 void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *tenant, unsigned place) {
     kvfi_sha sha;
-    kvfi_session_space(out->space, tenant);
+    kvfi_session_space(&out->space, tenant);
     kvfi_sha_init(&sha, secret_of(tenant));
     kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
     kvfi_sha_add(&sha, id, strlen(id) + place); /* the second place: with the NUL */

@@ -15,8 +15,8 @@ typedef struct walk {
     uint32_t tier;
     bool whole;
     bool stopped;
-    uint8_t sessions[1 + KVFI_MAX_SECRETS]
-                    [32]; /* the spaces of sessions that are values: plain, and under each secret */
+    /* The spaces of sessions that are values: plain, and under each secret. */
+    kvf_digest sessions[1 + KVFI_MAX_SECRETS];
     const kvfi_secrets *secrets;
 } walk;
 
@@ -89,7 +89,7 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
         return;
     }
     bool misplaced = sight->addr != NULL && (memcmp(&sight->addr->key, &header.addr.key, sizeof(kvf_key)) != 0 ||
-                                             memcmp(sight->addr->space, header.addr.space, 8) != 0);
+                                             memcmp(sight->addr->space.bytes, header.addr.space.bytes, 8) != 0);
     if (misplaced) {
         entry->damage = KVF_WHY_OTHER_SPACE;
         return;
@@ -101,7 +101,7 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
         }
     }
     entry->kind = (header.flags & KVFI_FLAG_CARD) != 0 ? KVF_ENTRY_SPACE_CARD : KVF_ENTRY_BLOCK;
-    memcpy(entry->space, header.addr.space, sizeof entry->space);
+    entry->space = header.addr.space;
     entry->key = header.addr.key;
     entry->payload_bytes = header.payload_bytes;
     entry->first_token = header.first_token;
@@ -113,9 +113,10 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
 
 /* Whether the record is a session that is a value. A sealed one only where it can be looked into. */
 static bool is_session(const walk *w, const kvf_entry *entry) {
-    bool found = entry->seal == KVF_SEAL_NONE && memcmp(entry->space, w->sessions[0], 32) == 0;
+    bool found = entry->seal == KVF_SEAL_NONE && memcmp(&entry->space, &w->sessions[0], sizeof entry->space) == 0;
     for (size_t i = 0; i < w->secrets->num; i++) {
-        found = found || (entry->seal == KVF_SEAL_OPENED && memcmp(entry->space, w->sessions[1 + i], 32) == 0);
+        found = found || (entry->seal == KVF_SEAL_OPENED &&
+                          memcmp(&entry->space, &w->sessions[1 + i], sizeof entry->space) == 0);
     }
     return found;
 }
@@ -154,7 +155,7 @@ static int see(void *ctx, const kvfi_sight *sight) {
                        .stored_s = sight->stored_s,
                        .ttl_ms = sight->ttl_ms};
     if (sight->addr != NULL) {
-        memcpy(entry.space, sight->addr->space, 8);
+        memcpy(entry.space.bytes, sight->addr->space.bytes, 8);
         entry.key = sight->addr->key;
     }
     if (sight->kind == KVF_ENTRY_BLOCK || sight->kind == KVF_ENTRY_SPACE_CARD) {
@@ -238,7 +239,7 @@ static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_w
         return tier->ops->walk(tier, err, options->space, w->whole, see, w, options->budget_ms);
     }
     kvfi_addr addr = {.key = *options->key};
-    memcpy(addr.space, options->space, sizeof addr.space);
+    addr.space = *options->space;
     return see_one(w, tier, err, &addr, kvfi_deadline((int64_t)options->budget_ms * 1000));
 }
 
@@ -250,9 +251,9 @@ kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *
     if (!kvfi_store_is_ours(store)) {
         return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
     }
-    kvfi_session_space(w.sessions[0], NULL);
+    kvfi_session_space(&w.sessions[0], NULL);
     for (size_t i = 0; i < store->secrets.num; i++) {
-        kvfi_session_space(w.sessions[1 + i], &store->secrets.of[i]);
+        kvfi_session_space(&w.sessions[1 + i], &store->secrets.of[i]);
     }
     for (; w.tier < store->num_tiers && !w.stopped; w.tier++) {
         KVFI_TRY(see_tier(&w, store->tiers[w.tier], err, &own));

@@ -12,7 +12,7 @@ static kvf_status not_ours(kvf_error *err) {
 
 /* ---- remove ---- */
 
-kvf_status kvf_clear(kvf_store *store, uint64_t *out_removed, kvf_error *err, const uint8_t *space) {
+kvf_status kvf_clear(kvf_store *store, uint64_t *out_removed, kvf_error *err, const kvf_digest *space) {
     *out_removed = 0;
     if (!kvfi_store_is_ours(store)) {
         return not_ours(err);
@@ -27,10 +27,10 @@ kvf_status kvf_clear(kvf_store *store, uint64_t *out_removed, kvf_error *err, co
     return KVF_OK;
 }
 
-kvf_status kvf_remove(kvf_store *store, kvf_error *err, const uint8_t space[32], const kvf_key *key) {
+kvf_status kvf_remove(kvf_store *store, kvf_error *err, const kvf_digest *space, const kvf_key *key) {
     kvfi_addr addr = {.key = *key};
     kvf_status result = KVF_MISS;
-    memcpy(addr.space, space, sizeof addr.space);
+    addr.space = *space;
     if (!kvfi_store_is_ours(store)) {
         return not_ours(err);
     }
@@ -75,7 +75,7 @@ static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, const kvfi_tenant *
                       .check = check_card};
     tier->ops->get(tier, &feed);
     /* Whoever can write to the store can write a plain card; one that fits its space is true. */
-    return item.status == KVF_OK && kvfi_card_fits(text, len, addr->space, tenant != NULL ? &tenant->secret : NULL);
+    return item.status == KVF_OK && kvfi_card_fits(text, len, &addr->space, tenant != NULL ? &tenant->secret : NULL);
 }
 
 /* KVF_WHY_NONE; KVF_WHY_VERSION: it is sealed under a secret that the store was not given; else it is not there. */
@@ -104,9 +104,9 @@ static kvf_reason read_card(const kvf_store *store, kvfi_tier *tier, char **out,
     return KVF_WHY_NONE;
 }
 
-kvf_status kvf_space_describe(kvf_store *store, char **out, kvf_error *err, const uint8_t space[32]) {
+kvf_status kvf_space_describe(kvf_store *store, char **out, kvf_error *err, const kvf_digest *space) {
     kvfi_addr addr;
-    memcpy(addr.space, space, sizeof addr.space);
+    addr.space = *space;
     kvfi_card_key(&addr.key, space);
     if (!kvfi_store_is_ours(store)) {
         return not_ours(err);

@@ -78,7 +78,7 @@ typedef struct kvfi_file_name {
 typedef int (*kvfi_file_name_fn)(void *ctx, const kvfi_file_name *); /* nonzero stops */
 /* kvfi_file_scan meets every name, of one space or of all, its folders in turn from number `first` (0 to 255) on. All
  * that can be read, also where that is not everything: KVF_CONFIG, where this user may not read a folder; KVF_IO. */
-kvf_status kvfi_file_scan(const kvfi_file *, kvf_error *, const uint8_t *space, unsigned first, kvfi_file_name_fn,
+kvf_status kvfi_file_scan(const kvfi_file *, kvf_error *, const kvf_digest *space, unsigned first, kvfi_file_name_fn,
                           void *ctx);
 int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),
                       void *ctx); /* takes over the descriptor */
@@ -157,9 +157,9 @@ bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for long */
 
 /* ---- file_admin.c */
 kvf_status kvfi_file_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
-kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const uint8_t *space, bool whole, kvfi_sight_fn, void *ctx,
+kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
                           uint32_t step_ms);
-kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const uint8_t *space, uint32_t step_ms);
+kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, uint32_t step_ms);
 void kvfi_file_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 bool kvfi_file_on_network(const char *path);
 

@@ -57,9 +57,10 @@ static int clear_one(void *ctx, const kvfi_file_name *name) {
 
 /* The folders of a space go too, as far as nothing else lies in them. */
 static int clear_folders(void *ctx, int dir, const char *base) {
-    const uint8_t *space = ctx;
+    const kvf_digest *space = ctx;
     uint8_t digest[8];
-    if (!kvfi_unhex(digest, base, sizeof digest) || (space != NULL && memcmp(space, digest, sizeof digest) != 0)) {
+    if (!kvfi_unhex(digest, base, sizeof digest) ||
+        (space != NULL && memcmp(space->bytes, digest, sizeof digest) != 0)) {
         return 0;
     }
     for (unsigned i = 0; i < 256; i++) {
@@ -71,7 +72,8 @@ static int clear_folders(void *ctx, int dir, const char *base) {
     return 0;
 }
 
-kvf_status kvfi_file_clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
+kvf_status kvfi_file_clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const kvf_digest *space,
+                           uint32_t step_ms) {
     (void)step_ms;
     kvfi_file *file = (kvfi_file *)tier;
     clearing c = {.file = file};
@@ -182,7 +184,7 @@ static int show(void *ctx, const kvfi_file_name *name) {
     return stop;
 }
 
-kvf_status kvfi_file_walk(kvfi_tier *tier, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn fn,
+kvf_status kvfi_file_walk(kvfi_tier *tier, kvf_error *err, const kvf_digest *space, bool whole, kvfi_sight_fn fn,
                           void *ctx, uint32_t step_ms) {
     (void)step_ms;
     walk w = {.file = (kvfi_file *)tier, .whole = whole, .fn = fn, .ctx = ctx};

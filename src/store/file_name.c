@@ -17,7 +17,7 @@ void kvfi_file_path(const kvfi_file *file, kvfi_path *out, const kvfi_addr *addr
     memcpy(p, file->root, file->root_len);
     p += file->root_len;
     *p++ = '/';
-    kvfi_hex(p, addr->space, SPACE_HEX / 2);
+    kvfi_hex(p, addr->space.bytes, SPACE_HEX / 2);
     p += SPACE_HEX;
     *p++ = '/';
     kvfi_hex(p, addr->key.bytes, SHARD_HEX / 2);
@@ -119,7 +119,7 @@ int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base), 
 }
 
 typedef struct scan {
-    const uint8_t *space; /* only this one; NULL = all */
+    const kvf_digest *space; /* only this one; NULL = all */
     unsigned first;
     kvfi_file_name_fn fn;
     void *ctx;
@@ -181,11 +181,11 @@ static int meet_space(void *ctx, int dir, const char *base) {
     if (is_own_name(base)) {
         return 0;
     }
-    if (!kvfi_unhex(s->addr.space, base, SPACE_HEX / 2)) {
+    if (!kvfi_unhex(s->addr.space.bytes, base, SPACE_HEX / 2)) {
         snprintf(s->folder, sizeof s->folder, "%s", KVFI_FILE_DIR);
         return s->space == NULL ? meet_foreign(s, dir, base) : 0;
     }
-    if (s->space != NULL && memcmp(s->space, s->addr.space, SPACE_HEX / 2) != 0) {
+    if (s->space != NULL && memcmp(s->space->bytes, s->addr.space.bytes, SPACE_HEX / 2) != 0) {
         return 0;
     }
     snprintf(s->folder, sizeof s->folder, "/%.16s", base);
@@ -198,7 +198,7 @@ static int meet_space(void *ctx, int dir, const char *base) {
     return stop;
 }
 
-kvf_status kvfi_file_scan(const kvfi_file *file, kvf_error *err, const uint8_t *space, unsigned first,
+kvf_status kvfi_file_scan(const kvfi_file *file, kvf_error *err, const kvf_digest *space, unsigned first,
                           kvfi_file_name_fn fn, void *ctx) {
     scan s = {.space = space, .first = first, .fn = fn, .ctx = ctx};
     int fd = open_folder(&s, AT_FDCWD, file->root, "");

@@ -83,7 +83,7 @@ static void count(census *c, const kvfi_file_name *name, const struct stat *st) 
         candidate *one = &c->oldest[c->num++];
         one->used_ns = last_use(name, st);
         one->charge = charge;
-        memcpy(one->space, addr->space, sizeof one->space);
+        memcpy(one->space, addr->space.bytes, sizeof one->space);
         one->key = addr->key;
     }
 }
@@ -150,7 +150,7 @@ static uint64_t evict(census *c, uint64_t goal, uint64_t *out_records) {
     for (size_t i = 0; i < c->num && freed < goal; i++) {
         const candidate *one = &c->oldest[i];
         kvfi_addr addr = {.key = one->key};
-        memcpy(addr.space, one->space, sizeof one->space);
+        memcpy(addr.space.bytes, one->space, sizeof one->space);
         kvfi_path path;
         kvfi_file_path(c->file, &path, &addr);
         if (kvfi_sys->unlinkat(AT_FDCWD, path.text, 0) == 0) {

@@ -116,7 +116,7 @@ static size_t bucket_of(const mem *m, const kvfi_addr *addr) {
 }
 
 static bool same_addr(const kvfi_addr *a, const kvfi_addr *b) {
-    return memcmp(&a->key, &b->key, sizeof a->key) == 0 && memcmp(a->space, b->space, 8) == 0;
+    return memcmp(&a->key, &b->key, sizeof a->key) == 0 && memcmp(a->space.bytes, b->space.bytes, 8) == 0;
 }
 
 static entry *find(const mem *m, const kvfi_addr *addr) {
@@ -436,11 +436,11 @@ static kvf_status remove_one(kvfi_tier *tier, kvf_error *err, const kvfi_addr *a
     return e != NULL ? KVF_OK : KVF_MISS;
 }
 
-static bool in_space(const entry *e, const uint8_t *space) {
-    return space == NULL || memcmp(e->addr.space, space, 8) == 0;
+static bool in_space(const entry *e, const kvf_digest *space) {
+    return space == NULL || memcmp(e->addr.space.bytes, space->bytes, 8) == 0;
 }
 
-static kvf_status clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const uint8_t *space, uint32_t step_ms) {
+static kvf_status clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const kvf_digest *space, uint32_t step_ms) {
     (void)err;
     (void)step_ms;
     mem *m = (mem *)tier;
@@ -460,7 +460,7 @@ static kvf_status clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, cons
 }
 
 /* The addresses of all values, so that the walk calls out without the lock. */
-static kvfi_addr *list_addrs(mem *m, size_t *out_num, const uint8_t *space) {
+static kvfi_addr *list_addrs(mem *m, size_t *out_num, const kvf_digest *space) {
     pthread_mutex_lock(&m->lock);
     kvfi_addr *addrs = kvfi_alloc_zero(m->num_entries + 1, sizeof *addrs);
     size_t num = 0;
@@ -476,7 +476,7 @@ static kvfi_addr *list_addrs(mem *m, size_t *out_num, const uint8_t *space) {
 
 static int show(const entry *e, bool whole, kvfi_sight_fn fn, void *ctx) {
     char space[17], key[65], name[sizeof space + sizeof key + 1];
-    kvfi_hex(space, e->addr.space, 8);
+    kvfi_hex(space, e->addr.space.bytes, 8);
     kvfi_hex(key, e->addr.key.bytes, 32);
     snprintf(name, sizeof name, "%s/%s", space, key);
     return fn(ctx, &(kvfi_sight){.kind = KVF_ENTRY_BLOCK,
@@ -499,8 +499,8 @@ static entry *acquire_untouched(mem *m, const kvfi_addr *addr) {
     return e;
 }
 
-static kvf_status walk(kvfi_tier *tier, kvf_error *err, const uint8_t *space, bool whole, kvfi_sight_fn fn, void *ctx,
-                       uint32_t step_ms) {
+static kvf_status walk(kvfi_tier *tier, kvf_error *err, const kvf_digest *space, bool whole, kvfi_sight_fn fn,
+                       void *ctx, uint32_t step_ms) {
     (void)step_ms;
     mem *m = (mem *)tier;
     size_t num = 0;

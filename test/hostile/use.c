@@ -111,11 +111,11 @@ static void ask_borrow(site *s) {
 }
 
 static void ask_describe(site *s) {
-    uint8_t digest[32];
+    kvf_digest digest;
     char *text = NULL;
     kvf_error err;
-    kvf_space_digest(s->space, digest);
-    if (kvf_space_describe(s->store, &text, &err, digest) == KVF_OK) {
+    kvf_space_digest(s->space, &digest);
+    if (kvf_space_describe(s->store, &text, &err, &digest) == KVF_OK) {
         read_all(s, text, strlen(text) + 1);
         kvf_free(text);
     }
@@ -180,9 +180,9 @@ static void ask_info(site *s) {
 static void ask_clear(site *s) {
     kvf_error err;
     uint64_t removed = 0;
-    uint8_t digest[32];
-    kvf_space_digest(s->space, digest);
-    (void)!kvf_clear(s->store, &removed, &err, hostile_below(s->random, 2) == 0 ? digest : NULL);
+    kvf_digest digest;
+    kvf_space_digest(s->space, &digest);
+    (void)!kvf_clear(s->store, &removed, &err, hostile_below(s->random, 2) == 0 ? &digest : NULL);
 }
 
 /* Something new is saved, where it can be; and what is there, once more. */

@@ -717,9 +717,9 @@ static void ranks_agree_1467(void **state) {
         kvft_save_all(spaces[rank], store, prompts[rank]);
     }
     char space[17], key[65];
-    uint8_t digest[32];
-    kvf_space_digest(spaces[1], digest);
-    kvfi_hex(space, digest, 8);
+    kvf_digest digest;
+    kvf_space_digest(spaces[1], &digest);
+    kvfi_hex(space, digest.bytes, 8);
     kvfi_hex(key, prompts[1]->keys[LOST].bytes, 32);
     say_to(server, "DEL kvf1:%s:{%s}", space, key);
     for (int rank = 0; rank < RANKS; rank++) {

@@ -283,7 +283,7 @@ static int see(void *ctx, const kvfi_sight *sight) {
     return s->stop_after > 0 && s->blocks + s->sessions >= s->stop_after;
 }
 
-static seen walk(const uint8_t *space, bool whole, size_t stop_after) {
+static seen walk(const kvf_digest *space, bool whole, size_t stop_after) {
     seen s = {.min_ttl_ms = INT64_MAX, .stop_after = stop_after};
     kvf_status status = tier->ops->walk(tier, &err, space, whole, see, &s, 5000);
     if (status != KVF_OK) {
@@ -330,7 +330,7 @@ static void walking(void **state) {
         assert_in_range(s.min_ttl_ms, 1, 3600000);
     }
     kvft_addr(&addr, 1000);
-    seen s = walk(addr.space, true, 0);
+    seen s = walk(&addr.space, true, 0);
     assert_int_equal(s.blocks, 10);
     assert_int_equal(s.sessions, 0);
     s = walk(NULL, false, 5);
@@ -341,9 +341,9 @@ static void walking(void **state) {
     kvft_addr(&addr, 1003);
     kvfi_name_of(&name, "kvf1", &addr, 2);
     say("DEL %s", name.text);
-    assert_int_equal(walk(addr.space, false, 0).bytes,
+    assert_int_equal(walk(&addr.space, false, 0).bytes,
                      10 * (KVFT_VALUE_EXTRA + 300000) - 3 * 65536); /* it and what is behind it: three whole parts */
-    assert_int_equal(walk(addr.space, true, 0).damaged, 1);
+    assert_int_equal(walk(&addr.space, true, 0).damaged, 1);
 }
 
 static void removing(void **state) {
@@ -388,7 +388,7 @@ static void clearing(void **state) {
     kvfi_addr addr;
     fill();
     kvft_addr(&addr, 1000);
-    assert_int_equal(tier->ops->clear(tier, &removed, &err, addr.space, 5000), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, &err, &addr.space, 5000), KVF_OK);
     assert_int_equal(removed, 10);
     assert_int_equal(walk(NULL, false, 0).blocks, 600);
     assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, 5000), KVF_OK);

@@ -144,7 +144,7 @@ static void read_records(scene *s, record out[BLOCKS], const char *model) {
     owner o = open_owner(s, model, SECRET, NULL);
     for (size_t i = 0; i < BLOCKS; i++) {
         kvf_key key;
-        kvf_space_digest(o.space, out[i].addr.space);
+        kvf_space_digest(o.space, &out[i].addr.space);
         kvf_stored_key(o.space, &key, &s->names[i]);
         out[i].addr.key = key;
         assert_int_equal(get_raw(s, &out[i].addr, out[i].bytes, RECORD_BYTES), RECORD_BYTES);
@@ -217,7 +217,7 @@ static void sealed_by_another(scene *s) {
     seal_under(s, OTHERS, strlen(OTHERS));
 }
 static void sealed_by_the_digest(scene *s) {
-    seal_under(s, s->now[VICTIM].addr.space, 32);
+    seal_under(s, s->now[VICTIM].addr.space.bytes, 32);
 }
 static void sealed_by_the_key(scene *s) {
     seal_under(s, s->now[VICTIM].addr.key.bytes, 32);
@@ -615,7 +615,7 @@ static void attack_cards(scene *s) {
     uint8_t head[KVFI_HEADER_BYTES + sizeof lie + KVFI_SUM_BYTES], card[4096];
     kvf_block none = {0};
     struct iovec iov = {(void *)(uintptr_t)lie, sizeof lie - 1};
-    kvfi_card_key(&addr.key, addr.space);
+    kvfi_card_key(&addr.key, &addr.space);
     size_t len = get_raw(s, &addr, card, sizeof card);
     for (int way = 0; way < 4; way++) {
         char *text = NULL;
@@ -639,12 +639,12 @@ static void attack_cards(scene *s) {
         }
         assert_int_equal(put_raw(s, &addr, head, bytes), KVF_OK);
         owner o = open_owner(s, "m", SECRET, NULL);
-        if (kvf_space_describe(o.store, &text, NULL, addr.space) == KVF_OK) {
+        if (kvf_space_describe(o.store, &text, NULL, &addr.space) == KVF_OK) {
             fail_msg("a card that somebody made up says %s", text);
         }
         close_owner(&o);
         o = open_owner(s, "m", NULL, NULL);
-        if (kvf_space_describe(o.store, &text, NULL, addr.space) == KVF_OK) {
+        if (kvf_space_describe(o.store, &text, NULL, &addr.space) == KVF_OK) {
             fail_msg("without the secret a card says %s", text);
         }
         close_owner(&o);
@@ -803,7 +803,7 @@ static int see_nothing(void *ctx, const kvf_entry *entry) {
 
 static void look_for_plaintext(scene *s) {
     size_t entries = 0;
-    uint8_t digest[32];
+    kvf_digest digest;
     char *text = NULL;
     make_needles(s);
     size_t found = find_in_the_clear(s);
@@ -815,13 +815,13 @@ static void look_for_plaintext(scene *s) {
     kvf_walk_options options = {.struct_size = sizeof options, .whole = 1};
     assert_int_equal(kvf_walk(o.store, NULL, see_nothing, &entries, &options), KVF_OK);
     assert_true(entries > BLOCKS);
-    memcpy(digest, s->now[0].addr.space, sizeof digest);
-    assert_int_equal(kvf_space_describe(o.store, &text, NULL, digest), KVF_REFUSED);
+    digest = s->now[0].addr.space;
+    assert_int_equal(kvf_space_describe(o.store, &text, NULL, &digest), KVF_REFUSED);
     /* Nothing that can be computed without the secret names a record, not even from the digest. */
     for (size_t i = 0; i < BLOCKS; i++) {
         kvfi_identity guess = {.block_tokens = TOKENS};
         kvf_key keys[BLOCKS];
-        memcpy(guess.root, digest, sizeof guess.root);
+        memcpy(guess.root, digest.bytes, sizeof guess.root);
         kvfi_chain(&guess, keys, BLOCKS, s->prompt->tokens, BLOCKS * TOKENS);
         for (size_t k = 0; k < BLOCKS; k++) {
             assert_memory_not_equal(&keys[k], &s->now[i].addr.key, sizeof keys[k]);
@@ -866,7 +866,7 @@ static void set_the_scene(scene *s) {
     kvft_prompt *other = kvft_prompt_new(o.space, SEED, BLOCKS, PAYLOAD);
     kvft_save_all(o.space, o.store, other);
     for (size_t i = 0; i < BLOCKS; i++) {
-        kvf_space_digest(o.space, s->others[i].addr.space);
+        kvf_space_digest(o.space, &s->others[i].addr.space);
         kvf_stored_key(o.space, &s->others[i].addr.key, &other->keys[i]);
         assert_int_equal(get_raw(s, &s->others[i].addr, s->others[i].bytes, RECORD_BYTES), RECORD_BYTES);
     }

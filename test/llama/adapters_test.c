@@ -140,17 +140,17 @@ static void drop(const world *w, llama_seq_id seq) {
 
 static void blocks_of_each_set(bool portable) {
     world w = open_world("mem:", 2048, portable);
-    uint8_t plain[32], other[32];
+    kvf_digest plain, other;
     for (int i = 0; i < 4; i++) { /* none, 1, none, 1: each is computed once, then copied */
         kvf_llama_report r = {0};
         expect_change(&w, i % 2);
-        kvf_space_digest(kvf_llama_space(w.l.kv), i % 2 == 0 ? plain : other);
+        kvf_space_digest(kvf_llama_space(w.l.kv), i % 2 == 0 ? &plain : &other);
         r = ask(&w, i, 0, NUM);
         assert_int_equal(r.copied_tokens, i < 2 ? 0 : 256);
         assert_true(i >= 2 || r.loaded_tokens == 0); /* the tail of the second may be there already */
         expect_computed_under(&w, i % 2, NUM);
     }
-    assert_memory_not_equal(plain, other, 32);
+    assert_memory_not_equal(&plain, &other, sizeof plain);
     kvft_flush_all(w.l.store);
     llama_memory_clear(w.mem, true);
     for (int i = 0; i < 3; i++) { /* 0, 1, 2: of the last nothing is stored */

@@ -255,7 +255,7 @@ static void test_chat_keeps_what_is_resident(void **state) {
 
 /* ---- what makes another space ---- */
 
-static void digest_of(struct llama_model *model, lab_config config, const char *path, uint8_t out[32]) {
+static void digest_of(struct llama_model *model, lab_config config, const char *path, kvf_digest *out) {
     lab l = lab_open(model, &config, "mem:", path);
     if (l.status != KVF_OK) {
         fail_msg("%s", l.err.what);
@@ -269,26 +269,26 @@ static void test_everything_that_matters_changes_the_space(void **state) {
     struct llama_model *model = lab_toy("llama", false, 1);
     struct llama_model *same_shape = lab_toy("llama", false, 2);
     lab_config base = {.kv_type = GGML_TYPE_F16, .flash = true};
-    uint8_t first[32], other[32];
-    digest_of(model, base, MODEL_PATH, first);
-    digest_of(model, base, MODEL_PATH, other);
-    assert_memory_equal(first, other, 32);
+    kvf_digest first, other;
+    digest_of(model, base, MODEL_PATH, &first);
+    digest_of(model, base, MODEL_PATH, &other);
+    assert_memory_equal(&first, &other, sizeof first);
     lab_config threads = base;
     threads.threads = 1; /* does not matter */
-    digest_of(model, threads, MODEL_PATH, other);
-    assert_memory_equal(first, other, 32);
+    digest_of(model, threads, MODEL_PATH, &other);
+    assert_memory_equal(&first, &other, sizeof first);
 
     lab_config changed = base;
     changed.kv_type = GGML_TYPE_Q8_0;
-    digest_of(model, changed, MODEL_PATH, other);
-    assert_memory_not_equal(first, other, 32);
+    digest_of(model, changed, MODEL_PATH, &other);
+    assert_memory_not_equal(&first, &other, sizeof first);
     changed = base;
     changed.flash = false;
-    digest_of(model, changed, MODEL_PATH, other);
-    assert_memory_not_equal(first, other, 32);
+    digest_of(model, changed, MODEL_PATH, &other);
+    assert_memory_not_equal(&first, &other, sizeof first);
     /* The file is the same, and so are all shapes: the probe tells the weights apart. */
-    digest_of(same_shape, base, MODEL_PATH, other);
-    assert_memory_not_equal(first, other, 32);
+    digest_of(same_shape, base, MODEL_PATH, &other);
+    assert_memory_not_equal(&first, &other, sizeof first);
     llama_model_free(model);
     llama_model_free(same_shape);
 }
@@ -308,10 +308,10 @@ typedef struct damage_site {
 static const lab_config site_config = {.kv_type = GGML_TYPE_F16, .flash = true};
 
 static void find_paths(damage_site *site, const lab *l) {
-    uint8_t digest[32];
+    kvf_digest digest;
     kvf_key keys[BLOCKS];
     uint32_t tokens[NUM];
-    kvf_space_digest(kvf_llama_space(l->kv), digest);
+    kvf_space_digest(kvf_llama_space(l->kv), &digest);
     for (size_t i = 0; i < NUM; i++) {
         tokens[i] = (uint32_t)site->tokens[i];
     }
@@ -320,7 +320,7 @@ static void find_paths(damage_site *site, const lab *l) {
         char *at = site->paths[i];
         at += sprintf(at, "%s/kvf1/", site->dir);
         for (size_t b = 0; b < 8; b++) {
-            at += sprintf(at, "%02x", digest[b]);
+            at += sprintf(at, "%02x", digest.bytes[b]);
         }
         at += sprintf(at, "/%02x/", keys[i].bytes[0]);
         for (size_t b = 0; b < 32; b++) {

@@ -72,8 +72,8 @@ static const toy experts = {.arch = "llama", .more = {{"expert_count", 4}, {"exp
 typedef struct identity {
     kvf_status status;
     kvf_error err;
-    uint8_t digest[2][32]; /* of the space; [1]: portable */
-    uint8_t *kv;           /* of a prompt */
+    kvf_digest digest[2]; /* of the space; [1]: portable */
+    uint8_t *kv;          /* of a prompt */
     size_t kv_bytes;
 } identity;
 
@@ -127,7 +127,7 @@ static identity identify_with(struct llama_model *model, const settings *s, void
         kvf_llama *kv = NULL;
         id.status = attach(&kv, &id.err, store, ctx, s, MODEL_PATH, portable != 0);
         if (id.status == KVF_OK) {
-            kvf_space_digest(kvf_llama_space(kv), id.digest[portable]);
+            kvf_space_digest(kvf_llama_space(kv), &id.digest[portable]);
         }
         if (id.status == KVF_OK && portable == 0) {
             compute(&id, kv, ctx);
@@ -144,7 +144,7 @@ static identity identify(struct llama_model *model, const settings *s) {
 }
 
 static bool same_space(const identity *a, const identity *b, bool portable) {
-    return memcmp(a->digest[portable], b->digest[portable], 32) == 0;
+    return memcmp(&a->digest[portable], &b->digest[portable], sizeof *a->digest) == 0;
 }
 
 static bool same_kv(const identity *a, const identity *b) {
@@ -732,11 +732,11 @@ static void test_the_probe_is_the_same_in_a_context_in_use(void **state) {
         for (int used = 0; used < 5; used++) {
             kvf_llama *kv = NULL;
             kvf_error err;
-            uint8_t digest[32];
+            kvf_digest digest;
             assert_int_equal(llama_decode(ctx, llama_batch_get_one(tokens, 37 - used)), 0);
             assert_int_equal(attach(&kv, &err, store, ctx, &s, MODEL_PATH, false), KVF_OK);
-            kvf_space_digest(kvf_llama_space(kv), digest);
-            assert_memory_equal(digest, fresh.digest[0], 32);
+            kvf_space_digest(kvf_llama_space(kv), &digest);
+            assert_memory_equal(&digest, &fresh.digest[0], sizeof digest);
             kvf_llama_detach(kv);
         }
         free(fresh.kv);

@@ -424,7 +424,7 @@ static void test_what_is_not_lent_loads_again(void **state) {
 /* ---- contexts ---- */
 
 static kvf_status attach(struct llama_model *model, struct llama_context_params params, bool portable,
-                         uint8_t digest[32], kvf_error *err) {
+                         kvf_digest *digest, kvf_error *err) {
     struct llama_context *ctx = llama_init_from_model(model, params);
     kvf_store *store = kvft_store("mem:");
     kvf_llama *kv = NULL;
@@ -450,10 +450,10 @@ static void test_attention_to_later_tokens_is_refused(void **state) {
     (void)state;
     struct llama_model *model = lab_toy("llama", false, 1);
     struct llama_context_params params = lab_params(&config);
-    uint8_t digest[32];
+    kvf_digest digest;
     kvf_error err = {0};
     params.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL;
-    assert_int_equal(attach(model, params, false, digest, &err), KVF_REFUSED);
+    assert_int_equal(attach(model, params, false, &digest, &err), KVF_REFUSED);
     assert_non_null(strstr(err.what, "causal"));
     llama_model_free(model);
 }
@@ -465,16 +465,16 @@ static void test_the_side_of_longrope_is_part_of_the_space(void **state) {
     struct llama_model *model =
         lab_toy_with("llama", false, 1, (lab_meta[]){{"rope.scaling.original_context_length", 512}, {NULL, 0}});
     struct llama_context_params params = lab_params(&config);
-    uint8_t small[32], same[32], large[32];
+    kvf_digest small, same, large;
     kvf_error err = {0};
     params.n_ctx = 256;
-    assert_int_equal(attach(model, params, true, small, &err), KVF_OK);
+    assert_int_equal(attach(model, params, true, &small, &err), KVF_OK);
     params.n_ctx = 512;
-    assert_int_equal(attach(model, params, true, same, &err), KVF_OK);
+    assert_int_equal(attach(model, params, true, &same, &err), KVF_OK);
     params.n_ctx = 768; /* the model's own context length is 1024 */
-    assert_int_equal(attach(model, params, true, large, &err), KVF_OK);
-    assert_memory_equal(small, same, 32);
-    assert_memory_not_equal(small, large, 32);
+    assert_int_equal(attach(model, params, true, &large, &err), KVF_OK);
+    assert_memory_equal(&small, &same, sizeof small);
+    assert_memory_not_equal(&small, &large, sizeof small);
     llama_model_free(model);
 }
 

@@ -165,9 +165,9 @@ static void match(peer *p) {
 
 /* So that it is written again. */
 static void remove_block(peer *p) {
-    uint8_t digest[32];
-    kvf_space_digest(p->space, digest);
-    (void)!kvf_remove(p->store, NULL, digest, &p->prompts[below(p, NUM_PROMPTS)]->keys[below(p, NUM_BLOCKS)]);
+    kvf_digest digest;
+    kvf_space_digest(p->space, &digest);
+    (void)!kvf_remove(p->store, NULL, &digest, &p->prompts[below(p, NUM_PROMPTS)]->keys[below(p, NUM_BLOCKS)]);
 }
 
 /* A store knows what it has written and does not write it again, so it is opened anew now and then. */

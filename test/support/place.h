@@ -42,7 +42,7 @@ static inline const char *path_of(const place *p, uint64_t seed) {
     kvfi_addr addr;
     char space[17], key[65];
     kvft_addr(&addr, seed);
-    kvfi_hex(space, addr.space, 8);
+    kvfi_hex(space, addr.space.bytes, 8);
     kvfi_hex(key, addr.key.bytes, 32);
     snprintf(path, sizeof path, "%s/store/kvf1/%s/%.2s/%s", p->dir, space, key, key);
     return path;

@@ -47,7 +47,7 @@ kvfi_tier *kvft_tier(const char *url) {
 }
 
 void kvft_addr(kvfi_addr *out, uint64_t seed) {
-    kvft_bytes(out->space, sizeof out->space, seed / 1000 + 77);
+    kvft_bytes(out->space.bytes, sizeof out->space, seed / 1000 + 77);
     kvft_bytes(out->key.bytes, sizeof out->key.bytes, seed * 31 + 5);
 }
 

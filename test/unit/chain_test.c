@@ -34,7 +34,7 @@ static void check_golden(const char *secret, const char *const names[3]) {
         kvft_golden_vector(names[i], golden);
         kvfi_address(&addr, &identity, &keys[i]);
         assert_memory_equal(addr.key.bytes, golden, 32);
-        assert_memory_equal(addr.space, identity.digest, 32);
+        assert_memory_equal(&addr.space, &identity.digest, sizeof addr.space);
     }
     assert_int_equal(keys[2].bytes[0], 0xee);
     kvft_golden_vector(names[2], golden);

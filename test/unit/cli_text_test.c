@@ -76,14 +76,14 @@ static void expect_shown(const char *verb, const char *url, const char *options,
 }
 
 /* A record as somebody else may write it: whole, with any bytes inside. */
-static void forge(kvfi_tier *tier, const uint8_t space[32], const kvf_key *key, const void *payload, size_t len,
+static void forge(kvfi_tier *tier, const kvf_digest *space, const kvf_key *key, const void *payload, size_t len,
                   uint16_t flags, int64_t stored_s) {
     uint8_t head[KVFI_HEADER_BYTES], sum[KVFI_SUM_BYTES];
     struct iovec iov[3] = {{head, sizeof head}, {(void *)(uintptr_t)payload, len}, {sum, sizeof sum}};
     kvfi_item item = {.iov = iov, .num_iov = 3, .bytes = sizeof head + len + sizeof sum, .status = KVF_AGAIN};
     kvf_block block = {.key = *key};
     kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
-    memcpy(item.addr.space, space, 32);
+    item.addr.space = *space;
     item.addr.key = *key;
     kvfi_record_seal(head, sum, &item.addr, &block, iov + 1, 1, flags, stored_s);
     tier->ops->put(tier, &feed);
@@ -96,12 +96,12 @@ static void test_cards_and_times(void **state) {
     place p = open_place("");
     char card[1024], hex[65];
     for (uint8_t i = 0; i < sizeof times / sizeof *times; i++) {
-        uint8_t space[32] = {i, 7};
+        kvf_digest space = {{i, 7}};
         kvf_key key = {.bytes = {i, 9}}, at;
-        kvfi_card_key(&at, space);
+        kvfi_card_key(&at, &space);
         int len = snprintf(card, sizeof card, "engine=%s\n%s=x\nmodel=good\\name\nkv=\xff\xfe\n", evil, evil);
-        forge(p.tier, space, &at, card, (size_t)len, KVFI_FLAG_CARD, times[i]);
-        forge(p.tier, space, &key, "abc", 3, 0, times[i]);
+        forge(p.tier, &space, &at, card, (size_t)len, KVFI_FLAG_CARD, times[i]);
+        forge(p.tier, &space, &key, "abc", 3, 0, times[i]);
     }
     /* A card that does not fit its space is not shown at all. This one fits. */
     kvf_store *store = kvft_store(p.url);
@@ -120,9 +120,9 @@ static void test_cards_and_times(void **state) {
     kvf_store_close(store);
     expect_shown("ls", p.url, "", "model=good\\\\name\\xe2\\x80\\xae\\xc2\\x9b2J\\xff");
     for (uint8_t i = 0; i < sizeof times / sizeof *times; i++) {
-        uint8_t space[32] = {i, 7};
+        kvf_digest space = {{i, 7}};
         char options[80];
-        kvfi_hex(hex, space, 32);
+        kvfi_hex(hex, space.bytes, 32);
         snprintf(options, sizeof options, "%s", hex);
         expect_shown("inspect", p.url, options, NULL);
         expect_shown("ls", p.url, options, NULL);
@@ -172,7 +172,7 @@ static int change_layout(void *ctx, const kvfi_sight *sight) {
         }
         memmove(found + sizeof to - 1, found + sizeof from - 1, (size_t)(end + 1 - (found + sizeof from - 1)));
         memcpy(found, to, sizeof to - 1);
-        forge(tier, header.addr.space, &header.addr.key, copy, len, 0, header.stored_s);
+        forge(tier, &header.addr.space, &header.addr.key, copy, len, 0, header.stored_s);
     }
     free(copy);
     return 0;

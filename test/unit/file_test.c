@@ -928,7 +928,7 @@ static void test_remove_and_clear(void **state) {
     assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
     assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_MISS);
     uint64_t removed = 0;
-    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, addr.space, 1000), KVF_OK);
+    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, &addr.space, 1000), KVF_OK);
     assert_int_equal(removed, 4);
     char space[2 * PATH_MAX];
     snprintf(space, sizeof space, "%s", path_of(&p, 995));

@@ -27,7 +27,7 @@ static void test_names_are_read_back(void **state) {
             assert_int_equal(name.len, strlen(name.text));
             assert_true(kvfi_name_parse(&read, &part, "kvf1", name.text, name.len));
             assert_int_equal(part, parts[i]);
-            assert_memory_equal(read.space, addr.space, 8);
+            assert_memory_equal(read.space.bytes, addr.space.bytes, 8);
             assert_memory_equal(&read.key, &addr.key, sizeof addr.key);
             assert_false(kvfi_name_parse(&read, &part, "kvf2", name.text, name.len));
             assert_false(kvfi_name_parse(&read, &part, "kvf", name.text, name.len));

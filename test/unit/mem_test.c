@@ -186,8 +186,8 @@ static void test_spaces_are_apart(void **state) {
     }
     kvft_addr(&addr, 995);
     uint64_t removed = 0;
-    assert_int_equal(tier->ops->walk(tier, NULL, addr.space, false, stop_at_once, tier, 1000), KVF_OK);
-    assert_int_equal(tier->ops->clear(tier, &removed, NULL, addr.space, 1000), KVF_OK);
+    assert_int_equal(tier->ops->walk(tier, NULL, &addr.space, false, stop_at_once, tier, 1000), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, NULL, &addr.space, 1000), KVF_OK);
     assert_int_equal(removed, 4);
     assert_int_equal(kvft_count(tier).records, 10);
     tier->ops->close(tier);

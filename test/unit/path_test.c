@@ -65,7 +65,7 @@ static size_t load(bench *b) {
 static void remove_from(bench *b, size_t tier, size_t block) {
     kvfi_addr addr = {.key = b->prompt->keys[block]};
     kvf_error err = {0};
-    kvf_space_digest(b->space, addr.space);
+    kvf_space_digest(b->space, &addr.space);
     assert_int_equal(b->store->tiers[tier]->ops->remove(b->store->tiers[tier], &err, &addr, kvfi_deadline(1000000)),
                      KVF_OK);
 }

@@ -34,7 +34,7 @@ static void sample_init(sample *s) {
     s->iov[0] = (struct iovec){s->payload, 1};
     s->iov[1] = (struct iovec){s->payload + 1, 500};
     s->iov[2] = (struct iovec){s->payload + 501, KVFT_GOLDEN_PAYLOAD - 501};
-    kvft_golden_vector("digest plain", s->addr.space);
+    kvft_golden_vector("digest plain", s->addr.space.bytes);
     kvft_golden_vector("chain plain 1", s->addr.key.bytes);
     s->block = (kvf_block){.key = s->addr.key, .tokens = s->tokens + 16, .num_tokens = NUM_TOKENS, .first_token = 16};
     kvfi_record_seal(s->record, s->record + SUM_AT, &s->addr, &s->block, s->iov, 3, 0, KVFT_GOLDEN_STORED);
@@ -127,7 +127,7 @@ static void not_the_one_that_was_asked_for(void **state) {
     (void)state;
     sample s;
     sample_init(&s);
-    s.addr.space[31] ^= 1;
+    s.addr.space.bytes[31] ^= 1;
     assert_int_equal(check(&s), KVF_WHY_OTHER_SPACE);
     sample_init(&s);
     s.addr.key.bytes[0] ^= 1;
@@ -257,7 +257,7 @@ static void ends_do_not_mix(void **state) {
     for (int i = 0; i < 3; i++) {
         sample_init(&b);
         b.addr.key.bytes[5] ^= (uint8_t)(i == 0);
-        b.addr.space[9] ^= (uint8_t)(i == 1);
+        b.addr.space.bytes[9] ^= (uint8_t)(i == 1);
         b.block.first_token += i == 2;
         kvfi_record_seal(b.record, b.record + SUM_AT, &b.addr, &b.block, b.iov, 3, 0, KVFT_GOLDEN_STORED);
         assert_int_equal(check(&b), KVF_WHY_NONE);
@@ -273,11 +273,12 @@ static void ends_do_not_mix(void **state) {
 
 static void other_names(void **state) {
     (void)state;
-    uint8_t digest[32], golden[32];
+    kvf_digest digest;
+    uint8_t golden[32];
     kvf_key key;
-    kvft_golden_vector("digest plain", digest);
+    kvft_golden_vector("digest plain", digest.bytes);
     kvft_golden_vector("card_key plain", golden);
-    kvfi_card_key(&key, digest);
+    kvfi_card_key(&key, &digest);
     assert_memory_equal(key.bytes, golden, 32);
 }
 

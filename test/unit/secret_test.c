@@ -267,10 +267,10 @@ static void rotation(void **state) {
     assert_int_equal(num_loaded(url, NEW, NULL), BLOCKS);
     assert_int_equal(num_loaded(url, OLD, NULL), BLOCKS);
     bench b = open_bench(url, NEW, NULL);
-    uint8_t digest[32];
+    kvf_digest digest;
     char *text = NULL;
-    kvf_space_digest(b.space, digest);
-    assert_int_equal(kvf_space_describe(b.store, &text, NULL, digest), KVF_OK); /* and have their card */
+    kvf_space_digest(b.space, &digest);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, &digest), KVF_OK); /* and have their card */
     kvf_free(text);
     close_bench(&b);
     kvft_remove_dir(dir);
@@ -540,11 +540,11 @@ static census census_of(const char *url, const char *secret, const char *previou
 static void what_is_seen(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512], *text = NULL;
-    uint8_t digest[32];
+    kvf_digest digest;
     snprintf(url, sizeof url, "file:%s", dir);
     save_under(url, NEW, 0, BLOCKS);
     bench b = open_bench("mem:", NEW, NULL);
-    kvf_space_digest(b.space, digest);
+    kvf_space_digest(b.space, &digest);
     for (int whole = 0; whole < 2; whole++) {
         census c = census_of(url, NULL, NULL, b.prompt, whole);
         assert_int_equal(c.closed, BLOCKS + 1);
@@ -558,10 +558,10 @@ static void what_is_seen(void **state) {
         assert_int_equal(c.damaged + c.closed + c.plain, 0);
     }
     kvf_store *store = store_with(url, NULL, NULL);
-    assert_int_equal(kvf_space_describe(store, &text, NULL, digest), KVF_REFUSED);
+    assert_int_equal(kvf_space_describe(store, &text, NULL, &digest), KVF_REFUSED);
     kvf_store_close(store);
     store = store_with(url, OLD, NEW);
-    assert_int_equal(kvf_space_describe(store, &text, NULL, digest), KVF_OK);
+    assert_int_equal(kvf_space_describe(store, &text, NULL, &digest), KVF_OK);
     assert_string_equal(text, "block_tokens=16\nengine=test\nkv=f16\nmodel=m\n");
     kvf_free(text);
     kvf_store_close(store);
@@ -581,16 +581,16 @@ static void forged_cards(void **state) {
         kvfi_addr addr;
         kvf_block none = {0};
         struct iovec iov[3] = {{head, sizeof head}, {(void *)(uintptr_t)lie, sizeof lie - 1}, {sum, sizeof sum}};
-        kvf_space_digest(b.space, addr.space);
-        kvfi_card_key(&addr.key, addr.space);
+        kvf_space_digest(b.space, &addr.space);
+        kvfi_card_key(&addr.key, &addr.space);
         kvfi_record_seal(head, sum, &addr, &none, iov + 1, 1, KVFI_FLAG_CARD, 1700000000);
         kvfi_item item = {.addr = addr, .iov = iov, .num_iov = 3, .bytes = kvfi_iov_bytes(iov, 3)};
         kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = KVFI_NEVER};
         b.store->tiers[0]->ops->put(b.store->tiers[0], &feed);
         assert_int_equal(item.status, KVF_OK);
-        assert_int_equal(kvf_space_describe(b.store, &text, NULL, addr.space), KVF_MISS);
+        assert_int_equal(kvf_space_describe(b.store, &text, NULL, &addr.space), KVF_MISS);
         kvft_save_all(b.space, b.store, b.prompt); /* writes the true one over it */
-        assert_int_equal(kvf_space_describe(b.store, &text, NULL, addr.space), KVF_OK);
+        assert_int_equal(kvf_space_describe(b.store, &text, NULL, &addr.space), KVF_OK);
         assert_non_null(strstr(text, "model=m\n"));
         kvf_free(text);
         close_bench(&b);

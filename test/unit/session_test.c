@@ -201,10 +201,10 @@ static kvf_tensor values_tensor(void) {
 }
 
 static kvf_status save(kvf_store *store, kvf_error *err, const char *id) {
-    static const uint8_t space[32] = {1, 2, 3};
+    static const kvf_digest space = {{1, 2, 3}};
     kvf_tensor k = keys_tensor(), v = values_tensor();
     kvf_session_options options = {
-        .struct_size = sizeof options, .num_tokens = 42, .layout = "LHTD", .space = space, .ttl_s = 100};
+        .struct_size = sizeof options, .num_tokens = 42, .layout = "LHTD", .space = &space, .ttl_s = 100};
     return kvf_session_save(store, err, id, &k, &v, &options);
 }
 
@@ -227,7 +227,7 @@ static void check_loads(kvf_store *store, const char *id) {
     assert_int_equal(session->v.num_dims, 1);
     assert_int_equal(session->num_tokens, 42);
     assert_string_equal(session->layout, "LHTD");
-    assert_int_equal(session->space[2], 3);
+    assert_int_equal(session->space.bytes[2], 3);
     assert_int_equal((uintptr_t)session->k.data % 16, 0);
     assert_int_equal((uintptr_t)session->v.data % 16, 0);
     kvf_session_free(session);
@@ -715,7 +715,8 @@ static void a_value_names_its_id(void **state) {
     size_t len = 0;
     int64_t expires_s = -1;
     char id[KVF_MAX_ID_BYTES + 1];
-    uint8_t space[32], golden[32];
+    kvf_digest space;
+    uint8_t golden[32];
     kvfi_addr addr;
     assert_int_equal(kvfi_session_meta_encode(&bytes, &len, NULL, &meta, 132, 64), KVF_OK);
     assert_int_equal((132 + len) % 64, 0);
@@ -728,8 +729,8 @@ static void a_value_names_its_id(void **state) {
     assert_false(kvfi_session_value_id(id, &expires_s, bytes + 128, 3 + len));
     kvfi_free(bytes);
     assert_true(kvfi_unhex(golden, "055aec82a761ecbb8df9e18eddbc3c04ff54b6a89309c31ada5c8f1bcd233a24", 32));
-    kvfi_session_space(space, NULL);
-    assert_memory_equal(space, golden, 32);
+    kvfi_session_space(&space, NULL);
+    assert_memory_equal(space.bytes, golden, 32);
     assert_true(kvfi_unhex(golden, "9d6e9e28469acfd31766d4acf032f389f7c38181d621da7501be54801670f0f1", 32));
     kvfi_session_addr(&addr, "user:42", NULL, 0);
     assert_memory_equal(addr.key.bytes, golden, 32);

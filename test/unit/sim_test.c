@@ -124,11 +124,11 @@ static void live(void) {
             } else if (what == 6) {
                 look_up(space, p, budget_ms * 1000);
             } else {
-                uint8_t digest[32];
+                kvf_digest digest;
                 kvf_key key;
-                kvf_space_digest(space, digest);
+                kvf_space_digest(space, &digest);
                 kvf_stored_key(space, &key, &p->keys[kvft_random(&random) % BLOCKS]);
-                status = kvf_remove(store, &err, digest, &key);
+                status = kvf_remove(store, &err, &digest, &key);
                 kvft_sim_sleep_ms((int64_t)(kvft_random(&random) % 300));
             }
         }

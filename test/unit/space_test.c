@@ -22,7 +22,7 @@ static void digest_is_golden(void **state) {
     uint8_t golden[32];
     assert_int_equal(kvfi_identity_init(&identity, NULL, golden_fields, 4, &options), KVF_OK);
     kvft_golden_vector("digest plain", golden);
-    assert_memory_equal(identity.digest, golden, 32);
+    assert_memory_equal(identity.digest.bytes, golden, 32);
     assert_string_equal(identity.text,
                         "block_tokens=16\nengine=test 1\nkv=f16 LHTD\nmodel=sha256:0123\ntenant=acme \xc3\xa9\n");
     assert_int_equal(identity.text_len, strlen(identity.text));
@@ -32,7 +32,7 @@ static void digest_is_golden(void **state) {
     options.secret_len = strlen(KVFT_GOLDEN_SECRET);
     assert_int_equal(kvfi_identity_init(&identity, NULL, golden_fields, 4, &options), KVF_OK);
     kvft_golden_vector("digest keyed", golden);
-    assert_memory_equal(identity.digest, golden, 32);
+    assert_memory_equal(identity.digest.bytes, golden, 32);
     assert_null(strstr(identity.text, "secret"));
     kvfi_identity_cleanup(&identity);
 }
@@ -41,7 +41,7 @@ static void digest_of(uint8_t out[32], const kvf_field *fields, size_t num, uint
     kvfi_identity identity;
     kvf_space_options options = {.struct_size = sizeof options, .block_tokens = block_tokens};
     assert_int_equal(kvfi_identity_init(&identity, NULL, fields, num, &options), KVF_OK);
-    memcpy(out, identity.digest, 32);
+    memcpy(out, identity.digest.bytes, 32);
     kvfi_identity_cleanup(&identity);
 }
 

@@ -74,9 +74,9 @@ static void test_behind_a_gap_nothing_is_used(void **state) {
     bench b = open_bench("mem:", 8);
     kvft_save_all(b.space, b.store, b.prompt);
     kvf_error err;
-    uint8_t digest[32];
-    kvf_space_digest(b.space, digest);
-    assert_int_equal(kvf_remove(b.store, &err, digest, &b.prompt->keys[3]), KVF_OK);
+    kvf_digest digest;
+    kvf_space_digest(b.space, &digest);
+    assert_int_equal(kvf_remove(b.store, &err, &digest, &b.prompt->keys[3]), KVF_OK);
     kvft_prompt_poison(b.prompt);
     assert_int_equal(kvf_load(b.space, b.prompt->blocks, 8, NULL, 0), 3);
     assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 3), 0);
@@ -432,12 +432,13 @@ static void test_queue_saves_matches_and_loads(void **state) {
 static void test_a_watched_load_goes_over_gaps(void **state) {
     (void)state;
     bench b = open_bench("mem:", 8);
-    uint8_t digest[32], each[8] = {0};
+    kvf_digest digest;
+    uint8_t each[8] = {0};
     kvf_error err;
     kvf_queue *queue = NULL;
     kvft_save_all(b.space, b.store, b.prompt);
-    kvf_space_digest(b.space, digest);
-    assert_int_equal(kvf_remove(b.store, &err, digest, &b.prompt->keys[3]), KVF_OK);
+    kvf_space_digest(b.space, &digest);
+    assert_int_equal(kvf_remove(b.store, &err, &digest, &b.prompt->keys[3]), KVF_OK);
     kvft_prompt_poison(b.prompt);
     assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
     kvf_arrivals arrivals = {.each = each};
@@ -529,7 +530,7 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
     enum { NUM = 3 };
     size_t run = 1;
     uint64_t number = 0;
-    uint8_t digest[32];
+    kvf_digest digest;
     char *text = NULL;
     float data[4] = {0};
     kvf_error err = {0};
@@ -541,7 +542,7 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
     kvf_tensor tensor = {.data = data, .len = sizeof data};
     kvf_tier_info info = {.struct_size = sizeof info};
     kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b->space, .blocks = blocks, .num = NUM};
-    kvf_space_digest(b->space, digest);
+    kvf_space_digest(b->space, &digest);
     const bool right[] = {
         kvf_load(b->space, blocks, NUM, NULL, 0) == 0 && blocks[0].why == KVF_WHY_CLOSED,
         kvf_borrow(b->space, &borrowed, blocks) == KVF_MISS && blocks[0].why == KVF_WHY_CLOSED,
@@ -552,8 +553,8 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
         kvf_store_flush(b->store, 10) == KVF_CLOSED,
         kvf_walk(b->store, &err, see_nothing, NULL, NULL) == KVF_CLOSED,
         kvf_clear(b->store, &number, &err, NULL) == KVF_CLOSED,
-        kvf_remove(b->store, &err, digest, &b->prompt->keys[0]) == KVF_CLOSED,
-        kvf_space_describe(b->store, &text, &err, digest) == KVF_CLOSED,
+        kvf_remove(b->store, &err, &digest, &b->prompt->keys[0]) == KVF_CLOSED,
+        kvf_space_describe(b->store, &text, &err, &digest) == KVF_CLOSED,
         kvf_doctor(b->store, &err, find_nothing, NULL) == KVF_CLOSED,
         kvf_tier_info_get(b->store, &info, 0) != KVF_OK,
         kvf_session_save(b->store, &err, "s", &tensor, &tensor, NULL) == KVF_CLOSED,
@@ -612,11 +613,11 @@ static void test_a_space_can_be_described(void **state) {
     (void)state;
     bench b = open_bench("mem:", 1);
     char *text = NULL;
-    uint8_t digest[32];
-    kvf_space_digest(b.space, digest);
-    assert_int_equal(kvf_space_describe(b.store, &text, NULL, digest), KVF_MISS);
+    kvf_digest digest;
+    kvf_space_digest(b.space, &digest);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, &digest), KVF_MISS);
     kvft_save_all(b.space, b.store, b.prompt);
-    assert_int_equal(kvf_space_describe(b.store, &text, NULL, digest), KVF_OK);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, &digest), KVF_OK);
     assert_string_equal(text, "block_tokens=16\nengine=test\nkv=f16\nmodel=m\n");
     kvf_free(text);
     close_bench(&b);

@@ -25,7 +25,7 @@ typedef struct bench {
     kvf_store *store;
     kvf_space *space, *other;
     kvft_prompt *prompt, *stranger;
-    uint8_t digest[32];
+    kvf_digest digest;
     char *dir;
 } bench;
 
@@ -44,7 +44,7 @@ static bench open_bench(bool folder) {
     b.stranger = kvft_prompt_new(b.other, 4, BLOCKS, PAYLOAD);
     kvft_save_all(b.space, b.store, b.prompt);
     kvft_save_all(b.other, b.store, b.stranger);
-    kvf_space_digest(b.space, b.digest);
+    kvf_space_digest(b.space, &b.digest);
     float data[8] = {1};
     kvf_error err = {0};
     kvf_tensor tensor = {.data = data, .len = sizeof data};
@@ -95,7 +95,7 @@ static void compare(const seen *s, const kvf_entry *entry) {
 
 static int see(void *ctx, const kvf_entry *entry) {
     seen *s = ctx;
-    bool ours = memcmp(entry->space, s->b->digest, sizeof entry->space) == 0;
+    bool ours = memcmp(&entry->space, &s->b->digest, sizeof entry->space) == 0;
     if (entry->damage != KVF_WHY_NONE) {
         s->damaged++;
         s->damage = entry->damage;
@@ -111,7 +111,7 @@ static int see(void *ctx, const kvf_entry *entry) {
     return s->stop_after > 0 && s->blocks == s->stop_after;
 }
 
-static seen walk(const bench *b, bool whole, const uint8_t *space, const kvf_key *key, size_t stop_after) {
+static seen walk(const bench *b, bool whole, const kvf_digest *space, const kvf_key *key, size_t stop_after) {
     seen s = {.b = b, .whole = whole, .stop_after = stop_after};
     kvf_error err = {0};
     kvf_walk_options options = {.struct_size = sizeof options, .whole = whole, .space = space, .key = key};
@@ -128,7 +128,7 @@ static void walk_over(bool folder) {
         assert_int_equal(s.cards, 2);
         assert_int_equal(s.sessions, 1);
         assert_int_equal(s.damaged, 0);
-        s = walk(&b, whole, b.digest, NULL, 0);
+        s = walk(&b, whole, &b.digest, NULL, 0);
         assert_int_equal(s.blocks, BLOCKS);
         assert_int_equal(s.ours, BLOCKS);
         assert_int_equal(s.cards, 1);
@@ -136,10 +136,10 @@ static void walk_over(bool folder) {
         s = walk(&b, whole, NULL, NULL, 2);
         assert_int_equal(s.blocks, 2);
         for (size_t i = 0; i < BLOCKS; i++) {
-            s = walk(&b, whole, b.digest, &b.prompt->keys[i], 0);
+            s = walk(&b, whole, &b.digest, &b.prompt->keys[i], 0);
             assert_int_equal(s.ours, 1);
             assert_int_equal(s.blocks + s.cards + s.sessions, 1);
-            s = walk(&b, whole, b.digest, &b.stranger->keys[i], 0);
+            s = walk(&b, whole, &b.digest, &b.stranger->keys[i], 0);
             assert_int_equal(s.blocks + s.damaged, 0);
         }
     }
@@ -158,7 +158,7 @@ static void test_folder(void **state) {
 
 static void spoil(const bench *b, size_t block, off_t at, off_t len) {
     char path[512], space[17], key[65];
-    kvfi_hex(space, b->digest, 8);
+    kvfi_hex(space, b->digest.bytes, 8);
     kvfi_hex(key, b->prompt->keys[block].bytes, 32);
     snprintf(path, sizeof path, "%s/kvf1/%s/%.2s/%s", b->dir, space, key, key);
     int fd = open(path, O_WRONLY);
@@ -177,7 +177,7 @@ static void test_damage(void **state) {
     assert_int_equal(s.damaged, 1);
     assert_int_equal(s.damage, KVF_WHY_CHECKSUM);
     assert_int_equal(s.blocks, 2 * BLOCKS - 1);
-    s = walk(&b, true, b.digest, &b.prompt->keys[1], 0);
+    s = walk(&b, true, &b.digest, &b.prompt->keys[1], 0);
     assert_int_equal(s.damaged, 1);
     assert_int_equal(s.damage, KVF_WHY_CHECKSUM);
     spoil(&b, 2, 0, STORED - 1);
@@ -220,7 +220,7 @@ static void test_a_record_that_can_not_be_read(void **state) {
     seen s = {.b = &b, .whole = true};
     kvf_error err = {0};
     kvf_walk_options options = {
-        .struct_size = sizeof options, .whole = 1, .space = b.digest, .key = &b.prompt->keys[0]};
+        .struct_size = sizeof options, .whole = 1, .space = &b.digest, .key = &b.prompt->keys[0]};
     b.store->tiers[0]->ops = &ops;
     ops.get = get_fails;
     assert_int_equal(kvf_walk(b.store, &err, see, &s, &options), KVF_IO);
