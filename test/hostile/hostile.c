@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs the cases of check-hostile in child processes under a watchdog, and counts what went wrong.
+ */
 #include "hostile/hostile.h"
 
 #include <signal.h>

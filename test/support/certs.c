@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Makes certificates for the TLS tests, with libcrypto.
+ */
 #include "support/certs.h"
 
 #include <openssl/evp.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Starts and stops a Redis Cluster, or a master with a replica and sentinels, for tests.
+ */
 #include "support/cluster.h"
 
 #include <stdio.h>

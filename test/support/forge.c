@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Changes stored bytes as an attacker would, and recomputes checksums.
+ */
 #include "support/forge.h"
 
 #include <fcntl.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Stores, spaces and prompts with seeded bytes, for tests.
+ */
 #include "support/kit.h"
 
 #include <ftw.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Counts the memory that the library holds, by a system table in front of the real one.
+ */
 #include "support/meter.h"
 
 #include <malloc.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Starts the servers of a topology and inflicts faults on them.
+ */
 #include "support/nemesis.h"
 
 #include <signal.h>

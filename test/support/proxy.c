@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A proxy that delays, cuts and corrupts the bytes between a client and a server.
+ */
 #include "support/proxy.h"
 
 #include <arpa/inet.h>

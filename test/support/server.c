@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Starts and stops a redis-server for a test.
+ */
 #include "support/server.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A simulated world of clock, network and Redis servers, behind the system table.
+ */
 #include "support/sim.h"
 
 #include <arpa/inet.h>

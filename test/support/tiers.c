@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens single tiers for tests, and puts, reads and checks records with seeded bytes.
+ */
 #include "support/tiers.h"
 #include "redis/key.h"
 
