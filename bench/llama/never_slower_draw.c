@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Draws the figure of check-never-slower as an SVG file.
+ */
 #include "never_slower_draw.h"
 
 #include <math.h>
