@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Names a block for `kvferry get` and `put`: by its key, or by the fields of its space and the tokens of its prompt.
+ */
 #include "address.h"
 
 #include <errno.h>

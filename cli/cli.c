@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Options, stores, messages and exit codes that all verbs of the command line share.
+ */
 #include "cli.h"
 
 #include <errno.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Entry point of the program kvferry: finds the verb and runs it.
+ */
 #include "cli.h"
 
 #include <signal.h>
