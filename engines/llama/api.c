@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attaches kvferry to a llama.cpp context and detaches it: checks the options, allocates the handle, opens the space.
+ */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

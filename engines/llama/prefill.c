@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvf_llama_prefill: loads what is stored of a prompt, computes the rest, and saves what is new.
+ */
 #include "llama/engine.h"
 
 typedef struct prefill {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Parses the bytes that llama_state_seq_get_data writes, and compares the shape of two of them.
+ */
 #include "llama/cells/blob.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Exports computed blocks from a context and hands them to the store.
+ */
 #include <string.h>
 
 #include "llama/engine.h"

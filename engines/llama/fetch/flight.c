@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loads consecutive blocks through a queue while the engine computes, and tells which of them have arrived.
+ */
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>

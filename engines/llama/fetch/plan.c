@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Decides how much of a stored prefix to load and how much to compute, from measured rates. Pure arithmetic.
+ */
 #include "llama/fetch/plan.h"
 
 #include <math.h>

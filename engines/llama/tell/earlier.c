@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Remembers the latest prompts of a process, to explain why the blocks of another prompt are not stored.
+ */
 #include "llama/tell/earlier.h"
 
 #include <stdbool.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Formats a kvf_llama_report as one line of text and as JSON.
+ */
 #include "llama/tell/tell.h"
 
 #include <stdio.h>
