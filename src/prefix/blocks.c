@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Turns a caller's blocks into the items of a batch, with one allocation for all items, headers and iovecs.
+ */
 #include "prefix/prefix.h"
 
 int64_t kvfi_budget_deadline(uint32_t budget_ms) {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loads and borrows blocks: checks each record that arrives, and removes damaged ones.
+ */
 #include "prefix/prefix.h"
 
 #define REMOVE_BUDGET_US 200000

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Looks up how many blocks of a prefix are stored, tier by tier, now or in the background.
+ */
 #include "prefix/prefix.h"
 
 #define ASK_BUDGET_US 2000000 /* of a question in the background */

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The completion queue: runs batches on threads of the store and reports each through an event descriptor.
+ */
 #include <sys/eventfd.h>
 
 #include "prefix/prefix.h"

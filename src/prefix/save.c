@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Saves blocks: stages them in the backlog, builds and seals their records.
+ */
 #include "prefix/prefix.h"
 
 static bool is_known(kvf_space *space, const kvf_key *key) {

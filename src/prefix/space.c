@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens and closes spaces, and saves the card that describes a space.
+ */
 #include "prefix/prefix.h"
 
 #define CARD_AGAIN_US (20 * 60 * 1000000LL) /* well within the TTL of an hour */

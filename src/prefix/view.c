@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Views: the parts of an engine's own paged KV memory that make up a block, and fences on their slots.
+ */
 #include "prefix/prefix.h"
 
 #define MAX_REGIONS 4096u

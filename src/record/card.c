@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Computes the key of a space card, and tells whether the fields on a card hash to the digest of the space.
+ */
 #include "record/record.h"
 
 void kvfi_card_key(kvf_key *out, const kvf_digest *digest) {

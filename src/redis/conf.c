@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reads the parameters of a Redis URL into kvfi_redis_conf.
+ */
 #include "redis/conf.h"
 
 #define MAX_DB      1000000u

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Asks a server for its state (INFO) and settings (CONFIG GET), and parses the replies.
+ */
 #include "redis/facts.h"
 
 #include <fcntl.h>

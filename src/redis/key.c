@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Builds and parses the names of keys, divides records into parts, and chooses their time to live.
+ */
 #include "redis/key.h"
 
 #include <stdio.h>

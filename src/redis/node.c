@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One server: opens and introduces connections, keeps idle ones in lanes, and trips its breakers.
+ */
 #include "redis/node.h"
 
 #include <stdio.h>

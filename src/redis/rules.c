@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compares what a server says of itself with the settings that a cache needs.
+ */
 #include "redis/rules.h"
 
 #include <stdio.h>

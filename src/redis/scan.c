@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lists the keys of all servers of a tier, a page at a time (SCAN).
+ */
 #include "redis/scan.h"
 
 #define MAX_NAME 1024u /* longer ones are none of ours */

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Computes the slot of a key, and parses slot maps and redirections.
+ */
 #include "redis/slots.h"
 
 #include <string.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sends single commands to the server that has a slot, and reads the replies. Not for the hot path.
+ */
 #include "redis/talk.h"
 
 #include <stdarg.h>

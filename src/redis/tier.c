@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens the Redis tier and lists its operations.
+ */
 #include "redis/redis.h"
 
 static void close_tier(kvfi_tier *base) {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * TLS for a connection, by OpenSSL over the system table.
+ */
 #include "redis/tls.h"
 
 #include <arpa/inet.h>

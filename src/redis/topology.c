@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Learns which server has which slot: a single server, the master that sentinels name, or the nodes of a Cluster.
+ */
 #include "redis/topology.h"
 
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Writes Redis commands in RESP into a buffer of the caller.
+ */
 #include "resp/encode.h"
 
 #include <string.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The public calls that look after a store: clear, remove, describe a space, doctor, tier info.
+ */
 #include "kvferry/admin.h"
 
 #include "store/store.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory and threads of write-behind: values wait here until a writer has put them into every tier.
+ */
 #include "store/backlog.h"
 
 #include "store/store.h"

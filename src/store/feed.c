@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hands out the items of a batch to the threads that work on it, and collects the results.
+ */
 #include "store/seal.h"
 
 /* The limit of a part is that of the whole: a miss on one server ends the run on all. */

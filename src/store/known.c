@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Remembers which keys are stored in which tiers, so that they are not saved again.
+ */
 #include "store/known.h"
 
 bool kvfi_known_init(kvfi_known *known) {

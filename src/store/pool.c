@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A pool of threads that starts threads as jobs arrive, up to a maximum.
+ */
 #include "store/pool.h"
 
 #include <errno.h>

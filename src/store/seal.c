@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hashes a record piece by piece while it is being sent.
+ */
 #include "store/seal.h"
 
 void kvfi_seal_begin(kvfi_seal *seal, kvfi_item *item) {

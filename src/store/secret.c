@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reads tenants' secrets from memory or from files, and rejects files that others can read.
+ */
 #include "store/secret.h"
 
 #include <errno.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens and closes a store, and spreads batches over its tiers and threads.
+ */
 #include "store/store.h"
 
 #include "kvferry/store.h"
