@@ -118,6 +118,11 @@ check: check-mutants
 check-mutants: setup ## the library changed in one place at a time: at least 85 % of 200 changes fail a test; SEED=n, MUTANTS=n, PORTION=i/n
 	@python3 scripts/mutants.py
 
+check: check-docs
+.PHONY: check-docs
+check-docs: build ## commands of the docs run, links and names exist, lines fit, public functions have comments
+	@$(paths); $(programs); checks/docs.py --self-test
+
 # --- of llama-server
 .PHONY: check-server-restart check-upstream check-decode check-shared
 

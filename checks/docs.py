@@ -1,0 +1,426 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""check-docs: what the documentation says can be done, found and read.
+
+usage: checks/docs.py [--quick] [--self-test] [FILE.md...]
+
+Every file *.md that git knows is checked:
+- Code stands in fences with a language. `sh` is executed, `c` is compiled, `python` is run, other languages are only
+  read. `<!-- not run: REASON -->` on the line before a fence exempts it. `<!-- with: CODE -->` there is executed
+  first: what the text takes for granted. `<!-- slow -->` there leaves the fence out of --quick.
+- Every relative link, its anchor, every file and every `make` target that is named exists.
+- No line is longer than 120 characters.
+- Every message that heads a section of docs/troubleshooting.md is one that the program prints.
+- Every function in include/kvferry has a comment.
+- Commit subjects since the last release have at most 72 characters (a warning only).
+
+Each document has a scratch folder of its own as working directory and HOME, and in front of PATH the commands kvferry,
+redis-cli and llama-server of this tree. `cache:6379` in a command is a private server, started for the check;
+`model.gguf`, `document.txt` and `prog.c` are there. Needs KVFERRY, KVF_BUILD, KVF_MODEL, KVF_LLAMA_DIR and KVF_PYTHON
+(make check-docs sets them).
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_LINE = 120
+LONGEST_SUBJECT = 72
+SECONDS = 120  # for one fence
+# Files that the text names and that are not of this tree: llama.cpp's, the reader's own, those of other programs.
+FOREIGN = {"llama.h", "llama-context.cpp", "llama-kv-cache.cpp", "prog.c", "zstd.h", "redis.md"}
+NAMED = re.compile(r"`([A-Za-z0-9_.*<>/-]*[A-Za-z0-9_*>-]\.(?:c|h|py|sh|md|conf|svg|map|bash))`")
+
+
+class Fence:
+    """One block of code: its language, its lines, and the comments before it."""
+
+    def __init__(self, doc, line, language, orders):
+        self.doc, self.line, self.language = doc, line, language
+        self.orders = orders
+        self.lines = []
+
+    def order(self, name):
+        return next((text for order, text in self.orders if order == name), None)
+
+    def text(self):
+        lines = self.lines
+        if self.language == "sh" and any(line.startswith("$ ") for line in lines):
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        return "\n".join(lines) + "\n"
+
+
+class Document:
+    """A page: its fences, and the text outside them."""
+
+    def __init__(self, root, path):
+        self.root, self.path = root, path
+        self.name = str(path.relative_to(root))
+        self.lines = path.read_text(encoding="utf-8").split("\n")
+        self.fences, self.prose = [], []
+        self.faults = []
+        self.read()
+
+    def fault(self, line, what):
+        self.faults.append(f"{self.name}:{line}: {what}")
+
+    def read(self):
+        fence, orders, comment = None, [], None
+        for number, line in enumerate(self.lines, 1):
+            if fence is not None:
+                if line.strip() == "```":
+                    fence = None
+                else:
+                    fence.lines.append(line)
+            elif comment is not None or line.startswith("<!--"):
+                comment = line if comment is None else comment + "\n" + line
+                if "-->" in line:
+                    order = re.match(r"<!--\s*([a-z ]+?)\s*(?::\s*(.*?))?\s*-->", comment, re.S)
+                    orders.append((order.group(1), order.group(2) or "") if order else ("", ""))
+                    comment = None
+            elif line.startswith("```"):
+                fence = Fence(self, number, line[3:].strip(), orders)
+                self.fences.append(fence)
+                orders = []
+            else:
+                orders = []
+                self.prose.append((number, line))
+        if fence is not None:
+            self.fault(fence.line, "this fence has no end")
+
+    def anchors(self):
+        found = set()
+        for _, line in self.prose:
+            if line.startswith("#"):
+                text = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
+                found.add(text.replace(" ", "-"))
+        return found
+
+
+# --- what is read
+
+def check_lines(doc):
+    for number, line in enumerate(doc.lines, 1):
+        if len(line) > LONGEST_LINE:
+            doc.fault(number, f"{len(line)} characters; at most {LONGEST_LINE}")
+    before = ""
+    for number, line in doc.prose:
+        if line.startswith("    ") and before == "":
+            doc.fault(number, "indented code: put it into a fence with a language")
+        before = line.strip() if not line.startswith("    ") else "code"
+    for fence in doc.fences:
+        if fence.language == "":
+            doc.fault(fence.line, "this fence has no language (sh, c, python, json, text ...)")
+
+
+def check_links(doc, docs):
+    links = 0
+    text = "\n".join(line for _, line in doc.prose)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        links += 1
+        path, _, anchor = target.partition("#")
+        file = (doc.path.parent / path).resolve() if path else doc.path
+        if not file.exists():
+            doc.fault(line_of(doc, target), f"a link to {path}, which is not there")
+        elif anchor and file.suffix == ".md" and anchor not in docs[file].anchors():
+            doc.fault(line_of(doc, target), f"a link to #{anchor}, which {path or 'this page'} does not have")
+    return links
+
+
+def line_of(doc, text):
+    return next((number for number, line in doc.prose if text in line), 1)
+
+
+def check_names(doc, files, targets):
+    names = 0
+    for number, line in doc.prose:
+        for name in NAMED.findall(line):
+            if "*" in name or "<" in name or name in FOREIGN:
+                continue
+            names += 1
+            if not any(file == name or file.endswith("/" + name) for file in files):
+                doc.fault(number, f"`{name}` is not in the tree")
+        for target in re.findall(r"`make ([a-z0-9-]+)(?=[ `])", line):
+            names += 1
+            if target not in targets:
+                doc.fault(number, f"`make {target}` is no target of the Makefile")
+    return names
+
+
+def literals(root):
+    """All string literals of the program, adjacent ones joined."""
+    found = []
+    for folder in ("src", "cli", "engines"):
+        for file in sorted((root / folder).rglob("*.[ch]")):
+            for run in re.findall(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*', file.read_text(encoding="utf-8")):
+                found.append("".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', run)))
+    return found
+
+
+def check_messages(doc, root):
+    """Headings of the form "### `message`": "..." stands for what differs from one time to the next."""
+    said, messages = None, 0
+    for number, line in doc.prose:
+        if not line.startswith("#"):
+            continue
+        for message in re.findall(r"`([^`]+)`", line):
+            said = literals(root) if said is None else said
+            messages += 1
+            pieces = [re.escape(piece.strip().replace('"', '\\"')) for piece in message.split("...") if piece.strip()]
+            if not any(re.search(".*".join(pieces), text) for text in said):
+                doc.fault(number, f"the program does not say `{message}`")
+    return messages
+
+
+def check_headers(root):
+    faults, functions = [], 0
+    for file in sorted((root / "include/kvferry").glob("*.h")):
+        lines = file.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            if not re.match(r"(KVF_API|static inline) ", line):
+                continue
+            functions += 1
+            at = number - 2
+            while at >= 0 and lines[at] and not lines[at].rstrip().endswith("*/"):
+                at -= 1  # over the declarations that share a comment
+            if at < 0 or not lines[at]:
+                faults.append(f"include/kvferry/{file.name}:{number}: a function without a comment")
+    return faults, functions
+
+
+def subjects(root):
+    tag = git(root, "describe", "--tags", "--abbrev=0").strip()
+    log = git(root, "log", "--format=%h %s", f"{tag}..HEAD" if tag else "-50")
+    return [line for line in log.splitlines() if len(line.split(" ", 1)[1]) > LONGEST_SUBJECT]
+
+
+def git(root, *words):
+    return subprocess.run(["git", "-C", root, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+
+
+# --- what is executed
+
+class Scratch:
+    """A folder for the commands of one document, with the server that its text takes for granted."""
+
+    def __init__(self):
+        self.dir = Path(tempfile.mkdtemp(prefix="kvferry-docs-"))
+        self.server = None
+        (self.dir / "bin").mkdir()
+        (self.dir / "home").mkdir()
+        self.put_command("kvferry", f'exec "{env("KVFERRY")}" "$@"')
+        self.put_command("redis-cli", f'exec {shutil.which("redis-cli") or "redis-cli"} -s "{self.dir}/redis.sock" "$@"')
+        work = self.dir / "work"
+        work.mkdir()
+        (work / "model.gguf").symlink_to(env("KVF_MODEL"))
+        (work / "document.txt").write_text("The lighthouse keeper wound the clock every evening at nine.\n" * 12)
+
+    def put_command(self, name, text):
+        file = self.dir / "bin" / name
+        file.write_text(f"#!/bin/bash\n{text}\n")
+        file.chmod(0o755)
+
+    def start_server(self):
+        """A server on a socket, and on a port that nobody has; the port is the answer."""
+        if self.server is None:
+            for _ in range(5):
+                port = free_port()
+                self.server = subprocess.Popen(
+                    ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", f"{self.dir}/redis.sock",
+                     "--dir", str(self.dir), "--save", "", "--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru",
+                     "--daemonize", "no", "--logfile", f"{self.dir}/redis.log"], stdin=subprocess.DEVNULL)
+                if self.wait_for_server():
+                    self.port = port
+                    break
+        return self.port
+
+    def wait_for_server(self):
+        while self.server.poll() is None:
+            try:
+                subprocess.run(["redis-cli", "-s", f"{self.dir}/redis.sock", "ping"], check=True, capture_output=True,
+                               timeout=10)
+                return True
+            except (subprocess.SubprocessError, OSError):
+                time.sleep(0.05)
+        return False
+
+    def environment(self):
+        tree = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "HOME": f"{self.dir}/home", "KVFERRY_QUIET": "1"}
+        return {**{k: v for k, v in os.environ.items() if not k.startswith(("KVFERRY_", "XDG_"))}, **tree}
+
+    def run(self, command, text):
+        """Exit status and output."""
+        if "cache:6379" in text:
+            text = text.replace("cache:6379", f"127.0.0.1:{self.start_server()}")
+        elif re.search(r"redis-cli|redis\.sock|redis\.Redis", text):
+            self.start_server()
+        text = text.replace("/run/redis.sock", f"{self.dir}/redis.sock").replace("build/minimal/kvferry", "kvferry")
+        child = subprocess.Popen(command, cwd=self.dir / "work", env=self.environment(), text=True, stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            return child.communicate(text, timeout=SECONDS)[0], child.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return child.communicate()[0] + f"\n(ended after {SECONDS} s)", 124
+
+    def close(self):
+        if self.server is not None:
+            self.server.kill()
+            self.server.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def env(name):
+    value = os.environ.get(name)
+    if not value:
+        sys.exit(f"check-docs: {name} is not set: run `make check-docs`")
+    return value
+
+
+def free_port():
+    import socket
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_sh(scratch, fence):
+    text = "set -euo pipefail\n" + (fence.order("with") or "") + "\n" + fence.text()
+    return scratch.run(["bash", "-s"], text)
+
+
+def run_python(scratch, fence):
+    return scratch.run([env("KVF_PYTHON"), "-"], (fence.order("with") or "") + "\n" + fence.text())
+
+
+def compile_c(scratch, fence):
+    """Includes first, then `with` as declarations of the file, then the rest as the body of a function."""
+    lines = fence.text().split("\n")
+    includes = [line for line in lines if line.startswith("#include")]
+    body = [line for line in lines if not line.startswith("#include")]
+    if "int main(" in fence.text():
+        text = fence.text()
+    else:
+        text = "\n".join(includes + [fence.order("with") or "", "void snippet(void);", "void snippet(void) {"] + body + ["}"])
+    return scratch.run(["cc", "-xc", "-std=gnu11", "-Wall", "-Wno-unused", "-Wno-unused-result", "-Werror", "-fsyntax-only",
+                        f"-I{ROOT}/include", f"-I{env('KVF_LLAMA_DIR')}/include", "-"], text)
+
+
+RUNNERS = {"sh": run_sh, "python": run_python, "c": compile_c}
+
+
+def run_fences(doc, quick):
+    """Executes what is to be executed; how many fences that were, and how many commands."""
+    ran = commands = 0
+    scratch = None
+    for fence in doc.fences:
+        runner = RUNNERS.get(fence.language)
+        reason = fence.order("not run")
+        if reason == "":
+            doc.fault(fence.line, "`not run` without a reason")
+        if runner is None or reason or (quick and fence.order("slow") is not None):
+            continue
+        scratch = scratch or Scratch()
+        output, status = runner(scratch, fence)
+        ran += 1
+        commands += sum(1 for line in fence.text().split("\n") if line.strip()) if fence.language == "sh" else 1
+        if status != 0:
+            doc.fault(fence.line, f"exit status {status}:\n    " + "\n    ".join(output.strip().split("\n")[-12:]))
+    if scratch is not None:
+        scratch.close()
+    return ran, commands
+
+
+# --- all of it
+
+def check(root, only, quick):
+    files = git(root, "ls-files", "--cached", "--others", "--exclude-standard").split()
+    files = [file for file in files if (root / file).exists()]
+    targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text(), re.M))
+    paths = [root / file for file in files if file.endswith(".md")]
+    docs = {path.resolve(): Document(root, path) for path in paths}
+    faults, commands, links, names, messages = [], 0, 0, 0, 0
+    for doc in docs.values():
+        if only and doc.name not in only:
+            continue
+        check_lines(doc)
+        links += check_links(doc, docs)
+        names += check_names(doc, files, targets)
+        if doc.name == "docs/troubleshooting.md":
+            messages += check_messages(doc, root)
+        commands += run_fences(doc, quick)[1]
+        faults += doc.faults
+    header_faults, functions = check_headers(root)
+    faults += header_faults
+    for subject in subjects(root):
+        print(f"warning: a subject of more than {LONGEST_SUBJECT} characters: {subject}")
+    figure = (f"{commands} commands run, {links} links, {names} names and {messages} messages found, "
+              f"{functions} functions, {len(docs)} pages")
+    return faults, figure
+
+
+def self_test():
+    """The check finds what is planted in a small tree, and nothing in the tree without it."""
+    plants = {
+        "nothing": (lambda t: t, None),
+        "a link": (lambda t: t + "\n[gone](gone.md)\n", "gone.md, which is not there"),
+        "an anchor": (lambda t: t + "\n[gone](#gone)\n", "#gone, which"),
+        "a name": (lambda t: t + "\n`src/gone.c`\n", "is not in the tree"),
+        "a target": (lambda t: t + "\n`make gone`\n", "no target"),
+        "a command": (lambda t: t + "\n```sh\ntest -e gone\n```\n", "exit status 1"),
+        "code that does not compile": (lambda t: t + "\n```c\ngone();\n```\n", "exit status 1"),
+        "a command that is exempt": (lambda t: t + "\n<!-- not run: planted -->\n```sh\nfalse\n```\n", None),
+        "an exemption without a reason": (lambda t: t + "\n<!-- not run: -->\n```sh\ntrue\n```\n", "without a reason"),
+        "a long line": (lambda t: t + "x" * 121 + "\n", "121 characters"),
+        "a fence without a language": (lambda t: t + "\n```\ntrue\n```\n", "no language"),
+        "indented code": (lambda t: t + "\n    true\n", "indented code"),
+    }
+    wrong = []
+    with tempfile.TemporaryDirectory(prefix="kvferry-docs-") as name:
+        root = Path(name)
+        (root / "include/kvferry").mkdir(parents=True)
+        (root / "docs").mkdir()
+        (root / "src").mkdir()
+        header = root / "include/kvferry/a.h"
+        good_header = "/* Says. */\nKVF_API void said(void);\n"
+        (root / "Makefile").write_text("all:\n")
+        (root / "src/a.c").write_text('const char *said = "the store " "%s is down";\n')
+        trouble = root / "docs/troubleshooting.md"
+        good_trouble = "# Trouble\n\n## `the store ... is down`\n"
+        subprocess.run(["git", "init", "-q", name], check=True)
+
+        def expect(what, page, said, header_text=good_header, trouble_text=good_trouble):
+            (root / "README.md").write_text(page)
+            header.write_text(header_text)
+            trouble.write_text(trouble_text)
+            faults = check(root, [], quick=True)[0]
+            if (said is None and faults) or (said is not None and not any(said in fault for fault in faults)):
+                wrong.append(f"{what}: {faults}")
+
+        good = "# A page\n\n[a](#a-page) `src/a.c` `make all`\n\n```sh\ntrue\n```\n"
+        for what, (plant, said) in plants.items():
+            expect(what, plant(good), said)
+        expect("a function", good, "without a comment", header_text=good_header + "\nKVF_API void silent(void);\n")
+        expect("a message", good, "does not say", trouble_text=good_trouble + "\n## `it is up`\n")
+    print("\n".join(wrong) if wrong else f"self-test: {len(plants) + 2} plants, each found")
+    return not wrong
+
+
+def main(words):
+    ok = self_test() if "--self-test" in words else True
+    faults, figure = check(ROOT, [word for word in words if not word.startswith("--")], "--quick" in words)
+    print("\n".join(faults))
+    print(f"check-docs: {'ok' if ok and not faults else 'FAILED'}: {len(faults)} faults; {figure}")
+    return 0 if ok and not faults else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
