@@ -525,6 +525,9 @@ void kvf_llama_count(const kvf_llama *kv, kvf_llama_counters *out) {
     memcpy(out, &all, size < sizeof all ? size : sizeof all);
 }
 
+_Static_assert((int)KVF_NUM_ASIDES <= KVF_ASIDE_ROOM && (int)KVF_LLAMA_NUM_PLANS <= KVF_LLAMA_PLAN_ROOM,
+               "room for each in kvf_llama_counters");
+
 const char *kvf_llama_aside_name(kvf_llama_aside why) {
     static const char *const names[KVF_NUM_ASIDES] = {"none",    "embeddings", "positions", "several",
                                                       "foreign", "moved",      "output",    "attention"};

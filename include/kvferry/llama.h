@@ -80,8 +80,10 @@ typedef enum kvf_llama_plan {
     KVF_LLAMA_PLAN_LOAD,    /* all that was stored was loaded */
     KVF_LLAMA_PLAN_COMPUTE, /* though something was stored: computing it was sooner, or it was not to be had */
     KVF_LLAMA_PLAN_BOTH,    /* some was computed while the rest arrived */
-    KVF_LLAMA_NUM_PLANS
+    KVF_LLAMA_NUM_PLANS     /* for loops, as KVF_NUM_REASONS */
 } kvf_llama_plan;
+/* The length of arrays that are indexed by kvf_llama_plan. */
+#define KVF_LLAMA_PLAN_ROOM 8
 KVF_API const char *kvf_llama_plan_name(kvf_llama_plan);
 
 typedef struct kvf_llama_report {
@@ -190,8 +192,10 @@ typedef enum kvf_llama_aside {
     KVF_ASIDE_MOVED,      /* its positions were moved: a context shift, a reused chunk */
     KVF_ASIDE_OUTPUT,     /* the context gives out embeddings or hidden states of every token */
     KVF_ASIDE_ATTENTION,  /* attention that is not causal, or a warm-up */
-    KVF_NUM_ASIDES
+    KVF_NUM_ASIDES        /* for loops, as KVF_NUM_REASONS */
 } kvf_llama_aside;
+/* The length of arrays that are indexed by kvf_llama_aside. */
+#define KVF_ASIDE_ROOM 16
 KVF_API const char *kvf_llama_aside_name(kvf_llama_aside);
 
 typedef struct kvf_llama_counters {
@@ -205,10 +209,10 @@ typedef struct kvf_llama_counters {
     uint64_t generated_tokens;
     uint64_t loaded_bytes;
     uint64_t saved_blocks, known_blocks, shed_blocks;
-    uint64_t aside_tokens[KVF_NUM_ASIDES];
+    uint64_t aside_tokens[KVF_ASIDE_ROOM];
     /* Prompts by what was decided, and by why loading ended (`plan` and `why` of their reports). */
-    uint64_t plans[KVF_LLAMA_NUM_PLANS];
-    uint64_t ended[KVF_NUM_REASONS];
+    uint64_t plans[KVF_LLAMA_PLAN_ROOM];
+    uint64_t ended[KVF_REASON_ROOM];
     uint64_t match_us, load_us, import_us, compute_us, waited_us; /* as in the reports, all together */
 } kvf_llama_counters;
 KVF_API void kvf_llama_count(const kvf_llama *, kvf_llama_counters *out); /* out->struct_size must be set */

@@ -36,9 +36,9 @@ extern "C" {
 #define KVF_MUST_CHECK
 #endif
 
-/* The ABI is stable within one major version from 1.0 on, and within one minor version (0.2) before. kvf_version returns
- * the version of the library at run time, e.g. "0.2.0". */
-#define KVF_VERSION "0.2.0"
+/* The ABI is stable within one major version from 1.0 on, and within one minor version (0.3) before. kvf_version returns
+ * the version of the library at run time, e.g. "0.3.0". */
+#define KVF_VERSION "0.3.0"
 KVF_API const char *kvf_version(void);
 
 typedef enum kvf_status {
@@ -74,8 +74,11 @@ typedef enum kvf_reason {
     KVF_WHY_SLOW,     /* not loaded: computing it was sooner */
     KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it (kvf_doctor) */
     KVF_WHY_STALLED,  /* the server is connected, and nothing came from it for much longer than it had taken before */
-    KVF_NUM_REASONS
+    KVF_NUM_REASONS   /* for loops; later versions of the library may know more */
 } kvf_reason;
+
+/* The length of arrays that are indexed by kvf_reason. It stays when reasons are added. */
+#define KVF_REASON_ROOM 32
 
 /* One sentence: what is wrong, and what mends it. Never holds a password, nor what must not be shown on a terminal: control
  * characters that a server or a file said are question marks. The same holds for the log. */

@@ -70,12 +70,12 @@ typedef struct kvf_stats {
                                     of keys */
     uint64_t loads;              /* blocks asked for by load or borrow */
     uint64_t load_hits;
-    uint64_t misses[KVF_NUM_REASONS]; /* blocks that did not load, by reason */
+    uint64_t misses[KVF_REASON_ROOM]; /* blocks that did not load, by reason */
     uint64_t loaded_bytes;
     uint64_t saves; /* blocks handed over to be written */
     uint64_t saved; /* ... of these, written to every tier */
     uint64_t known; /* ... not written because the store has them */
-    uint64_t save_failures[KVF_NUM_REASONS];
+    uint64_t save_failures[KVF_REASON_ROOM];
     uint64_t saved_bytes;
     uint64_t promoted;    /* blocks copied up to a faster tier */
     uint64_t connects;    /* connections opened */

@@ -43,6 +43,7 @@ static const char *const reason_names[] = {
     [KVF_WHY_STALLED] = "stalled",
 };
 _Static_assert(sizeof reason_names / sizeof *reason_names == KVF_NUM_REASONS, "a name for each reason");
+_Static_assert((int)KVF_NUM_REASONS <= KVF_REASON_ROOM, "room for each reason in arrays that programs allocate");
 
 const char *kvf_status_name(kvf_status status) {
     size_t i = (size_t)status;

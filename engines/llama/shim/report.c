@@ -97,7 +97,7 @@ void kvfl_shim_note_refused(const char *why) {
     pthread_mutex_unlock(&lock);
 }
 
-static json_t *reasons(const uint64_t counts[KVF_NUM_ASIDES]) {
+static json_t *reasons(const uint64_t counts[KVF_ASIDE_ROOM]) {
     json_t *out = json_object();
     for (unsigned i = 1; i < KVF_NUM_ASIDES; i++) {
         json_object_set_new(out, kvf_llama_aside_name((kvf_llama_aside)i), json_integer((json_int_t)counts[i]));
@@ -105,7 +105,7 @@ static json_t *reasons(const uint64_t counts[KVF_NUM_ASIDES]) {
     return out;
 }
 
-static json_t *plans(const uint64_t counts[KVF_LLAMA_NUM_PLANS]) {
+static json_t *plans(const uint64_t counts[KVF_LLAMA_PLAN_ROOM]) {
     json_t *out = json_object();
     for (unsigned i = 0; i < KVF_LLAMA_NUM_PLANS; i++) {
         json_object_set_new(out, kvf_llama_plan_name((kvf_llama_plan)i), json_integer((json_int_t)counts[i]));
@@ -113,7 +113,7 @@ static json_t *plans(const uint64_t counts[KVF_LLAMA_NUM_PLANS]) {
     return out;
 }
 
-static json_t *misses(const uint64_t counts[KVF_NUM_REASONS]) {
+static json_t *misses(const uint64_t counts[KVF_REASON_ROOM]) {
     json_t *out = json_object();
     for (unsigned i = 1; i < KVF_NUM_REASONS; i++) {
         if (counts[i] > 0) {
