@@ -356,6 +356,105 @@ static void test_a_wait_that_was_cancelled_says_nothing(void **state) {
     close_conn();
 }
 
+/* ---- in the middle of a body */
+
+static struct {
+    int low_water;     /* SO_RCVLOWAT */
+    int waits_ms[4];   /* how long was waited for, at most */
+    unsigned num;      /* of them */
+    unsigned moves_at; /* in which of them something comes; the others see nothing. 0: none */
+} line;
+
+static int line_setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
+    (void)fd;
+    assert_true(level == SOL_SOCKET && name == SO_RCVLOWAT && len == sizeof line.low_water);
+    memcpy(&line.low_water, value, sizeof line.low_water);
+    return 0;
+}
+
+static int line_poll(struct pollfd *fds, nfds_t num, int timeout_ms) {
+    assert_int_equal(num, 1);
+    assert_true(line.num < 4);
+    line.waits_ms[line.num++] = timeout_ms;
+    if (line.num == line.moves_at) {
+        fds->revents = POLLIN;
+        return 1;
+    }
+    now_us += (int64_t)timeout_ms * 1000;
+    return 0;
+}
+
+/* A connection over TCP on which so much of a body is to come. */
+static void open_before(size_t left, kvfi_systable *table) {
+    static struct iovec iov;
+    kvfi_reply reply;
+    char head[32];
+    bool more = false;
+    open_conn(false);
+    conn->tcp = true;
+    iov = (struct iovec){memory, left};
+    int len = snprintf(head, sizeof head, "$%zu\r\n", left);
+    assert_int_equal(write(peer, head, (size_t)len), len);
+    kvfi_resp_into(&conn->in, (kvfi_place){.iov = &iov, .bytes = left});
+    assert_int_equal(kvfi_resp_next(&conn->in, &reply), KVFI_RESP_MORE);
+    assert_int_equal(kvfi_conn_recv(conn, &more), KVF_WHY_NONE);
+    assert_int_equal(kvfi_resp_next(&conn->in, &reply), KVFI_RESP_MORE);
+    assert_int_equal(kvfi_resp_left(&conn->in), left);
+    *table = kvfi_sys_real;
+    table->now_us = standing_clock;
+    table->setsockopt = line_setsockopt;
+    table->poll = line_poll;
+    kvfi_sys_table = table;
+    memset(&line, 0, sizeof line);
+    line.low_water = 1;
+    now_us = 1000000;
+}
+
+static void close_before(void) {
+    kvfi_sys_table = &kvfi_sys_real;
+    close_conn();
+}
+
+/* Over TCP a batch is waited for while a batch is to come. */
+static void test_a_batch_is_waited_for(void **state) {
+    (void)state;
+    kvfi_systable table;
+    for (size_t left = KVFI_CONN_BATCH - 1; left <= KVFI_CONN_BATCH; left++) {
+        for (int tcp = 0; tcp < 2; tcp++) {
+            bool batch = tcp == 1 && left == KVFI_CONN_BATCH;
+            open_before(left, &table);
+            conn->tcp = tcp == 1;
+            line.moves_at = 1;
+            assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_NONE);
+            assert_int_equal(line.low_water, batch ? KVFI_CONN_BATCH : 1);
+            assert_int_equal(line.waits_ms[0], batch ? 5000 : 10000);
+            close_before();
+        }
+    }
+}
+
+/* A slow link brings less in that time: the second half of it is for any byte, and so are the waits from then on. */
+static void test_a_slow_link_is_no_stall(void **state) {
+    (void)state;
+    kvfi_systable table;
+    open_before(MEMORY, &table);
+    line.moves_at = 2;
+    assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_NONE);
+    assert_int_equal(line.num, 2);
+    assert_int_equal(line.waits_ms[0], 5000);
+    assert_int_equal(line.waits_ms[1], 5000);
+    assert_int_equal(line.low_water, 1);
+    line.num = line.moves_at = 0;
+    assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_STALLED);
+    assert_int_equal(line.num, 1);
+    assert_int_equal(line.waits_ms[0], 10000);
+    close_before();
+    open_before(MEMORY, &table);
+    assert_int_equal(kvfi_conn_wait(conn, now_us + 3000000), KVF_WHY_BUDGET);
+    assert_int_equal(line.waits_ms[0], 3000);
+    close_before();
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {TEST(test_a_wait_that_was_cancelled_says_nothing),
@@ -365,6 +464,8 @@ int main(void) {
                                        TEST(a_byte_stays_in_the_pipe),
                                        TEST(does_not_work),
                                        TEST(pieces_of_a_page),
-                                       TEST(patience)};
+                                       TEST(patience),
+                                       TEST(test_a_batch_is_waited_for),
+                                       TEST(test_a_slow_link_is_no_stall)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -212,6 +212,41 @@ static void test_idle_ones_are_doubted_for_a_time(void **state) {
     }
 }
 
+/* ---- what the log hears ---- */
+
+static unsigned warnings;
+
+static void count_warnings(void *ctx, kvf_log_level level, const char *text) {
+    (void)ctx;
+    warnings += level == KVF_LOG_WARN && strstr(text, "a connection stalled") != NULL;
+}
+
+static void end_one(void) {
+    kvfi_conn *conn = kvfi_alloc_zero(1, sizeof *conn);
+    assert_non_null(conn);
+    kvfi_conn_init(conn, conf.stall_ms, &disconnects);
+    conn->stalled = true;
+    node.lanes[KVFI_LANE_LOAD].num_taken++;
+    kvfi_node_give(&node, KVFI_LANE_LOAD, conn);
+}
+
+/* That connections end is said once in a second, from the first on, at whatever time that is. */
+static void test_the_log_hears_once_a_second(void **state) {
+    (void)state;
+    static const int64_t later_us[] = {0, 999999, 1, 999999, 1};
+    static const unsigned said[] = {1, 1, 2, 2, 3};
+    kvf_set_log(count_warnings, NULL, KVF_LOG_DEBUG);
+    warnings = 0;
+    now = 0;
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        now += later_us[i];
+        end_one();
+        assert_int_equal(warnings, said[i]);
+        kvfi_node_trim(&node);
+    }
+    kvf_set_log(NULL, NULL, KVF_LOG_WARN);
+}
+
 static void test_replies(void **state) {
     (void)state;
     static const struct {
@@ -261,6 +296,7 @@ int main(void) {
                                        TEST(test_no_socket),
                                        TEST(test_saves_back_off),
                                        TEST(test_replies),
+                                       TEST(test_the_log_hears_once_a_second),
                                        TEST(test_idle_ones_are_doubted_for_a_time),
                                        TEST(test_rules_of_the_acl)};
     return cmocka_run_group_tests(tests, NULL, NULL);
