@@ -281,7 +281,7 @@ static void turn_load(worker *w) {
     uint32_t budget = 1u << draw(w, 10);
     kvft_prompt_poison(p);
     double begin = begin_call(w->number, "kvf_load", budget);
-    size_t run = kvf_load(w->life->space, p->blocks, p->num_blocks, NULL, budget);
+    size_t run = kvf_load(w->life->space, p->blocks, p->num_blocks, NULL, KVF_MS(budget));
     end_call(w->number, begin, budget);
     check_bytes(p, which, run, "kvf_load");
     check_untouched(w, p, "kvf_load");
@@ -296,7 +296,7 @@ static void turn_save(worker *w) {
     end_call(w->number, begin, 0);
     if (draw(w, 4) == 0) {
         begin = begin_call(w->number, "kvf_store_flush", 50);
-        kvf_status status = kvf_store_flush(w->life->store, 50);
+        kvf_status status = kvf_store_flush(w->life->store, KVF_MS(50));
         (void)status;
         end_call(w->number, begin, 50);
     }
@@ -309,7 +309,7 @@ static void turn_match(worker *w) {
     size_t run = 0;
     uint32_t budget = 1u << draw(w, 9);
     double begin = begin_call(w->number, "kvf_match", budget);
-    kvf_status status = kvf_match(w->life->space, &run, found, p->keys, p->num_blocks, budget * 1000);
+    kvf_status status = kvf_match(w->life->space, &run, found, p->keys, p->num_blocks, KVF_MS(budget));
     end_call(w->number, begin, budget);
     for (size_t i = 0; status == KVF_OK && i < run; i++) {
         if (found[i].payload_bytes != p->payload_bytes) {
@@ -332,13 +332,13 @@ static void turn_session(worker *w) {
     kvft_bytes(v[0], BYTES, 20);
     kvft_bytes(v[1], BYTES, 21);
     kvf_tensor kt = {.data = k[version], .len = BYTES}, vt = {.data = v[version], .len = BYTES};
-    kvf_session_options options = {.struct_size = sizeof options, .budget_ms = budget};
+    kvf_session_options options = {.struct_size = sizeof options, .budget_us = KVF_MS(budget)};
     double begin = begin_call(w->number, "kvf_session_save", budget);
     kvf_status status = kvf_session_save(w->life->store, &err, "chaos", &kt, &vt, &options);
     end_call(w->number, begin, budget);
     kvf_session *session = NULL;
     begin = begin_call(w->number, "kvf_session_load", budget);
-    status = kvf_session_load(w->life->store, &session, &err, "chaos", budget);
+    status = kvf_session_load(w->life->store, &session, &err, "chaos", KVF_MS(budget));
     end_call(w->number, begin, budget);
     if (status == KVF_OK) {
         bool same = false;
@@ -385,7 +385,7 @@ static void turn_queue(worker *w) {
                        .space = w->life->space,
                        .blocks = p->blocks,
                        .num = p->num_blocks,
-                       .budget_ms = budget};
+                       .budget_us = KVF_MS(budget)};
     uint64_t ticket = 0;
     const char *what = save ? "a batch of saves" : "a batch of loads";
     double begin = begin_call(w->number, what, budget);
@@ -453,10 +453,10 @@ static void check_recovery(life *l) {
     while (run < p->num_blocks && kvft_now_ms() - begin < RECOVERY_MS) {
         kvft_prompt_fill(p, (uint64_t)which);
         (void)kvf_save(l->space, p->blocks, p->num_blocks, NULL);
-        kvf_status status = kvf_store_flush(l->store, 500);
+        kvf_status status = kvf_store_flush(l->store, KVF_MS(500));
         (void)status;
         kvft_prompt_poison(p);
-        run = kvf_load(l->space, p->blocks, p->num_blocks, NULL, 1000);
+        run = kvf_load(l->space, p->blocks, p->num_blocks, NULL, KVF_MS(1000));
         check_bytes(p, which, run, "a load after the faults");
     }
     if (run < p->num_blocks) {
@@ -536,7 +536,7 @@ static void live(kvft_world *world) {
     uint64_t state = seed, random = kvft_random(&state);
     worker workers[WORKERS];
     kvf_error err = {0};
-    kvf_options options = {.struct_size = sizeof options, .drain_ms = DRAIN_MS};
+    kvf_options options = {.struct_size = sizeof options, .drain_us = KVF_MS(DRAIN_MS)};
     char url[320];
     const char *urls[1] = {url};
     life l = {.stop = false};

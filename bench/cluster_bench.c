@@ -58,7 +58,7 @@ static unsigned hits_of(int shard) {
 
 static size_t load(void) {
     kvft_prompt_poison(prompt);
-    size_t run = kvf_load(space, prompt->blocks, BLOCKS, NULL, BUDGET_MS);
+    size_t run = kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(BUDGET_MS));
     if (kvft_prompt_wrong(prompt, SEED, run) != 0) {
         die("wrong bytes");
     }
@@ -157,7 +157,7 @@ static void check_death(void) {
     kvft_prompt_poison(prompt);
     for (size_t i = 0; i < BLOCKS; i++) {
         double begin = kvft_now_ms();
-        size_t run = kvf_load(space, &prompt->blocks[i], 1, NULL, 1000);
+        size_t run = kvf_load(space, &prompt->blocks[i], 1, NULL, KVF_MS(1000));
         longest = kvft_now_ms() - begin > longest ? kvft_now_ms() - begin : longest;
         hits += run == 1;
         if ((run == 1) != (shard_of(i) != 2)) {

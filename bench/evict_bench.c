@@ -263,12 +263,12 @@ static void set_prompt(client *c, const request *r) {
 /* What an engine does with a prompt. Returns how many of its blocks could be loaded. */
 static size_t serve(client *c, const request *r) {
     size_t run = 0;
-    if (kvf_match(c->space, &run, NULL, c->keys, r->num, 5000000) != KVF_OK) {
+    if (kvf_match(c->space, &run, NULL, c->keys, r->num, KVF_MS(5000)) != KVF_OK) {
         die("match");
     }
-    run = kvf_load(c->space, c->blocks, run, NULL, 5000);
+    run = kvf_load(c->space, c->blocks, run, NULL, KVF_MS(5000));
     size_t left = r->num - run;
-    if (kvf_save(c->space, c->blocks + run, left, NULL) != left || kvf_store_flush(c->store, 10000) != KVF_OK) {
+    if (kvf_save(c->space, c->blocks + run, left, NULL) != left || kvf_store_flush(c->store, KVF_MS(10000)) != KVF_OK) {
         die("a save was not taken");
     }
     return run;
@@ -444,7 +444,7 @@ static double reach_of(client *c, const request *trace, unsigned num, seen *all)
             uint32_t *state = seen_at(all, &c->keys[b]);
             if (*state == 0) {
                 size_t run = 0;
-                (void)!kvf_match(c->space, &run, NULL, &c->keys[b], 1, 1000000);
+                (void)!kvf_match(c->space, &run, NULL, &c->keys[b], 1, KVF_MS(1000));
                 *state = run == 1 ? 2 : 1;
                 there += run;
                 usable += run == 1 && whole;

@@ -205,7 +205,7 @@ static void save_group(work *w, size_t first) {
                        .space = w->space,
                        .blocks = w->blocks,
                        .num = GROUP,
-                       .budget_ms = 60000};
+                       .budget_us = KVF_MS(60000)};
     uint64_t ticket = 0;
     kvf_completion done = {0};
     set_group(w, first);
@@ -241,7 +241,7 @@ static double load_all(work *w, size_t *wrong) {
     for (size_t first = 0; first < BLOCKS; first += GROUP) {
         set_group(w, first);
         double begin = now();
-        size_t run = kvf_load(w->space, w->blocks, GROUP, NULL, 60000);
+        size_t run = kvf_load(w->space, w->blocks, GROUP, NULL, KVF_MS(60000));
         spent += now() - begin;
         if (run != GROUP) {
             fprintf(stderr, "check-128k: block %zu did not load: %s\n", first + run,
@@ -296,7 +296,7 @@ static size_t count_round_trips(work *w, kvft_server *server, uint64_t *reported
     atomic_store(&p.armed, true);
     size_t run = 0;
     kvf_found *found = touched(BLOCKS * sizeof *found);
-    kvf_status status = kvf_match(through.space, &run, found, w->keys, BLOCKS, 30000000);
+    kvf_status status = kvf_match(through.space, &run, found, w->keys, BLOCKS, KVF_MS(30000));
     kvf_stats stats = {.struct_size = sizeof stats};
     kvf_store_stats(through.store, &stats);
     *reported = stats.lookup_round_trips;
@@ -342,7 +342,7 @@ int main(void) {
     printf("load:    %.2f GB, %.2f GB/s, %zu blocks wrong\n", gb, gb / loading, wrong);
     begin = now();
     size_t run = 0;
-    kvf_status matched = kvf_match(w.space, &run, NULL, w.keys, BLOCKS, 30000000);
+    kvf_status matched = kvf_match(w.space, &run, NULL, w.keys, BLOCKS, KVF_MS(30000));
     printf("lookup:  %zu blocks in %.1f ms\n", run, (now() - begin) * 1e3);
     long overhead = status_kb("VmHWM") - before;
     close_work(&w);

@@ -45,7 +45,7 @@ static void *read_on(void *arg) {
     reader *r = arg;
     while (!atomic_load(&r->stop)) {
         kvft_prompt_poison(r->prompt);
-        size_t run = kvf_load(r->space, r->prompt->blocks, BLOCKS, NULL, 1000);
+        size_t run = kvf_load(r->space, r->prompt->blocks, BLOCKS, NULL, KVF_MS(1000));
         if (kvft_prompt_wrong(r->prompt, SEED, run) != 0) {
             die("wrong bytes");
         }

@@ -42,7 +42,7 @@ typedef struct victim {
 static void *suffer(void *arg) {
     victim *v = arg;
     kvft_prompt_poison(v->prompt);
-    v->run = kvf_load(v->space, v->prompt->blocks, BLOCKS, NULL, 60000);
+    v->run = kvf_load(v->space, v->prompt->blocks, BLOCKS, NULL, KVF_MS(60000));
     return NULL;
 }
 
@@ -50,7 +50,7 @@ static void *suffer(void *arg) {
 static double time_loads(kvf_space *space, kvft_prompt *prompt) {
     double begin = kvft_now_ms();
     for (int i = 0; i < LOADS; i++) {
-        if (kvf_load(space, prompt->blocks, BLOCKS, NULL, 10000) != BLOCKS) {
+        if (kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(10000)) != BLOCKS) {
             die("a load on a connection that does not stall was not whole");
         }
     }

@@ -77,7 +77,7 @@ static void save(side *s) {
 }
 
 static void load(side *s) {
-    if (kvf_load(s->space, s->prompt->blocks, BLOCKS, NULL, 60000) != BLOCKS) {
+    if (kvf_load(s->space, s->prompt->blocks, BLOCKS, NULL, KVF_MS(60000)) != BLOCKS) {
         die("not all blocks were loaded");
     }
 }

@@ -40,10 +40,10 @@ static void run(side *s, int round) {
     double from_s = now_s();
     kvft_save_all(space, s->store, prompt);
     s->set[round] = per_s(from_s);
-    size_t loaded =
-        kvf_load(space, prompt->blocks, BLOCKS, NULL, 60000); /* touches the memory, and opens the connections */
+    size_t loaded = kvf_load(space, prompt->blocks, BLOCKS, NULL,
+                             KVF_MS(60000)); /* touches the memory, and opens the connections */
     from_s = now_s();
-    loaded += kvf_load(space, prompt->blocks, BLOCKS, NULL, 60000);
+    loaded += kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(60000));
     s->get[round] = per_s(from_s);
     if (loaded != 2 * BLOCKS || kvft_prompt_wrong(prompt, 1, BLOCKS) != 0) {
         kvf_stats stats = {.struct_size = sizeof stats};

@@ -386,7 +386,7 @@ static void ours_pass(const job *j, bool set) {
         ours_save(blocks);
         return;
     }
-    size_t run = kvf_load(space, blocks, NUM_BUFFERS, NULL, 10000);
+    size_t run = kvf_load(space, blocks, NUM_BUFFERS, NULL, KVF_MS(10000));
     if (run != NUM_BUFFERS) {
         fprintf(stderr, "wire_bench: a load missed: %s\n", kvf_reason_name(blocks[run].why));
         exit(2);

@@ -136,7 +136,10 @@ int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_p
 }
 
 int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx) {
-    kvf_walk_options options = {
-        .struct_size = sizeof options, .whole = 1, .space = &record->space, .key = &record->key, .budget_ms = 30000};
+    kvf_walk_options options = {.struct_size = sizeof options,
+                                .whole = 1,
+                                .space = &record->space,
+                                .key = &record->key,
+                                .budget_us = KVF_MS(30000)};
     return kvfcli_walk(store, visit, ctx, &options);
 }

@@ -133,7 +133,7 @@ static int load(request *r, const kvfcli_common *common, uint64_t len) {
     kvf_key key;
     kvf_space_digest(r->address.space, &space);
     kvf_stored_key(r->address.space, &key, &block->key);
-    int code = kvf_load(r->address.space, block, 1, NULL, 0) == 1
+    int code = kvf_load(r->address.space, block, 1, NULL, KVF_DEFAULT) == 1
                    ? finish(r, common, &space, &key, payload, (size_t)len)
                    : miss(block->why);
     free(payload);
@@ -147,7 +147,7 @@ static int get_by_address(request *r, kvf_store *store, const kvfcli_common *com
     if (code != KVFCLI_FINE) {
         return code;
     }
-    kvf_status status = kvf_match(r->address.space, &run, &found, &r->address.block.key, 1, 10000000);
+    kvf_status status = kvf_match(r->address.space, &run, &found, &r->address.block.key, 1, KVF_MS(10000));
     if (status != KVF_OK) {
         kvfcli_say("not looked up: %s", kvf_status_name(status));
         return kvfcli_exit_of(status);

@@ -360,7 +360,7 @@ static json_t *session_json(const char *id, const kvf_session *session) {
 static int inspect_session(kvf_store *store, const kvfcli_common *common, const char *id) {
     kvf_error err = {.status = KVF_OK};
     kvf_session *session = NULL;
-    kvf_status status = kvf_session_load(store, &session, &err, id, 0);
+    kvf_status status = kvf_session_load(store, &session, &err, id, KVF_DEFAULT);
     if (status != KVF_OK) {
         err.status = status;
         return kvfcli_fail(&err);

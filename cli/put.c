@@ -88,7 +88,7 @@ static int write_record(request *r, kvf_store *store) {
                        .space = r->address.space,
                        .blocks = block,
                        .num = 1,
-                       .budget_ms = BUDGET_MS};
+                       .budget_us = KVF_MS(BUDGET_MS)};
     block->iov = &iov;
     block->num_iov = 1;
     kvf_status status = kvf_queue_open(&queue, &err, store, 1);

@@ -358,7 +358,7 @@ static void flush(kvfcli_run_state *run) {
     uint32_t left_ms = run->stop == KVFCLI_STOP_INTERRUPTED ? INTERRUPTED_FLUSH_MS : FLUSH_MS;
     bool interrupted = kvfcli_interrupted();
     while (status == KVF_AGAIN && left_ms > 0 && kvfcli_interrupted() == interrupted) {
-        status = kvf_store_flush(run->store, 100);
+        status = kvf_store_flush(run->store, KVF_MS(100));
         left_ms -= 100;
     }
     kvf_store_stats(run->store, &stats);
@@ -400,7 +400,7 @@ static int answer_and_keep(kvfcli_run_state *run) {
 
 static int open_store(kvfcli_run_state *run, const kvfcli_common *common) {
     /* The wait for the writers is flush()'s. */
-    const kvf_options options = {.struct_size = sizeof options, .drain_ms = 1};
+    const kvf_options options = {.struct_size = sizeof options, .drain_us = KVF_POLL};
     if (run->options.no_store) {
         return KVFCLI_FINE;
     }

@@ -142,7 +142,7 @@ typedef struct kvfcli_chat {
     kvf_digest engine;    /* the space whose tokens these are */
     kvf_key last;         /* stands for the content of the last turn */
     size_t num_stale;     /* records behind the last turn that belong to another past */
-    uint32_t budget_ms;
+    int64_t budget_us;
     int64_t load_us;
 } kvfcli_chat;
 

@@ -30,7 +30,7 @@ static void ask_source(kvfcli_run_state *run) {
     }
     /* Token ids are not negative, so they are the same in both types. */
     if (kvf_chain(space, &key, 1, (const uint32_t *)run->prompt.ids, run->prompt.num) == 1 &&
-        kvf_match(space, &num, &found, &key, 1, 1000000) == KVF_OK && num == 1) {
+        kvf_match(space, &num, &found, &key, 1, KVF_MS(1000)) == KVF_OK && num == 1) {
         note_source(run, found.tier);
     }
 }

@@ -8,10 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CANDIDATES    256u /* records that may hold the same beginning, or go on from it */
-#define MAX_SPACES        64u
-#define DEFAULT_BUDGET_MS 10000u
-#define CONTEXT_TOKENS    6u /* shown from the first token that differs on */
+#define MAX_CANDIDATES 256u /* records that may hold the same beginning, or go on from it */
+#define MAX_SPACES     64u
+#define CONTEXT_TOKENS 6u /* shown from the first token that differs on */
 
 typedef struct candidate {
     kvf_digest space;
@@ -247,8 +246,8 @@ static bool is_told(const other_space *s) {
 
 /* ---- the other template ---- */
 
-static uint32_t budget_us(const explanation *e) {
-    return (e->run->options.budget_ms != 0 ? e->run->options.budget_ms : DEFAULT_BUDGET_MS) * 1000;
+static int64_t budget_us(const explanation *e) {
+    return KVF_MS(e->run->options.budget_ms);
 }
 
 static size_t match_tokens(const explanation *e, const kvfcli_tokens *tokens) {

@@ -221,7 +221,7 @@ void kvfcli_attach(kvfcli_engine *engine, kvf_store *store, const kvfcli_run_opt
         .model_path = options->model,
         .context_params = &engine->params,
         .model_params = &engine->model_params,
-        .budget_ms = options->budget_ms,
+        .budget_us = KVF_MS(options->budget_ms),
         .portable = options->portable,
         .progress = on_prefill_progress,
         .progress_ctx = engine,

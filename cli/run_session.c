@@ -124,8 +124,7 @@ static int find_turns(const kvfcli_chat *chat, reading *r, size_t first) {
     for (size_t i = 0; i < TURNS_A_CALL; i++) {
         key_of_turn(chat, first + i, &r->keys[i]);
     }
-    kvf_status status =
-        kvf_match(chat->space, &r->num, r->found, r->keys, TURNS_A_CALL, chat->budget_ms * UINT32_C(1000));
+    kvf_status status = kvf_match(chat->space, &r->num, r->found, r->keys, TURNS_A_CALL, chat->budget_us);
     return status == KVF_OK ? KVFCLI_FINE : unreadable(chat, first, kvf_status_name(status));
 }
 
@@ -146,7 +145,7 @@ static int read_turns(kvfcli_chat *chat, reading *r, size_t first) {
     if (!make_room(r)) {
         return kvfcli_no_memory();
     }
-    size_t loaded = kvf_load(chat->space, r->blocks, r->num, NULL, chat->budget_ms);
+    size_t loaded = kvf_load(chat->space, r->blocks, r->num, NULL, chat->budget_us);
     if (loaded < r->num) {
         return unreadable(chat, first + loaded, kvf_reason_name(r->blocks[loaded].why));
     }
@@ -219,10 +218,7 @@ static int open_space(kvfcli_chat *chat) {
 
 int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options) {
     int64_t began = kvfcli_now_us();
-    *chat = (kvfcli_chat){.id = options->session, .store = store, .budget_ms = options->budget_ms};
-    if (chat->budget_ms == 0 || chat->budget_ms > UINT32_MAX / 1000) {
-        chat->budget_ms = 10000;
-    }
+    *chat = (kvfcli_chat){.id = options->session, .store = store, .budget_us = KVF_MS(options->budget_ms)};
     int code = open_space(chat);
     if (code == KVFCLI_FINE && options->restart) {
         code = remove_all(chat);
@@ -266,8 +262,8 @@ static int store_turn(kvfcli_chat *chat, char *text) {
     kvf_reason why = KVF_WHY_FULL;
     uint64_t before = num_failures(chat->store, &why);
     key_of_turn(chat, chat->num_turns, &block.key);
-    bool stored = kvf_save(chat->space, &block, 1, NULL) == 1 && kvf_store_flush(chat->store, FLUSH_MS) == KVF_OK &&
-                  num_failures(chat->store, &why) == before;
+    bool stored = kvf_save(chat->space, &block, 1, NULL) == 1 &&
+                  kvf_store_flush(chat->store, KVF_MS(FLUSH_MS)) == KVF_OK && num_failures(chat->store, &why) == before;
     if (!stored) {
         kvfcli_say("this turn of the session \"%s\" was not stored (%s); the next one will not know of it", chat->id,
                    kvf_reason_name(why));

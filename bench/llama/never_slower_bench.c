@@ -117,7 +117,7 @@ static way attach(bench *b, const char *url, uint32_t budget_ms) {
                                  .context_params = &b->plain.params,
                                  .model_params = &model_params,
                                  .block_tokens = BLOCK,
-                                 .budget_ms = budget_ms};
+                                 .budget_us = KVF_MS(budget_ms)};
     if (kvf_llama_attach(&w.kv, &err, w.store, b->plain.ctx, &options) != KVF_OK) {
         die(err.what);
     }

@@ -10,7 +10,7 @@
 
 #include "llama/engine.h"
 
-#define DEFAULT_BUDGET_MS 10000u
+#define DEFAULT_BUDGET_US KVF_MS(10000)
 
 int64_t kvfl_now_us(void) {
     struct timespec t;
@@ -67,7 +67,7 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
     kv->scratch = o->scratch_seq;
     kv->n_ctx = llama_n_ctx(ctx);
     kv->step = choose_step(ctx);
-    kv->budget_ms = o->budget_ms != 0 ? o->budget_ms : DEFAULT_BUDGET_MS;
+    kv->budget_us = o->budget_us != KVF_DEFAULT ? o->budget_us : DEFAULT_BUDGET_US;
     kv->progress = o->progress;
     kv->progress_ctx = o->progress_ctx;
     kv->batch = llama_batch_init((int32_t)kv->step, 0, 1);
@@ -77,6 +77,9 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
 static kvf_status check_options(kvf_error *err, const kvf_store *store, const kvf_llama_options *o) {
     if (o == NULL || o->struct_size < sizeof *o) {
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set struct_size to sizeof(kvf_llama_options)");
+    }
+    if (o->budget_us < 0 || o->budget_us > KVF_MAX_BUDGET_US) {
+        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: budget_us is out of range: use 0 to 24 hours");
     }
     if (o->context_params == NULL) {
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set context_params to what the context was created with");

@@ -146,7 +146,8 @@ struct kvf_llama {
     llama_seq_id scratch;
     uint32_t n_ctx,
         step; /* step: tokens of one llama_decode, a multiple of KVFL_MIN_BATCH where the context allows it */
-    uint32_t block_tokens, budget_ms;
+    uint32_t block_tokens;
+    int64_t budget_us;
     kvf_llama_progress_fn progress;
     void *progress_ctx;
     kvfl_kind kind;

@@ -55,7 +55,7 @@ typedef struct kvf_walk_options {
     uint32_t struct_size;
     int whole;               /* read and verify whole values, not only headers */
     const kvf_digest *space; /* only this space; NULL = all */
-    uint32_t budget_ms;      /* for one step of the store, not for the whole walk; 0 = 5000 */
+    int64_t budget_us;       /* for one step of the store, not for the whole walk; KVF_DEFAULT is 5 s */
     const kvf_key
         *key; /* with `space`: only this record, read directly instead of by a walk; its name is "" and its ttl_ms -1 */
 } kvf_walk_options;

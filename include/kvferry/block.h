@@ -33,9 +33,10 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_view_open(kvf_view **out, kvf_error *err, 
                                                 size_t num_regions, size_t num_slots);
 KVF_API void kvf_view_close(kvf_view *); /* waits until no operation touches it any more */
 
-/* kvf_fence returns when no operation reads or writes these slots any more. Every operation has a deadline, so this
- * ends. */
-KVF_API void kvf_fence(kvf_view *, const int64_t *slots, size_t num);
+/* kvf_fence waits until no operation reads or writes these slots any more. Every operation has a deadline, so this ends.
+ * Returns KVF_OK; KVF_AGAIN (some are still in use when the budget ends: their memory must not be given to anybody else);
+ * KVF_LIMIT (a slot outside of the view, a budget out of range). Takes KVF_POLL. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_fence(kvf_view *, const int64_t *slots, size_t num, int64_t budget_us);
 
 typedef struct kvf_block {
     kvf_key key;
@@ -62,17 +63,18 @@ typedef struct kvf_found {
 /* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per
  * shard), whatever their number. `found` may be NULL, else it has room for `num`: the first *out_run are set, and, if
  * there are fewer than `num`, the next says why the run ended. A match is a hint: the load is the truth. Returns KVF_OK
- * (also for a run of 0), KVF_AGAIN with budget_us = 0 when the answer is not known yet (it is being asked for in the
- * background: call again with the same keys), KVF_LIMIT for more than KVF_MAX_BLOCKS. */
+ * (also for a run of 0), KVF_LIMIT for more than KVF_MAX_BLOCKS or a budget out of range. Takes KVF_POLL. A queue asks
+ * without waiting (KVF_OP_MATCH). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys,
-                                            size_t num, uint32_t budget_us);
+                                            size_t num, int64_t budget_us);
 
 /* ---- load --------------------------------------------------------------------------------------------------------
- * kvf_load reads blocks into their places within budget_ms (0 = 10000). Returns how many *leading* blocks are there and
+ * kvf_load reads blocks into their places within the budget. Returns how many *leading* blocks are there and
  * verified: header, space, key, tokens, length and checksum. Behind the first gap nothing is used (KVF_WHY_AFTER_GAP)
  * and the destinations are undefined, as is that of every block that is not KVF_OK. Never fails otherwise. `view` may
- * be NULL when every block has iovecs. Blocks for up to the budget; the caller's thread does part of the work. */
-KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms);
+ * be NULL when every block has iovecs. Blocks for up to the budget; the caller's thread does part of the work. Takes
+ * KVF_POLL. */
+KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us);
 
 /* kvf_borrow lends the payload of one block without a copy, where a tier allows it (mem, file): verified like a load.
  * Where `iov` is given, its length is what the payload must have, and its memory is not touched (it may be NULL);
@@ -182,7 +184,7 @@ typedef struct kvf_batch {
     kvf_block *blocks; /* the caller's until completion; their status and why are written before it */
     size_t num;
     kvf_view *view;
-    uint32_t budget_ms;     /* from the submission on; 0 = 10000 */
+    int64_t budget_us;      /* from the submission on; KVF_POLL is for loads and matches */
     uint64_t user;          /* comes back in the completion */
     kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
     kvf_found *found;       /* of a match: as in kvf_match; the caller's until completion; NULL = only the number */
@@ -196,7 +198,7 @@ typedef struct kvf_completion {
 } kvf_completion;
 
 /* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT (too many blocks, or an
- * `op` or a flag that is none); KVF_NOMEM; KVF_CLOSED. */
+ * `op` or a flag that is none, a budget out of range); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_submit(kvf_queue *, uint64_t *out_ticket, const kvf_batch *);
 /* kvf_reap takes up to `cap` completions without waiting and returns their number. */
 KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);

@@ -41,7 +41,7 @@ typedef struct kvf_llama_options {
     size_t secret_len;
     /* A power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
     uint32_t block_tokens;
-    uint32_t budget_ms; /* of one prefill's lookup and load; 0 = 10000 */
+    int64_t budget_us; /* of one prefill's lookup and load */
     int portable; /* 0: the numbers that this machine computes are part of the identity (a probe: the KV of four tokens),
                      so that a hit equals what would be computed here to the bit; 1: share across kinds of CPU and GPU */
     kvf_llama_progress_fn progress;

@@ -30,7 +30,7 @@ typedef struct kvf_session_options {
     uint32_t struct_size;
     uint32_t ttl_s;          /* 0 = 3600 */
     uint32_t num_tokens;     /* how many tokens the arrays cover; 0 = unknown */
-    uint32_t budget_ms;      /* 0 = 30000 */
+    int64_t budget_us;       /* KVF_DEFAULT is 30 s */
     const char *layout;      /* a free word for the order of the axes, e.g. "LHTD"; NULL = none; up to 64 bytes */
     const kvf_digest *space; /* the space the arrays belong to (kvf_space_digest); NULL = none */
 } kvf_session_options;
@@ -55,9 +55,9 @@ typedef struct kvf_session {
 } kvf_session;
 
 /* kvf_session_load returns KVF_OK; KVF_MISS with err->what saying why (no such session, a field is missing, checksum
- * differs); KVF_CONFIG, KVF_IO, KVF_LIMIT, KVF_NOMEM. The result is freed with kvf_session_free. */
+ * differs); KVF_CONFIG, KVF_IO, KVF_LIMIT, KVF_NOMEM. KVF_DEFAULT is 30 s. The result is freed with kvf_session_free. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_load(kvf_store *, kvf_session **out, kvf_error *err, const char *id,
-                                                   uint32_t budget_ms);
+                                                   int64_t budget_us);
 KVF_API void kvf_session_free(kvf_session *);
 /* kvf_session_remove deletes it from all tiers. KVF_MISS when there was none. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_remove(kvf_store *, kvf_error *err, const char *id);

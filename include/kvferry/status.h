@@ -14,6 +14,10 @@
  *  - Stores and spaces may be used from any thread at once; a queue and a view belong to one thread at a time.
  *  - A store that is down, slow, full or wrong is never an error of an operation on blocks: it is a miss, with its
  *    reason.
+ *  - Budgets, the most time a call may take, are microseconds: `int64_t budget_us`. KVF_DEFAULT (0) is the default of the
+ *    call: 10 s, unless the call says otherwise. KVF_POLL does only what needs no waiting. Any other negative budget, and
+ *    one above KVF_MAX_BUDGET_US, is KVF_LIMIT, and so is KVF_POLL in calls that do not take it. Nothing waits without a
+ *    deadline.
  *  - Public structs that may grow start with `struct_size`: set it to sizeof the struct. A call that is given one where
  *    it was not set answers KVF_LIMIT. Zero in any other field is its default.
  *  - A process that forks must not use its stores in the child; such calls answer KVF_CLOSED or misses.
@@ -40,6 +44,13 @@ extern "C" {
  * the version of the library at run time, e.g. "0.3.0". */
 #define KVF_VERSION "0.3.0"
 KVF_API const char *kvf_version(void);
+
+/* Budgets. KVF_MS(250) is 250 milliseconds. KVF_POLL: memory tiers answer; what any other tier would have to be asked for
+ * is out of budget (KVF_WHY_BUDGET), and what is not over yet is KVF_AGAIN. */
+#define KVF_DEFAULT       INT64_C(0)
+#define KVF_POLL          INT64_C(-1)
+#define KVF_MS(n)         ((int64_t)(n)*1000)
+#define KVF_MAX_BUDGET_US INT64_C(86400000000) /* 24 hours */
 
 typedef enum kvf_status {
     KVF_OK = 0,
@@ -74,6 +85,7 @@ typedef enum kvf_reason {
     KVF_WHY_SLOW,     /* not loaded: computing it was sooner */
     KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it (kvf_doctor) */
     KVF_WHY_STALLED,  /* the server is connected, and nothing came from it for much longer than it had taken before */
+    KVF_WHY_MISUSE,   /* the block, or the call, breaks a rule of the header: a slot out of range, no memory, ... */
     KVF_NUM_REASONS   /* for loops; later versions of the library may know more */
 } kvf_reason;
 

@@ -28,7 +28,8 @@ typedef struct kvf_store kvf_store;
 
 typedef struct kvf_options {
     uint32_t struct_size;
-    uint32_t drain_ms;      /* how long kvf_store_close waits for blocks on their way out; 0 = 5000 */
+    /* A budget: how long kvf_store_close waits for blocks on their way out. KVF_DEFAULT is 5 s; KVF_POLL drops them. */
+    int64_t drain_us;
     size_t backlog_bytes;   /* bound of blocks waiting to be written; more are shed; 0 = 256 MiB */
     uint32_t load_threads;  /* threads that help to load beside the caller's; 0 = as many as the tiers have use for */
     uint32_t store_threads; /* threads that write; 0 = as many as the tiers have use for */
@@ -51,14 +52,14 @@ typedef struct kvf_options {
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 
-/* kvf_store_close waits up to drain_ms for the backlog, ends the threads and frees the store. Where a server stalls just
+/* kvf_store_close waits up to drain_us for the backlog, ends the threads and frees the store. Where a server stalls just
  * then, what is half sent is waited for up to 4 x `stall_ms` more, 20 x where it was slow before. Spaces, queues,
  * borrowed blocks and sessions of the store must be closed or released before. */
 KVF_API void kvf_store_close(kvf_store *);
 
 /* kvf_store_flush waits until all blocks handed over so far are written or shed, or until the budget ends
- * (KVF_AGAIN). */
-KVF_API KVF_MUST_CHECK kvf_status kvf_store_flush(kvf_store *, uint32_t budget_ms);
+ * (KVF_AGAIN). Takes KVF_POLL. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_store_flush(kvf_store *, int64_t budget_us);
 
 /* Counters since the store was opened, summed over its tiers where nothing else is said. */
 typedef struct kvf_stats {

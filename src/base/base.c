@@ -41,6 +41,7 @@ static const char *const reason_names[] = {
     [KVF_WHY_SLOW] = "slow",
     [KVF_WHY_SETTINGS] = "settings",
     [KVF_WHY_STALLED] = "stalled",
+    [KVF_WHY_MISUSE] = "misuse",
 };
 _Static_assert(sizeof reason_names / sizeof *reason_names == KVF_NUM_REASONS, "a name for each reason");
 _Static_assert((int)KVF_NUM_REASONS <= KVF_REASON_ROOM, "room for each reason in arrays that programs allocate");
@@ -90,6 +91,23 @@ kvf_status kvfi_take_struct(void *out, kvf_error *err, const void *in, size_t si
     }
     memcpy(out, in, theirs < size ? theirs : size);
     return KVF_OK;
+}
+
+kvf_status kvfi_take_budget(int64_t *budget_us, kvf_error *err, int64_t default_us, bool polls) {
+    int64_t us = *budget_us;
+    if (us == KVF_POLL && !polls) {
+        return kvfi_fail(err, KVF_LIMIT, "this call waits for the store: it does not take KVF_POLL");
+    }
+    if (us != KVF_POLL && (us < 0 || us > KVF_MAX_BUDGET_US)) {
+        return kvfi_fail(err, KVF_LIMIT, "a budget of %lld us is out of range: use 0 to %lld (24 hours)", (long long)us,
+                         (long long)KVF_MAX_BUDGET_US);
+    }
+    *budget_us = us == KVF_DEFAULT ? default_us : us;
+    return KVF_OK;
+}
+
+int64_t kvfi_budget_deadline(int64_t budget_us) {
+    return budget_us == KVF_POLL ? KVFI_AT_ONCE : kvfi_deadline(budget_us);
 }
 
 /* ---- log */

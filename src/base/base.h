@@ -31,6 +31,12 @@ void kvfi_log(kvf_log_level, const char *format, ...) __attribute__((format(prin
  * not set. `in` may be NULL. */
 kvf_status kvfi_take_struct(void *out, kvf_error *err, const void *in, size_t size, size_t oldest, const char *name);
 
+/* ---- budgets: kvfi_take_budget checks the budget of a public call, and puts the default in place of KVF_DEFAULT.
+ * KVF_LIMIT: it is out of range, or it is KVF_POLL where `polls` is false. kvfi_budget_deadline is the deadline of a
+ * budget that was taken; of KVF_POLL it is KVFI_AT_ONCE. */
+kvf_status kvfi_take_budget(int64_t *budget_us, kvf_error *err, int64_t default_us, bool polls);
+int64_t kvfi_budget_deadline(int64_t budget_us);
+
 /* ---- bytes: little-endian on the wire, hex for names */
 #define KVFI_PAGE ((size_t)4096) /* of memory */
 static inline void kvfi_put32(uint8_t *p, uint32_t v) {

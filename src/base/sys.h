@@ -85,6 +85,8 @@ char *kvfi_strndup(const char *, size_t len);
 
 /* Deadlines are absolute times of kvfi_sys->now_us(); KVFI_NEVER waits for ever and is for tests. */
 #define KVFI_NEVER INT64_MAX
+/* The deadline of who waits for nothing (KVF_POLL), in calls that say that they take it. For all others it has passed. */
+#define KVFI_AT_ONCE INT64_C(-1)
 int64_t kvfi_deadline(int64_t budget_us); /* now + budget, saturating */
 int kvfi_poll_ms(int64_t deadline_us);    /* what is left of it for poll: rounded up, 0 when it has passed */
 

@@ -4,10 +4,6 @@
  */
 #include "prefix/prefix.h"
 
-int64_t kvfi_budget_deadline(uint32_t budget_ms) {
-    return kvfi_deadline((int64_t)(budget_ms != 0 ? budget_ms : KVFI_DEFAULT_BUDGET_MS) * 1000);
-}
-
 static size_t num_runs_of(const kvf_block *block, const kvf_view *view) {
     return block->iov != NULL ? block->num_iov : kvfi_view_num_runs(view);
 }

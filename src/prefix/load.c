@@ -36,6 +36,9 @@ static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t dead
     int64_t soon = kvfi_deadline(REMOVE_BUDGET_US);
     for (size_t i = 0; i < store->num_tiers; i++) {
         kvfi_tier *tier = store->tiers[i];
+        if (deadline_us == KVFI_AT_ONCE && !tier->volatile_) {
+            continue;
+        }
         (void)tier->ops->remove(tier, NULL, addr, soon < deadline_us ? soon : deadline_us);
     }
 }
@@ -215,8 +218,11 @@ size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view
     return run;
 }
 
-size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t budget_ms) {
-    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_ms), NULL, NULL);
+size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us) {
+    if (kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true) != KVF_OK) {
+        return refuse(blocks, num, KVF_LIMIT, KVF_WHY_MISUSE);
+    }
+    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_us), NULL, NULL);
 }
 
 /* ---- borrow ---- */
@@ -250,7 +256,7 @@ static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kv
     if (out->tier->ops->borrow == NULL) {
         return KVF_WHY_ABSENT;
     }
-    kvf_reason why = out->tier->ops->borrow(out->tier, &out->loan, addr, bytes, kvfi_budget_deadline(0));
+    kvf_reason why = out->tier->ops->borrow(out->tier, &out->loan, addr, bytes, kvfi_deadline(KVFI_BLOCKS_US));
     if (why != KVF_WHY_NONE) {
         return why;
     }

@@ -4,9 +4,6 @@
  */
 #include "prefix/prefix.h"
 
-#define ASK_BUDGET_US 2000000 /* of a question in the background */
-#define ASK_FRESH_US  2000000 /* how long its answer is worth something */
-
 typedef struct lookup {
     kvfi_addr *addrs;
     kvfi_peek *peeks;
@@ -66,9 +63,8 @@ static size_t select_missing(lookup *at, const kvfi_identity *identity, const kv
 
 static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size_t index, size_t num,
                      int64_t deadline_us) {
-    kvfi_tier *tier = store->tiers[index];
     uint64_t round_trips = 0;
-    tier->ops->peek(tier, at->addrs, num, at->peeks, &round_trips, deadline_us);
+    kvfi_store_peek(store, index, at->addrs, num, at->peeks, &round_trips, deadline_us);
     atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
     for (size_t i = 0; i < num; i++) {
         size_t key = at->from[i];
@@ -131,98 +127,16 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     return run;
 }
 
-/* ---- in the background ---- */
-
-static void answer(void *arg) {
-    kvfi_ask *ask = arg;
-    kvf_space *space = ask->space;
-    size_t run = kvfi_match(space, ask->found, ask->keys, sizeof(kvf_key), ask->num, kvfi_deadline(ASK_BUDGET_US));
-    pthread_mutex_lock(&space->ask_lock);
-    ask->run = run;
-    ask->state = KVFI_ASK_ANSWERED;
-    ask->answered_us = kvfi_sys->now_us();
-    pthread_cond_broadcast(&space->ask_done);
-    pthread_mutex_unlock(&space->ask_lock);
-}
-
-static void forget(kvfi_ask *ask) {
-    kvfi_free(ask->keys);
-    ask->keys = NULL;
-    ask->state = KVFI_ASK_FREE;
-}
-
-/* Under the lock. The last key names the whole prefix. */
-static kvfi_ask *find_ask(kvf_space *space, const kvf_key *keys, size_t num) {
-    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
-        kvfi_ask *ask = &space->asks[i];
-        if (ask->state == KVFI_ASK_ANSWERED && kvfi_sys->now_us() - ask->answered_us > ASK_FRESH_US) {
-            forget(ask);
-        }
-        if (ask->state != KVFI_ASK_FREE && ask->num == num && memcmp(ask->keys, keys, num * sizeof *keys) == 0) {
-            return ask;
-        }
-    }
-    return NULL;
-}
-
-/* Under the lock. */
-static kvfi_ask *free_ask(kvf_space *space) {
-    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
-        if (space->asks[i].state == KVFI_ASK_FREE) {
-            return &space->asks[i];
-        }
-    }
-    return NULL;
-}
-
-/* Under the lock: puts the question, if there is room for it; if not, it will be put the next time. */
-static void put_ask(kvf_space *space, const kvf_key *keys, size_t num) {
-    kvfi_ask *ask = free_ask(space);
-    kvf_key *copy = ask != NULL ? kvfi_alloc_zero(num, sizeof *keys + sizeof(kvf_found)) : NULL;
-    if (copy == NULL) {
-        return;
-    }
-    memcpy(copy, keys, num * sizeof *keys);
-    ask->keys = copy;
-    ask->found = (kvf_found *)(void *)(copy + num);
-    ask->num = num;
-    ask->state = KVFI_ASK_ASKED;
-    ask->job = (kvfi_job){.run = answer, .arg = ask};
-    if (!kvfi_pool_post(space->store->lookup_pool, &ask->job)) {
-        forget(ask);
-    }
-}
-
-static kvf_status take_answer(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num) {
-    kvf_status status = KVF_AGAIN;
-    pthread_mutex_lock(&space->ask_lock);
-    kvfi_ask *ask = find_ask(space, keys, num);
-    if (ask == NULL) {
-        put_ask(space, keys, num);
-    } else if (ask->state == KVFI_ASK_ANSWERED) {
-        *out_run = ask->run;
-        if (found != NULL) {
-            memcpy(found, ask->found, (ask->run < num ? ask->run + 1 : num) * sizeof *found);
-        }
-        forget(ask);
-        status = KVF_OK;
-    }
-    pthread_mutex_unlock(&space->ask_lock);
-    return status;
-}
-
 kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num,
-                     uint32_t budget_us) {
+                     int64_t budget_us) {
     if (num > KVF_MAX_BLOCKS) {
         return KVF_LIMIT;
     }
+    KVFI_TRY(kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true));
     *out_run = know_nothing(found, num, KVF_WHY_CLOSED);
     if (num == 0 || !kvfi_store_is_ours(space->store)) {
         return KVF_OK;
     }
-    if (budget_us == 0) {
-        return take_answer(space, out_run, found, keys, num);
-    }
-    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, kvfi_deadline(budget_us));
+    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, kvfi_budget_deadline(budget_us));
     return KVF_OK;
 }

@@ -9,19 +9,7 @@
 #include "record/space.h"
 #include "store/store.h"
 
-#define KVFI_DEFAULT_BUDGET_MS 10000u
-#define KVFI_NUM_ASKS          16u
-
-/* A match that was asked for with no budget and is answered in the background. */
-typedef struct kvfi_ask {
-    kvfi_job job;
-    struct kvf_space *space;
-    enum { KVFI_ASK_FREE, KVFI_ASK_ASKED, KVFI_ASK_ANSWERED } state;
-    kvf_key *keys;
-    kvf_found *found;
-    size_t num, run;
-    int64_t answered_us;
-} kvfi_ask;
+#define KVFI_BLOCKS_US 10000000 /* the default budget of calls on blocks */
 
 struct kvf_space {
     kvf_store *store;
@@ -29,12 +17,7 @@ struct kvf_space {
     kvfi_identity previous;      /* the same under the secret before, while that is replaced */
     bool rotates;                /* there is a previous one */
     _Atomic int64_t card_due_us; /* when the space card is to be stored again */
-    pthread_mutex_t ask_lock;
-    pthread_cond_t ask_done;
-    kvfi_ask asks[KVFI_NUM_ASKS];
 };
-
-int64_t kvfi_budget_deadline(uint32_t budget_ms); /* 0 = the default */
 
 /* kvfi_space_card stores the fields of the space beside its blocks now and then, so that people can see whose they
  * are. */
@@ -61,7 +44,8 @@ kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_
 void kvfi_blocks_cleanup(kvfi_blocks *);
 
 /* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and
- * the queue share. With a watch, a load takes each block by itself: a gap does not end it. `flags`: KVF_MAY_LEND. */
+ * the queue share. With a watch, a load takes each block by itself: a gap does not end it. `flags`: KVF_MAY_LEND.
+ * Load and match take KVFI_AT_ONCE for a deadline. */
 size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
                  const atomic_bool *cancelled, kvfi_watch *watch);
 size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,

@@ -143,6 +143,7 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     if (own.num > KVF_MAX_BLOCKS || (unsigned)own.op > KVF_OP_MATCH || (own.flags & ~(uint32_t)KVF_MAY_LEND) != 0) {
         return KVF_LIMIT;
     }
+    KVFI_TRY(kvfi_take_budget(&own.budget_us, NULL, KVFI_BLOCKS_US, own.op != KVF_OP_SAVE));
     if (!kvfi_store_is_ours(queue->store)) {
         return KVF_CLOSED;
     }
@@ -156,7 +157,7 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
         s->watch = (kvfi_watch){
             .wanted = batch->num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
     }
-    s->deadline_us = kvfi_budget_deadline(batch->budget_ms);
+    s->deadline_us = kvfi_budget_deadline(own.budget_us);
     s->job = (kvfi_job){.run = run, .arg = s};
     *out_ticket = s->ticket;
     if (!kvfi_pool_post(pool_of(queue->store, batch->op), &s->job)) {

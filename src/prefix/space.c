@@ -54,35 +54,14 @@ kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, con
         return status;
     }
     space->store = store;
-    pthread_mutex_init(&space->ask_lock, NULL);
-    kvfi_cond_init(&space->ask_done);
-    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
-        space->asks[i].space = space;
-    }
     *out = space;
     return KVF_OK;
-}
-
-static void free_asks(kvf_space *space) {
-    pthread_mutex_lock(&space->ask_lock);
-    for (size_t i = 0; i < KVFI_NUM_ASKS; i++) {
-        while (space->asks[i].state == KVFI_ASK_ASKED) {
-            pthread_cond_wait(&space->ask_done, &space->ask_lock);
-        }
-        kvfi_free(space->asks[i].keys);
-    }
-    pthread_mutex_unlock(&space->ask_lock);
 }
 
 void kvf_space_close(kvf_space *space) {
     if (space == NULL) {
         return;
     }
-    if (kvfi_store_is_ours(space->store)) {
-        free_asks(space);
-    }
-    pthread_cond_destroy(&space->ask_done);
-    pthread_mutex_destroy(&space->ask_lock);
     kvfi_identity_cleanup(&space->identity);
     kvfi_identity_cleanup(&space->previous);
     kvfi_free(space);

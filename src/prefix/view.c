@@ -80,19 +80,36 @@ void kvf_view_close(kvf_view *view) {
 
 static bool any_used(const kvf_view *view, const int64_t *slots, size_t num) {
     for (size_t i = 0; i < num; i++) {
-        if (kvfi_view_has_slot(view, slots[i]) && view->users[slots[i]] > 0) {
+        if (view->users[slots[i]] > 0) {
             return true;
         }
     }
     return false;
 }
 
-void kvf_fence(kvf_view *view, const int64_t *slots, size_t num) {
-    pthread_mutex_lock(&view->lock);
-    while (any_used(view, slots, num)) {
-        pthread_cond_wait(&view->left, &view->lock);
+static bool has_all(const kvf_view *view, const int64_t *slots, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        if (!kvfi_view_has_slot(view, slots[i])) {
+            return false;
+        }
     }
+    return true;
+}
+
+kvf_status kvf_fence(kvf_view *view, const int64_t *slots, size_t num, int64_t budget_us) {
+    KVFI_TRY(kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true));
+    if (!has_all(view, slots, num)) {
+        return KVF_LIMIT;
+    }
+    int64_t deadline_us = kvfi_deadline(budget_us);
+    bool in_time = true;
+    pthread_mutex_lock(&view->lock);
+    while (any_used(view, slots, num) && in_time) {
+        in_time = kvfi_cond_wait(&view->left, &view->lock, deadline_us);
+    }
+    bool used = any_used(view, slots, num);
     pthread_mutex_unlock(&view->lock);
+    return used ? KVF_AGAIN : KVF_OK;
 }
 
 size_t kvfi_view_num_runs(const kvf_view *view) {

@@ -17,8 +17,8 @@ static void pattern_of(pattern_text out, const kvfi_redis *tier, const kvf_diges
     snprintf(out, sizeof(pattern_text), space != NULL ? "%s:%s:*" : "%s:%s*", tier->conf.prefix, hex);
 }
 
-static void extend(kvfi_talk *talk, uint32_t step_ms) {
-    talk->deadline_us = kvfi_deadline((int64_t)step_ms * 1000);
+static void extend(kvfi_talk *talk, int64_t step_us) {
+    talk->deadline_us = kvfi_deadline(step_us);
 }
 
 /* ---- one value ---- */
@@ -28,7 +28,7 @@ typedef struct look {
     kvfi_sight_fn see;
     void *ctx;
     bool whole;
-    uint32_t step_ms;
+    int64_t step_us;
     bool stopped;
 } look;
 
@@ -143,7 +143,7 @@ static kvf_status read_value(kvfi_talk *talk, uint8_t *value, size_t cap, size_t
 
 static void show(look *l, const kvfi_sight *sight) {
     l->stopped = l->see(l->ctx, sight) != 0;
-    extend(l->talk, l->step_ms); /* the visitor's time is its own */
+    extend(l->talk, l->step_us); /* the visitor's time is its own */
 }
 
 static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) {
@@ -293,7 +293,7 @@ static kvf_status walk_records(look *l, const char *pattern) {
     kvf_status status = KVF_OK;
     bool more = true;
     while (status == KVF_OK && more && !l->stopped) {
-        extend(l->talk, l->step_ms);
+        extend(l->talk, l->step_us);
         status = kvfi_scan_next(&scan, &more);
         const char *name = status == KVF_OK ? kvfi_page_next(&scan.page, NULL) : NULL;
         for (; name != NULL && status == KVF_OK && !l->stopped; name = kvfi_page_next(&scan.page, name)) {
@@ -313,7 +313,7 @@ static kvf_status walk_sessions(look *l) {
     kvf_status status = KVF_OK;
     bool more = true;
     while (status == KVF_OK && more && !l->stopped) {
-        extend(l->talk, l->step_ms);
+        extend(l->talk, l->step_us);
         status = kvfi_scan_next(&scan, &more);
         const char *name = status == KVF_OK ? kvfi_page_next(&scan.page, NULL) : NULL;
         for (; name != NULL && status == KVF_OK && !l->stopped; name = kvfi_page_next(&scan.page, name)) {
@@ -329,7 +329,7 @@ static kvf_status walk_node(look *l, kvf_error *err, kvfi_redis *tier, kvfi_node
     pattern_text pattern;
     pattern_of(pattern, tier, space);
     l->talk = &talk;
-    KVFI_TRY(kvfi_talk_begin_on(&talk, tier, err, node, KVFI_LANE_LOAD, kvfi_deadline((int64_t)l->step_ms * 1000)));
+    KVFI_TRY(kvfi_talk_begin_on(&talk, tier, err, node, KVFI_LANE_LOAD, kvfi_deadline(l->step_us)));
     kvf_status status = walk_records(l, pattern);
     if (status == KVF_OK && space == NULL && !l->stopped) {
         status = walk_sessions(l);
@@ -344,10 +344,10 @@ static kvf_status nobody(kvf_error *err, const kvfi_redis *tier) {
 }
 
 kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const kvf_digest *space, bool whole, kvfi_sight_fn see,
-                           void *ctx, uint32_t step_ms) {
+                           void *ctx, int64_t step_us) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node *nodes[KVFI_MAX_NODES];
-    look l = {.see = see, .ctx = ctx, .whole = whole, .step_ms = step_ms};
+    look l = {.see = see, .ctx = ctx, .whole = whole, .step_us = step_us};
     size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);
     kvf_status status = num > 0 ? KVF_OK : nobody(err, tier);
     /* A server that is away does not hide what is on the others; that something is missing is said at the end. */
@@ -442,12 +442,12 @@ static kvf_status clear_sessions(kvfi_talk *talk, const kvfi_page *page, uint64_
     return KVF_OK;
 }
 
-static kvf_status clear_all(kvfi_scan *scan, uint64_t *removed, uint32_t step_ms,
+static kvf_status clear_all(kvfi_scan *scan, uint64_t *removed, int64_t step_us,
                             kvf_status (*clear)(kvfi_talk *, const kvfi_page *, uint64_t *)) {
     kvf_status status = KVF_OK;
     bool more = true;
     while (status == KVF_OK && more) {
-        extend(scan->talk, step_ms);
+        extend(scan->talk, step_us);
         status = kvfi_scan_next(scan, &more);
         if (status == KVF_OK) {
             status = clear(scan->talk, &scan->page, removed);
@@ -458,16 +458,16 @@ static kvf_status clear_all(kvfi_scan *scan, uint64_t *removed, uint32_t step_ms
 }
 
 static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *removed, kvf_error *err,
-                             const kvf_digest *space, uint32_t step_ms) {
+                             const kvf_digest *space, int64_t step_us) {
     kvfi_talk talk;
     pattern_text pattern;
     pattern_of(pattern, tier, space);
-    KVFI_TRY(kvfi_talk_begin_on(&talk, tier, err, node, KVFI_LANE_STORE, kvfi_deadline((int64_t)step_ms * 1000)));
+    KVFI_TRY(kvfi_talk_begin_on(&talk, tier, err, node, KVFI_LANE_STORE, kvfi_deadline(step_us)));
     kvfi_scan records = {.talk = &talk, .pattern = pattern};
-    kvf_status status = clear_all(&records, removed, step_ms, clear_page);
+    kvf_status status = clear_all(&records, removed, step_us, clear_page);
     if (status == KVF_OK && space == NULL) {
         kvfi_scan sessions = {.talk = &talk, .hashes = true};
-        status = clear_all(&sessions, removed, step_ms, clear_sessions);
+        status = clear_all(&sessions, removed, step_us, clear_sessions);
         warn_if_denied(&talk);
     }
     kvfi_talk_end(&talk);
@@ -475,14 +475,14 @@ static kvf_status clear_node(kvfi_redis *tier, kvfi_node *node, uint64_t *remove
 }
 
 kvf_status kvfi_redis_clear(kvfi_tier *base, uint64_t *removed, kvf_error *err, const kvf_digest *space,
-                            uint32_t step_ms) {
+                            int64_t step_us) {
     kvfi_redis *tier = kvfi_redis_of(base);
     kvfi_node *nodes[KVFI_MAX_NODES];
     size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);
     kvf_status status = num > 0 ? KVF_OK : nobody(err, tier);
     *removed = 0;
     for (size_t i = 0; i < num; i++) {
-        kvf_status one = clear_node(tier, nodes[i], removed, status == KVF_OK ? err : NULL, space, step_ms);
+        kvf_status one = clear_node(tier, nodes[i], removed, status == KVF_OK ? err : NULL, space, step_us);
         status = status == KVF_OK ? one : status;
     }
     return status;

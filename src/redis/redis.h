@@ -33,8 +33,8 @@ void kvfi_redis_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out,
 
 kvf_status kvfi_redis_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
 kvf_status kvfi_redis_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
-                           uint32_t step_ms);
-kvf_status kvfi_redis_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, uint32_t step_ms);
+                           int64_t step_us);
+kvf_status kvfi_redis_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);
 
 /* How much of the item one key holds at most. */
 static inline uint64_t kvfi_redis_part_of(const kvfi_redis *tier, const kvfi_item *item) {

@@ -6,13 +6,9 @@
 
 #include "store/store.h"
 
-#define DEFAULT_TTL_S     3600u
-#define DEFAULT_BUDGET_MS 30000u
-#define MAP_FROM          ((size_t)1 << 20) /* below, a mapping costs more than it saves */
-
-static int64_t deadline_of(uint32_t budget_ms) {
-    return kvfi_deadline((int64_t)(budget_ms == 0 ? DEFAULT_BUDGET_MS : budget_ms) * 1000);
-}
+#define DEFAULT_TTL_S 3600u
+#define BUDGET_US     30000000          /* where none is given */
+#define MAP_FROM      ((size_t)1 << 20) /* below, a mapping costs more than it saves */
 
 /* A sealed session is one value everywhere. */
 static bool has_fields(const kvfi_session_call *call) {
@@ -160,13 +156,14 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
     kvf_session_options own = {0};
     kvfi_session_meta meta = {0};
     KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, sizeof own, "kvf_session_options"));
+    KVFI_TRY(kvfi_take_budget(&own.budget_us, err, BUDGET_US, false));
     KVFI_TRY(check_call(store, err, id));
     KVFI_TRY(take_arguments(&meta, err, k, v, &own));
     kvfi_session_call call = {
         .tier = tier_for_save(store),
         .err = err,
         .id = id,
-        .deadline_us = deadline_of(own.budget_ms),
+        .deadline_us = kvfi_deadline(own.budget_us),
         .tenant = tenant_of(store, 0),
     };
     uint32_t ttl_s = own.ttl_s == 0 ? DEFAULT_TTL_S : own.ttl_s;
@@ -188,9 +185,10 @@ static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {
 
 /* The first tier that has it wins. When none has, a failure says more than a miss: the session may be where we could
  * not look. */
-kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err, const char *id, uint32_t budget_ms) {
+kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err, const char *id, int64_t budget_us) {
+    KVFI_TRY(kvfi_take_budget(&budget_us, err, BUDGET_US, false));
     KVFI_TRY(check_call(store, err, id));
-    int64_t deadline_us = deadline_of(budget_ms);
+    int64_t deadline_us = kvfi_deadline(budget_us);
     kvf_error worst = {.status = KVF_OK};
     size_t tiers = kvfi_store_num_tiers(store);
     for (size_t i = 0; i < tiers * num_ways(store); i++) {
@@ -217,7 +215,7 @@ kvf_status kvf_session_remove(kvf_store *store, kvf_error *err, const char *id) 
     size_t tiers = kvfi_store_num_tiers(store);
     for (size_t i = 0; i < tiers * num_ways(store); i++) {
         kvf_error mine = {.status = KVF_OK};
-        kvfi_session_call call = {kvfi_store_tier(store, i % tiers), &mine, id, deadline_of(0),
+        kvfi_session_call call = {kvfi_store_tier(store, i % tiers), &mine, id, kvfi_deadline(BUDGET_US),
                                   tenant_of(store, i / tiers)};
         kvf_status status = has_fields(&call) ? call.tier->ops->session_remove(call.tier, &mine, id, call.deadline_us)
                                               : kvfi_session_remove_value(&call);

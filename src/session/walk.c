@@ -7,7 +7,7 @@
 #include "session/session.h"
 #include "store/store.h"
 
-#define DEFAULT_STEP_MS 5000u
+#define STEP_US 5000000
 
 typedef struct walk {
     kvf_visit_fn visit;
@@ -236,17 +236,17 @@ static kvf_status see_one(walk *w, kvfi_tier *tier, kvf_error *err, const kvfi_a
 
 static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_walk_options *options) {
     if (options->space == NULL || options->key == NULL) {
-        return tier->ops->walk(tier, err, options->space, w->whole, see, w, options->budget_ms);
+        return tier->ops->walk(tier, err, options->space, w->whole, see, w, options->budget_us);
     }
     kvfi_addr addr = {.key = *options->key};
     addr.space = *options->space;
-    return see_one(w, tier, err, &addr, kvfi_deadline((int64_t)options->budget_ms * 1000));
+    return see_one(w, tier, err, &addr, kvfi_deadline(options->budget_us));
 }
 
 kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
     kvf_walk_options own = {0};
     KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, sizeof own, "kvf_walk_options"));
-    own.budget_ms = own.budget_ms != 0 ? own.budget_ms : DEFAULT_STEP_MS;
+    KVFI_TRY(kvfi_take_budget(&own.budget_us, err, STEP_US, false));
     walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets};
     if (!kvfi_store_is_ours(store)) {
         return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");

@@ -7,7 +7,7 @@
 #include "store/store.h"
 #include "store/value.h"
 
-#define DEFAULT_STEP_MS 5000u
+#define STEP_US 5000000
 
 static kvf_status not_ours(kvf_error *err) {
     return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
@@ -23,7 +23,7 @@ kvf_status kvf_clear(kvf_store *store, uint64_t *out_removed, kvf_error *err, co
     kvfi_known_clear(&store->known);
     for (size_t i = 0; i < store->num_tiers; i++) {
         uint64_t removed = 0;
-        kvf_status status = store->tiers[i]->ops->clear(store->tiers[i], &removed, err, space, DEFAULT_STEP_MS);
+        kvf_status status = store->tiers[i]->ops->clear(store->tiers[i], &removed, err, space, STEP_US);
         *out_removed += removed;
         KVFI_TRY(status);
     }
@@ -39,8 +39,7 @@ kvf_status kvf_remove(kvf_store *store, kvf_error *err, const kvf_digest *space,
     }
     kvfi_known_forget(&store->known, key);
     for (size_t i = 0; i < store->num_tiers; i++) {
-        kvf_status status =
-            store->tiers[i]->ops->remove(store->tiers[i], err, &addr, kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000));
+        kvf_status status = store->tiers[i]->ops->remove(store->tiers[i], err, &addr, kvfi_deadline(STEP_US));
         if (status == KVF_OK) {
             result = KVF_OK;
         } else if (status != KVF_MISS) {
@@ -71,11 +70,7 @@ static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, const kvfi_tenant *
                       .status = KVF_AGAIN,
                       .seal = tenant != NULL ? &tenant->seal : NULL,
                       .whole = tenant != NULL};
-    kvfi_feed feed = {.items = &item,
-                      .num = 1,
-                      .limit = 1,
-                      .deadline_us = kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000),
-                      .check = check_card};
+    kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(STEP_US), .check = check_card};
     tier->ops->get(tier, &feed);
     /* Whoever can write to the store can write a plain card; one that fits its space is true. */
     return item.status == KVF_OK && kvfi_card_fits(text, len, &addr->space, tenant != NULL ? &tenant->secret : NULL);
@@ -87,7 +82,7 @@ static kvf_reason read_card(const kvf_store *store, kvfi_tier *tier, char **out,
     kvfi_header header;
     uint64_t round_trips = 0;
     const kvfi_tenant *tenant = NULL;
-    tier->ops->peek(tier, addr, 1, &peek, &round_trips, kvfi_deadline((int64_t)DEFAULT_STEP_MS * 1000));
+    tier->ops->peek(tier, addr, 1, &peek, &round_trips, kvfi_deadline(STEP_US));
     if (peek.why != KVF_WHY_NONE || kvfi_header_decode(&header, peek.header) != KVF_WHY_NONE) {
         return KVF_WHY_ABSENT;
     }

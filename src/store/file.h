@@ -158,8 +158,8 @@ bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for long */
 /* ---- file_admin.c */
 kvf_status kvfi_file_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
 kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
-                          uint32_t step_ms);
-kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, uint32_t step_ms);
+                          int64_t step_us);
+kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);
 void kvfi_file_doctor(kvfi_tier *, kvf_finding_fn, void *ctx);
 bool kvfi_file_on_network(const char *path);
 

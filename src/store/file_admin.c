@@ -73,8 +73,8 @@ static int clear_folders(void *ctx, int dir, const char *base) {
 }
 
 kvf_status kvfi_file_clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const kvf_digest *space,
-                           uint32_t step_ms) {
-    (void)step_ms;
+                           int64_t step_us) {
+    (void)step_us;
     kvfi_file *file = (kvfi_file *)tier;
     clearing c = {.file = file};
     kvf_status status = kvfi_file_scan(file, err, space, 0, clear_one, &c);
@@ -185,8 +185,8 @@ static int show(void *ctx, const kvfi_file_name *name) {
 }
 
 kvf_status kvfi_file_walk(kvfi_tier *tier, kvf_error *err, const kvf_digest *space, bool whole, kvfi_sight_fn fn,
-                          void *ctx, uint32_t step_ms) {
-    (void)step_ms;
+                          void *ctx, int64_t step_us) {
+    (void)step_us;
     walk w = {.file = (kvfi_file *)tier, .whole = whole, .fn = fn, .ctx = ctx};
     return kvfi_file_scan(w.file, err, space, 0, show, &w);
 }

@@ -440,9 +440,9 @@ static bool in_space(const entry *e, const kvf_digest *space) {
     return space == NULL || memcmp(e->addr.space.bytes, space->bytes, 8) == 0;
 }
 
-static kvf_status clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const kvf_digest *space, uint32_t step_ms) {
+static kvf_status clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, const kvf_digest *space, int64_t step_us) {
     (void)err;
-    (void)step_ms;
+    (void)step_us;
     mem *m = (mem *)tier;
     *removed = 0;
     pthread_mutex_lock(&m->lock);
@@ -500,8 +500,8 @@ static entry *acquire_untouched(mem *m, const kvfi_addr *addr) {
 }
 
 static kvf_status walk(kvfi_tier *tier, kvf_error *err, const kvf_digest *space, bool whole, kvfi_sight_fn fn,
-                       void *ctx, uint32_t step_ms) {
-    (void)step_ms;
+                       void *ctx, int64_t step_us) {
+    (void)step_us;
     mem *m = (mem *)tier;
     size_t num = 0;
     kvfi_addr *addrs = list_addrs(m, &num, space);

@@ -9,7 +9,8 @@
 #define LOOKUP_THREADS 2u
 /* For batches of queues: they have deadlines, and must not wait for a writer that has none to speak of. */
 #define BATCH_THREADS         4u
-#define DEFAULT_DRAIN_MS      5000u
+#define DRAIN_US              5000000
+#define FLUSH_US              10000000
 #define DEFAULT_BACKLOG_BYTES ((size_t)256 << 20)
 
 /* ---- open and close ---- */
@@ -77,7 +78,7 @@ static uint32_t or_default(uint32_t value, uint32_t fallback) {
 
 static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *options) {
     uint32_t writers = or_default(options->store_threads, sum_threads(store, true));
-    store->drain_ms = or_default(options->drain_ms, DEFAULT_DRAIN_MS);
+    store->drain_us = options->drain_us;
     store->lookup_pool = kvfi_pool_new(LOOKUP_THREADS);
     store->load_pool = kvfi_pool_new(or_default(options->load_threads, sum_threads(store, false)) + BATCH_THREADS);
     store->store_pool = kvfi_pool_new(writers + BATCH_THREADS);
@@ -96,6 +97,7 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
     }
     kvf_options own = {0};
     KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, offsetof(kvf_options, secret), "kvf_options"));
+    KVFI_TRY(kvfi_take_budget(&own.drain_us, err, DRAIN_US, true));
     kvf_store *store = kvfi_alloc_zero(1, sizeof *store);
     if (store == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
@@ -128,7 +130,7 @@ void kvf_store_close(kvf_store *store) {
         return; /* the parent's threads are not here: there is nothing that could be waited for */
     }
     if (store->backlog.store != NULL) {
-        (void)kvfi_backlog_flush(&store->backlog, kvfi_deadline((int64_t)store->drain_ms * 1000));
+        (void)kvfi_backlog_flush(&store->backlog, kvfi_deadline(store->drain_us));
         kvfi_backlog_cleanup(&store->backlog);
     }
     kvfi_pool_free(store->lookup_pool);
@@ -142,11 +144,12 @@ void kvf_store_close(kvf_store *store) {
     kvfi_free(store);
 }
 
-kvf_status kvf_store_flush(kvf_store *store, uint32_t budget_ms) {
+kvf_status kvf_store_flush(kvf_store *store, int64_t budget_us) {
+    KVFI_TRY(kvfi_take_budget(&budget_us, NULL, FLUSH_US, true));
     if (!kvfi_store_is_ours(store)) {
         return KVF_CLOSED;
     }
-    return kvfi_backlog_flush(&store->backlog, kvfi_deadline((int64_t)budget_ms * 1000)) ? KVF_OK : KVF_AGAIN;
+    return kvfi_backlog_flush(&store->backlog, kvfi_deadline(budget_us)) ? KVF_OK : KVF_AGAIN;
 }
 
 /* ---- what is known ---- */
@@ -178,20 +181,41 @@ static void run_op(void *arg) {
     r->op(r->tier, r->feed);
 }
 
+/* Without time to wait, memory alone is asked. */
+static bool is_in_reach(const kvfi_tier *tier, int64_t deadline_us) {
+    return deadline_us != KVFI_AT_ONCE || tier->volatile_;
+}
+
+static void pass_by(kvfi_feed *feed) {
+    for (size_t i = 0; i < feed->num; i++) {
+        if (feed->items[i].status != KVF_OK) {
+            feed->items[i].status = KVF_MISS;
+            feed->items[i].why = KVF_WHY_BUDGET;
+        }
+    }
+}
+
 static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put) {
     run r = {.tier = tier, .feed = feed, .op = put ? tier->ops->put : tier->ops->get};
     feed->next = 0;
     feed->workers = 0;
     feed->limit = feed->num;
-    if (tier->ops->spread != NULL) {
-        tier->ops->spread(tier, feed, pool, put);
+    if (!is_in_reach(tier, feed->deadline_us)) {
+        pass_by(feed);
         return;
     }
+    int64_t deadline_us = feed->deadline_us;
+    feed->deadline_us = deadline_us != KVFI_AT_ONCE ? deadline_us : KVFI_NEVER;
     size_t threads = put ? tier->put_threads : tier->get_threads;
     if (threads > feed->num) {
         threads = feed->num;
     }
-    kvfi_pool_share(pool, run_op, &r, threads > 0 ? (unsigned)threads - 1 : 0);
+    if (tier->ops->spread != NULL) {
+        tier->ops->spread(tier, feed, pool, put);
+    } else {
+        kvfi_pool_share(pool, run_op, &r, threads > 0 ? (unsigned)threads - 1 : 0);
+    }
+    feed->deadline_us = deadline_us;
 }
 
 /* ---- get ---- */
@@ -288,6 +312,18 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
         note_got(store, &subset[i], tier, all->stays);
     }
     kvfi_free(subset);
+}
+
+void kvfi_store_peek(kvf_store *store, size_t index, const kvfi_addr *addrs, size_t num, kvfi_peek *out,
+                     uint64_t *round_trips, int64_t deadline_us) {
+    kvfi_tier *tier = store->tiers[index];
+    if (is_in_reach(tier, deadline_us)) {
+        tier->ops->peek(tier, addrs, num, out, round_trips, deadline_us);
+        return;
+    }
+    for (size_t i = 0; i < num; i++) {
+        out[i].why = KVF_WHY_BUDGET;
+    }
 }
 
 void kvfi_store_get(kvf_store *store, kvfi_feed *feed) {

@@ -30,7 +30,7 @@ struct kvf_store {
     kvfi_tier *tiers[KVFI_MAX_TIERS];
     kvfi_pool *lookup_pool, *load_pool,
         *store_pool; /* apart: a lookup never waits behind a load, nor a load behind a store */
-    uint32_t drain_ms;
+    int64_t drain_us;
     kvfi_backlog backlog;
     kvfi_known known;
     kvfi_counters stats;
@@ -54,10 +54,14 @@ bool kvfi_store_is_ours(const kvf_store *);
  * none, any tier. */
 bool kvfi_store_knows(kvf_store *, const kvf_key *);
 
+/* kvfi_store_peek looks into one tier. Takes KVFI_AT_ONCE, which leaves out what is not in memory (KVF_WHY_BUDGET). */
+void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                     int64_t deadline_us);
+
 /* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and the helpers of
  * the pool. With `prefix` a miss makes what lies behind it useless. Items that were not tried keep KVF_AGAIN. What a
  * slower tier had is copied up in the background. The caller sets items, num, deadline_us, and prefix, check, cancelled
- * and watch as it likes. The first iovec of an item is its head. */
+ * and watch as it likes. The first iovec of an item is its head. Takes KVFI_AT_ONCE as kvfi_store_peek does. */
 void kvfi_store_get(kvf_store *, kvfi_feed *);
 
 /* kvfi_store_promote sends a copy of a value that tier `from` had to the faster ones, in the background, if there is

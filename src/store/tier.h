@@ -178,8 +178,8 @@ typedef struct kvfi_tier_ops {
                          int64_t deadline_us); /* KVF_MISS: was not there */
     /* walk shows every value (of one space when `space` is set: its first 8 bytes), and sessions. */
     kvf_status (*walk)(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
-                       uint32_t step_ms);
-    kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, uint32_t step_ms);
+                       int64_t step_us);
+    kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);
 
     /* Sessions as fields; all three NULL where the layer above keeps them as values. put replaces the whole session at
      * once. get fills the parts that are there; a part that is longer than its memory: KVF_LIMIT. size: the length of

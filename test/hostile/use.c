@@ -81,7 +81,7 @@ static void read_all(site *s, const void *bytes, size_t len) {
 static void ask_match(site *s) {
     kvf_found found[HOSTILE_BLOCKS];
     size_t run = 0;
-    if (kvf_match(s->space, &run, found, s->prompt->keys, HOSTILE_BLOCKS, s->use->budget_ms * 1000) != KVF_OK ||
+    if (kvf_match(s->space, &run, found, s->prompt->keys, HOSTILE_BLOCKS, KVF_MS(s->use->budget_ms)) != KVF_OK ||
         run > HOSTILE_BLOCKS) {
         hostile_fault("a match is neither a hit nor a miss");
     }
@@ -89,7 +89,7 @@ static void ask_match(site *s) {
 
 static void ask_load(site *s) {
     kvft_prompt_poison(s->prompt);
-    size_t run = kvf_load(s->space, s->prompt->blocks, HOSTILE_BLOCKS, NULL, s->use->budget_ms);
+    size_t run = kvf_load(s->space, s->prompt->blocks, HOSTILE_BLOCKS, NULL, KVF_MS(s->use->budget_ms));
     if (run > 0) {
         hostile_hit(kvft_prompt_wrong(s->prompt, HOSTILE_SEED, run) == 0, s->use->forged && !s->sealed);
     }
@@ -130,7 +130,7 @@ static bool is_array(const kvf_tensor *t, uint64_t seed) {
 static void ask_session(site *s) {
     kvf_session *session = NULL;
     kvf_error err;
-    if (s->use->huge || kvf_session_load(s->store, &session, &err, SESSION, s->use->budget_ms) != KVF_OK) {
+    if (s->use->huge || kvf_session_load(s->store, &session, &err, SESSION, KVF_MS(s->use->budget_ms)) != KVF_OK) {
         return;
     }
     read_all(s, session->k.data, session->k.len);
@@ -156,7 +156,7 @@ static void ask_walk(site *s) {
     kvf_error err;
     kvf_walk_options options = {.struct_size = sizeof options,
                                 .whole = hostile_below(s->random, 2) == 0 && !s->use->huge,
-                                .budget_ms = s->use->budget_ms};
+                                .budget_us = KVF_MS(s->use->budget_ms)};
     (void)!kvf_walk(s->store, &err, see, s, &options);
 }
 
@@ -191,7 +191,7 @@ static void ask_save(site *s) {
     kvft_prompt_fill(s->prompt, HOSTILE_SEED);
     (void)kvf_save(s->space, other->blocks, 2, NULL);
     (void)kvf_save(s->space, s->prompt->blocks, HOSTILE_BLOCKS, NULL);
-    (void)!kvf_store_flush(s->store, s->use->budget_ms);
+    (void)!kvf_store_flush(s->store, KVF_MS(s->use->budget_ms));
     kvft_prompt_free(other);
 }
 

@@ -68,7 +68,7 @@ static void close_bench(bench *b) {
 
 static size_t load(bench *b, uint64_t seed, uint32_t budget_ms) {
     kvft_prompt_poison(b->prompt);
-    size_t run = kvf_load(b->space, b->prompt->blocks, BLOCKS, NULL, budget_ms);
+    size_t run = kvf_load(b->space, b->prompt->blocks, BLOCKS, NULL, KVF_MS(budget_ms));
     assert_int_equal(kvft_prompt_wrong(b->prompt, seed, run), 0);
     if (run < BLOCKS) {
         printf("block %zu: %s\n", run, kvf_reason_name(b->prompt->blocks[run].why));
@@ -110,7 +110,7 @@ static void test_all_shards(void **state) {
     bench fresh = {.store = kvft_store(cluster->url)};
     fresh.space = kvft_space(fresh.store, "m1", 16);
     size_t run = 0;
-    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, 5000000), KVF_OK);
+    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, KVF_MS(5000)), KVF_OK);
     assert_int_equal(run, BLOCKS);
     kvf_stats after = stats_of(&fresh);
     assert_int_equal(after.lookup_round_trips, KVFT_SHARDS);
@@ -150,7 +150,7 @@ static void test_resharding(void **state) {
             kvft_prompt *other = kvft_prompt_new(b.space, seed, 8, 3000);
             kvft_save_all(b.space, b.store, other);
             kvft_prompt_poison(other);
-            assert_int_equal(kvf_load(b.space, other->blocks, 8, NULL, 5000), 8);
+            assert_int_equal(kvf_load(b.space, other->blocks, 8, NULL, KVF_MS(5000)), 8);
             assert_int_equal(kvft_prompt_wrong(other, seed, 8), 0);
             kvft_prompt_free(other);
         } while (!atomic_load(&m.done));
@@ -180,7 +180,7 @@ static void test_minimal_acl(void **state) {
     kvft_prompt *prompt = kvft_prompt_new(space, 9, BLOCKS, 3000);
     kvft_save_all(space, store, prompt);
     kvft_prompt_poison(prompt);
-    assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, 5000), BLOCKS);
+    assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(5000)), BLOCKS);
     assert_int_equal(kvft_prompt_wrong(prompt, 9, BLOCKS), 0);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
@@ -202,14 +202,14 @@ static void check_session(kvf_store *store, const char *id) {
     kvf_tensor k = {.data = keys, .len = sizeof keys, .dtype = "float32", .num_dims = 1, .dims = {64}};
     kvf_tensor v = {.data = values, .len = sizeof values, .dtype = "float32", .num_dims = 1, .dims = {64}};
     if (kvf_session_save(store, &err, id, &k, &v, NULL) != KVF_OK ||
-        kvf_session_load(store, &session, &err, id, 5000) != KVF_OK) {
+        kvf_session_load(store, &session, &err, id, KVF_MS(5000)) != KVF_OK) {
         fail_msg("%s: %s", id, err.what);
     }
     assert_memory_equal(session->k.data, keys, sizeof keys);
     assert_memory_equal(session->v.data, values, sizeof values);
     kvf_session_free(session);
     assert_int_equal(kvf_session_remove(store, &err, id), KVF_OK);
-    assert_int_equal(kvf_session_load(store, &session, &err, id, 5000), KVF_MISS);
+    assert_int_equal(kvf_session_load(store, &session, &err, id, KVF_MS(5000)), KVF_MISS);
 }
 
 static void test_doctor_and_sessions(void **state) {
@@ -258,7 +258,7 @@ static void test_half_moved(void **state) {
     bench fresh = {.store = kvft_store(cluster->url)};
     fresh.space = kvft_space(fresh.store, "m4", 16);
     size_t run = 0;
-    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, 5000000), KVF_OK);
+    assert_int_equal(kvf_match(fresh.space, &run, NULL, b.prompt->keys, BLOCKS, KVF_MS(5000)), KVF_OK);
     assert_int_equal(run, BLOCKS);
     kvft_prompt_fill(b.prompt, 4);
     kvft_save_all(fresh.space, fresh.store, b.prompt);
@@ -295,7 +295,7 @@ static void test_session_half_moved(void **state) {
     check_session(store, "half");
     float keys[64] = {1}, values[64] = {2};
     kvf_tensor k = {.data = keys, .len = sizeof keys}, v = {.data = values, .len = sizeof values};
-    kvf_session_options options = {.struct_size = sizeof options, .budget_ms = 2000};
+    kvf_session_options options = {.struct_size = sizeof options, .budget_us = KVF_MS(2000)};
     kvf_session *session = NULL;
     kvf_error err = {0};
     assert_int_equal(kvf_session_save(store, &err, "half", &k, &v, &options), KVF_OK);
@@ -306,7 +306,7 @@ static void test_session_half_moved(void **state) {
     snprintf(command, sizeof command, "MIGRATE 127.0.0.1 %d half 0 5000 REPLACE", cluster->nodes[dst]->port);
     assert_string_equal(kvft_server_say(cluster->nodes[src], command), "+OK");
     double from = kvft_now_ms();
-    if (kvf_session_load(store, &session, &err, "half", 2000) != KVF_OK) {
+    if (kvf_session_load(store, &session, &err, "half", KVF_MS(2000)) != KVF_OK) {
         fail_msg("%s", err.what);
     }
     printf("a session behind ASK took %.0f ms\n", kvft_now_ms() - from);
@@ -315,13 +315,13 @@ static void test_session_half_moved(void **state) {
     assert_memory_equal(session->v.data, values, sizeof values);
     kvf_session_free(session);
     assert_int_equal(kvf_session_remove(store, &err, "half"), KVF_OK);
-    assert_int_equal(kvf_session_load(store, &session, &err, "half", 2000), KVF_MISS);
+    assert_int_equal(kvf_session_load(store, &session, &err, "half", KVF_MS(2000)), KVF_MISS);
     /* It can't be saved there before the slot has arrived; that is waited for, as long as the call may last. */
     from = kvft_now_ms();
-    options.budget_ms = 700;
+    options.budget_us = KVF_MS(700);
     assert_int_equal(kvf_session_save(store, &err, "half", &k, &v, &options), KVF_IO);
     assert_in_range(kvft_now_ms() - from, 100, 1500);
-    options.budget_ms = 20000;
+    options.budget_us = KVF_MS(20000);
     from = kvft_now_ms();
     journey late = {.slot = (int)slot, .src = src, .dst = dst};
     pthread_t traveller;
@@ -365,7 +365,7 @@ static size_t load_each(bench *b, uint64_t seed, double *longest_ms) {
     *longest_ms = 0;
     for (size_t i = 0; i < BLOCKS; i++) {
         double begin = kvft_now_ms();
-        size_t run = kvf_load(b->space, &b->prompt->blocks[i], 1, NULL, 1000);
+        size_t run = kvf_load(b->space, &b->prompt->blocks[i], 1, NULL, KVF_MS(1000));
         double spent = kvft_now_ms() - begin;
         *longest_ms = spent > *longest_ms ? spent : *longest_ms;
         hits += run;
@@ -385,11 +385,11 @@ static void test_standstill(void **state) {
     bench fresh = {.store = kvft_store(cluster->url)};
     fresh.space = kvft_space(fresh.store, "m6", 16);
     size_t run = 0, before = 0;
-    assert_int_equal(kvf_match(fresh.space, &before, NULL, b.prompt->keys, 1, 5000000), KVF_OK);
+    assert_int_equal(kvf_match(fresh.space, &before, NULL, b.prompt->keys, 1, KVF_MS(5000)), KVF_OK);
     assert_int_equal(before, 1);
     kvft_server_signal(cluster->nodes[1], SIGSTOP);
     double begin = kvft_now_ms();
-    kvf_status status = kvf_match(fresh.space, &run, NULL, b.prompt->keys + 1, BLOCKS - 1, 5000000);
+    kvf_status status = kvf_match(fresh.space, &run, NULL, b.prompt->keys + 1, BLOCKS - 1, KVF_MS(5000));
     double spent = kvft_now_ms() - begin;
     kvft_server_signal(cluster->nodes[1], SIGCONT);
     assert_int_equal(status, KVF_OK);

@@ -34,11 +34,11 @@ static void use_session(kvf_store *store) {
     kvft_bytes(k, sizeof k, 1);
     kvft_bytes(v, sizeof v, 2);
     kvf_tensor kt = {.data = k, .len = sizeof k}, vt = {.data = v, .len = sizeof v};
-    kvf_session_options options = {.struct_size = sizeof options, .budget_ms = 2000};
+    kvf_session_options options = {.struct_size = sizeof options, .budget_us = KVF_MS(2000)};
     kvf_session *session = NULL;
     kvf_error err = {0};
     kvf_status saved = kvf_session_save(store, &err, "fault", &kt, &vt, &options);
-    kvf_status loaded = kvf_session_load(store, &session, &err, "fault", 2000);
+    kvf_status loaded = kvf_session_load(store, &session, &err, "fault", KVF_MS(2000));
     if (loaded == KVF_OK) {
         assert_int_equal(session->k.len, sizeof k);
         assert_memory_equal(session->k.data, k, sizeof k);
@@ -55,16 +55,16 @@ static void use_session(kvf_store *store) {
 static size_t use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
     kvft_prompt_fill(prompt, 5);
     kvf_save(space, prompt->blocks, BLOCKS, NULL);
-    kvf_status flushed = kvf_store_flush(store, 5000);
+    kvf_status flushed = kvf_store_flush(store, KVF_MS(5000));
     (void)flushed;
     kvf_found found[BLOCKS];
     size_t run = 0;
-    assert_int_equal(kvf_match(space, &run, found, prompt->keys, BLOCKS, 2000000), KVF_OK);
+    assert_int_equal(kvf_match(space, &run, found, prompt->keys, BLOCKS, KVF_MS(2000)), KVF_OK);
     for (size_t i = 0; i < run; i++) {
         assert_int_equal(found[i].payload_bytes, PAYLOAD);
     }
     kvft_prompt_poison(prompt);
-    run = kvf_load(space, prompt->blocks, BLOCKS, NULL, 2000);
+    run = kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(2000));
     assert_int_equal(kvft_prompt_wrong(prompt, 5, run), 0);
     size_t loaded = run;
     kvft_prompt_fill(prompt, 5);
@@ -89,7 +89,7 @@ static void use_queue(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
                        .space = space,
                        .blocks = prompt->blocks,
                        .num = BLOCKS,
-                       .budget_ms = 2000};
+                       .budget_us = KVF_MS(2000)};
     uint64_t ticket;
     if (kvf_submit(queue, &ticket, &batch) == KVF_OK) {
         kvf_completion done = {0};
@@ -107,7 +107,7 @@ static size_t live_once(const char *url, kvft_prompt *prompt) {
     kvf_store *store = NULL;
     kvf_space *space = NULL;
     kvf_error err = {0};
-    kvf_options options = {.struct_size = sizeof options, .drain_ms = 2000};
+    kvf_options options = {.struct_size = sizeof options, .drain_us = KVF_MS(2000)};
     if (kvf_store_open(&store, &err, &url, 1, &options) != KVF_OK) {
         assert_true(strlen(err.what) > 0);
         return 0;
@@ -119,7 +119,7 @@ static size_t live_once(const char *url, kvft_prompt *prompt) {
         loaded = use_blocks(store, space, prompt);
         use_queue(store, space, prompt);
         size_t seen = 0;
-        kvf_walk_options walk = {.struct_size = sizeof walk, .whole = 1, .budget_ms = 2000};
+        kvf_walk_options walk = {.struct_size = sizeof walk, .whole = 1, .budget_us = KVF_MS(2000)};
         kvf_status walked = kvf_walk(store, &err, count_entry, &seen, &walk);
         (void)walked;
         kvf_space_close(space);

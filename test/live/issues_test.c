@@ -493,12 +493,12 @@ static void moved_without_a_host_12266(void **state) {
     kvft_prompt *prompt = kvft_prompt_new(space, 1, NUM, 10000);
     kvft_save_all(space, store, prompt);
     kvft_prompt_poison(prompt);
-    assert_int_equal(kvf_load(space, prompt->blocks, NUM, NULL, 10000), NUM);
+    assert_int_equal(kvf_load(space, prompt->blocks, NUM, NULL, KVF_MS(10000)), NUM);
     assert_int_equal(kvft_prompt_wrong(prompt, 1, NUM), 0);
     /* Slots that move now are answered by a MOVED of that kind. */
     kvft_cluster_move(cluster, kvft_cluster_first(0), kvft_cluster_first(0) + 2000, 0, 1);
     kvft_prompt_poison(prompt);
-    assert_int_equal(kvf_load(space, prompt->blocks, NUM, NULL, 10000), NUM);
+    assert_int_equal(kvf_load(space, prompt->blocks, NUM, NULL, KVF_MS(10000)), NUM);
     assert_int_equal(kvft_prompt_wrong(prompt, 1, NUM), 0);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
@@ -723,14 +723,14 @@ static void ranks_agree_1467(void **state) {
     kvfi_hex(key, prompts[1]->keys[LOST].bytes, 32);
     say_to(server, "DEL kvf1:%s:{%s}", space, key);
     for (int rank = 0; rank < RANKS; rank++) {
-        assert_int_equal(kvf_match(spaces[rank], &run[rank], NULL, prompts[rank]->keys, NUM, 5000000), KVF_OK);
+        assert_int_equal(kvf_match(spaces[rank], &run[rank], NULL, prompts[rank]->keys, NUM, KVF_MS(5000)), KVF_OK);
         common = run[rank] < common ? run[rank] : common;
     }
     assert_int_equal(run[0], NUM);
     assert_int_equal(common, LOST);
     for (int rank = 0; rank < RANKS; rank++) {
         kvft_prompt_poison(prompts[rank]);
-        assert_int_equal(kvf_load(spaces[rank], prompts[rank]->blocks, common, NULL, 5000), common);
+        assert_int_equal(kvf_load(spaces[rank], prompts[rank]->blocks, common, NULL, KVF_MS(5000)), common);
         assert_int_equal(kvft_prompt_wrong(prompts[rank], 1, common), 0);
         kvft_prompt_free(prompts[rank]);
         kvf_space_close(spaces[rank]);

@@ -21,13 +21,13 @@ static size_t run_prompt(const char *url) {
     kvf_space *space = kvft_space(store, "larger", 16);
     kvft_prompt *prompt = kvft_prompt_new(space, SEED, BLOCKS, PAYLOAD);
     size_t have = 0;
-    assert_int_equal(kvf_match(space, &have, NULL, prompt->keys, BLOCKS, 10000000), KVF_OK);
+    assert_int_equal(kvf_match(space, &have, NULL, prompt->keys, BLOCKS, KVF_MS(10000)), KVF_OK);
     kvft_prompt_poison(prompt);
-    have = have > 0 ? kvf_load(space, prompt->blocks, have, NULL, 60000) : 0;
+    have = have > 0 ? kvf_load(space, prompt->blocks, have, NULL, KVF_MS(60000)) : 0;
     assert_int_equal(kvft_prompt_wrong(prompt, SEED, have), 0);
     kvft_prompt_fill(prompt, SEED);
     (void)kvf_save(space, prompt->blocks + have, BLOCKS - have, NULL);
-    assert_int_equal(kvf_store_flush(store, 60000), KVF_OK);
+    assert_int_equal(kvf_store_flush(store, KVF_MS(60000)), KVF_OK);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
     kvf_store_close(store);

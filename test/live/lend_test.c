@@ -73,7 +73,7 @@ static kvf_reason second_block(void) {
     kvf_space *same = kvft_space(other, "m", 16);
     kvft_prompt *again = kvft_prompt_new(same, 7, 2, PAYLOAD);
     kvft_prompt_poison(again);
-    size_t run = kvf_load(same, again->blocks, 2, NULL, WAIT_MS);
+    size_t run = kvf_load(same, again->blocks, 2, NULL, KVF_MS(WAIT_MS));
     assert_true(run >= 1);
     assert_int_equal(kvft_prompt_wrong(again, 7, run), 0);
     kvf_reason why = again->blocks[1].why;
@@ -151,11 +151,11 @@ static void the_librarys_is_not_used_again(void **state) {
     kvft_flush_all(store);
     wait_for_keys(2);
     /* What a load has missed is not looked up before it is saved: that would tell of the silence. */
-    assert_int_equal(kvf_load(space, &prompt->blocks[1], 1, NULL, WAIT_MS), 0);
+    assert_int_equal(kvf_load(space, &prompt->blocks[1], 1, NULL, KVF_MS(WAIT_MS)), 0);
     kvft_prompt_fill(prompt, 7);
     kvft_server_signal(server, SIGSTOP);
     assert_int_equal(kvf_save(space, &prompt->blocks[1], 1, NULL), 1);
-    assert_int_equal(kvf_store_flush(store, WAIT_MS), KVF_OK);
+    assert_int_equal(kvf_store_flush(store, KVF_MS(WAIT_MS)), KVF_OK);
     kvf_store_stats(store, &stats);
     assert_int_equal(stats.saved, 2); /* the first, and the card */
     use_the_backlog();

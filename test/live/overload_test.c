@@ -62,7 +62,7 @@ static bench *of(void **state) {
 
 static size_t load(bench *b) {
     kvft_prompt_poison(b->kept);
-    size_t run = kvf_load(b->space, b->kept->blocks, BLOCKS, NULL, 1000);
+    size_t run = kvf_load(b->space, b->kept->blocks, BLOCKS, NULL, KVF_MS(1000));
     assert_int_equal(kvft_prompt_wrong(b->kept, 1, run), 0);
     return run;
 }
@@ -90,7 +90,7 @@ static size_t save_new(bench *b, uint64_t seed) {
     kvf_stats before = {.struct_size = sizeof before}, after = before;
     kvf_store_stats(b->store, &before);
     assert_int_equal(kvf_save(b->space, p->blocks, BLOCKS, NULL), BLOCKS);
-    assert_int_equal(kvf_store_flush(b->store, 10000), KVF_OK);
+    assert_int_equal(kvf_store_flush(b->store, KVF_MS(10000)), KVF_OK);
     kvf_store_stats(b->store, &after);
     kvft_prompt_free(p);
     return (size_t)(after.saved - before.saved);
@@ -225,7 +225,7 @@ static void test_saves_are_patient(void **state) {
     kvf_store_stats(b->store, &stats);
     uint64_t before = stats.disconnects;
     kvft_server_signal(b->server, SIGCONT);
-    assert_int_equal(kvf_store_flush(b->store, 10000), KVF_OK);
+    assert_int_equal(kvf_store_flush(b->store, KVF_MS(10000)), KVF_OK);
     kvf_store_stats(b->store, &stats);
     assert_in_range(before, 0, 1);
     assert_int_equal(stats.disconnects, before);
@@ -234,7 +234,7 @@ static void test_saves_are_patient(void **state) {
     kvft_prompt *q = kvft_prompt_new(b->space, 52, BLOCKS, PAYLOAD);
     kvft_server_signal(b->server, SIGSTOP);
     assert_int_equal(kvf_save(b->space, q->blocks, BLOCKS, NULL), BLOCKS);
-    assert_int_equal(kvf_store_flush(b->store, 10000), KVF_OK);
+    assert_int_equal(kvf_store_flush(b->store, KVF_MS(10000)), KVF_OK);
     kvf_store_stats(b->store, &stats);
     kvft_server_signal(b->server, SIGCONT);
     assert_true(stats.disconnects > before);
@@ -260,7 +260,7 @@ static void test_batch_beside_stuck_writer(void **state) {
                        .space = b->space,
                        .blocks = q->blocks,
                        .num = BLOCKS,
-                       .budget_ms = 30};
+                       .budget_us = KVF_MS(30)};
     double begin = kvft_now_ms();
     assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
     while (kvf_reap(queue, &done, 1) == 0) {

@@ -45,7 +45,7 @@ static int stop(void **state) {
 static size_t timed_load(kvf_space *space, kvft_prompt *prompt, uint64_t seed) {
     kvft_prompt_poison(prompt);
     double begin = kvft_now_ms();
-    size_t run = kvf_load(space, prompt->blocks, BLOCKS, NULL, BUDGET_MS);
+    size_t run = kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(BUDGET_MS));
     double spent = kvft_now_ms() - begin;
     if (spent > BUDGET_MS + SLACK_MS) {
         fail_msg("a load took %.0f ms of a budget of %u", spent, BUDGET_MS);

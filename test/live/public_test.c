@@ -38,7 +38,7 @@ static void saves_and_loads(const char *url) {
     kvft_prompt *prompt = kvft_prompt_new(space, 3, BLOCKS, PAYLOAD);
     kvft_save_all(space, store, prompt);
     kvft_prompt_poison(prompt);
-    assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, 10000), BLOCKS);
+    assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(10000)), BLOCKS);
     assert_int_equal(kvft_prompt_wrong(prompt, 3, BLOCKS), 0);
     kvft_prompt_free(prompt);
     kvf_space_close(space);
@@ -355,7 +355,7 @@ static void close_place(place *p) {
 
 static size_t load(place *p, uint32_t budget_ms) {
     kvft_prompt_poison(p->prompt);
-    size_t run = kvf_load(p->space, p->prompt->blocks, BLOCKS, NULL, budget_ms);
+    size_t run = kvf_load(p->space, p->prompt->blocks, BLOCKS, NULL, KVF_MS(budget_ms));
     assert_int_equal(kvft_prompt_wrong(p->prompt, 3, run), 0);
     return run;
 }
@@ -544,14 +544,14 @@ static void test_public_9_a_store_that_closes_retries_nothing(void **state) {
     char url[256];
     const char *urls[] = {url};
     kvf_store *store = NULL;
-    kvf_options options = {.struct_size = sizeof options, .drain_ms = 1};
+    kvf_options options = {.struct_size = sizeof options, .drain_us = KVF_MS(1)};
     snprintf(url, sizeof url, "%s?stall_ms=200&conns=1", kvft_proxy_tcp_url(p.proxy));
     assert_int_equal(kvf_store_open(&store, NULL, urls, 1, &options), KVF_OK);
     kvf_space *space = kvft_space(store, "m", 16);
     kvft_prompt *first = kvft_prompt_new(space, 50, 1, PAYLOAD), *last = kvft_prompt_new(space, 51, 1, PAYLOAD);
     kvft_save_all(space, store, first); /* there is a connection for saves now */
     /* It is known to be missing, so nobody looks whether it is there before it is sent. */
-    assert_int_equal(kvf_load(space, last->blocks, 1, NULL, 5000), 0);
+    assert_int_equal(kvf_load(space, last->blocks, 1, NULL, KVF_MS(5000)), 0);
     uint64_t before = kvft_proxy_stats_get(p.proxy).connections;
     kvft_proxy_set(p.proxy, &(kvft_plan){.breaks_on = "SET", .silent = true});
     assert_int_equal(kvf_save(space, last->blocks, 1, NULL), 1);
@@ -577,7 +577,7 @@ static void is_used_again(bool reset) {
     for (uint64_t round = 0; round < 4; round++) {
         /* Lookup, load and save have a connection each by then, and each has lain idle. */
         size_t run = 0;
-        assert_int_equal(kvf_match(p.space, &run, NULL, p.prompt->keys, BLOCKS, 10000000), KVF_OK);
+        assert_int_equal(kvf_match(p.space, &run, NULL, p.prompt->keys, BLOCKS, KVF_MS(10000)), KVF_OK);
         assert_int_equal(run, BLOCKS);
         assert_int_equal(load(&p, 10000), BLOCKS);
         kvft_prompt *other = kvft_prompt_new(p.space, 100 + round, BLOCKS, PAYLOAD);

@@ -285,7 +285,7 @@ static int see(void *ctx, const kvfi_sight *sight) {
 
 static seen walk(const kvf_digest *space, bool whole, size_t stop_after) {
     seen s = {.min_ttl_ms = INT64_MAX, .stop_after = stop_after};
-    kvf_status status = tier->ops->walk(tier, &err, space, whole, see, &s, 5000);
+    kvf_status status = tier->ops->walk(tier, &err, space, whole, see, &s, KVF_MS(5000));
     if (status != KVF_OK) {
         fail_msg("%s", err.what);
     }
@@ -388,10 +388,10 @@ static void clearing(void **state) {
     kvfi_addr addr;
     fill();
     kvft_addr(&addr, 1000);
-    assert_int_equal(tier->ops->clear(tier, &removed, &err, &addr.space, 5000), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, &err, &addr.space, KVF_MS(5000)), KVF_OK);
     assert_int_equal(removed, 10);
     assert_int_equal(walk(NULL, false, 0).blocks, 600);
-    assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, 5000), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(5000)), KVF_OK);
     assert_int_equal(removed, 600 + 1 + 1); /* the blocks, our session, the list that bears the name of a block */
     seen s = walk(NULL, false, 0);
     assert_int_equal(s.blocks, 0);
@@ -513,9 +513,9 @@ static void beside_the_keys_of_others(void **state) {
     kvfi_tier *least = kvft_tier(url);
     for (int rights = 0; rights < 2; rights++) {
         seen s = {0};
-        assert_int_equal(least->ops->walk(least, &err, NULL, false, see, &s, 5000), KVF_OK);
+        assert_int_equal(least->ops->walk(least, &err, NULL, false, see, &s, KVF_MS(5000)), KVF_OK);
         assert_int_equal(s.blocks + s.sessions + s.others, 0);
-        assert_int_equal(least->ops->clear(least, &removed, &err, NULL, 5000), KVF_OK);
+        assert_int_equal(least->ops->clear(least, &removed, &err, NULL, KVF_MS(5000)), KVF_OK);
         assert_int_equal(removed, 0);
         say("ACL SETUSER least +hstrlen +hexists"); /* the commands, but not the keys */
     }

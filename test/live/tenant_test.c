@@ -497,9 +497,9 @@ static void load_in_a_row(const attack *a, scene *s, const char *secret, const c
     owner o = open_owner(s, "m", secret, previous);
     size_t run = 0;
     kvf_found found[BLOCKS];
-    assert_int_equal(kvf_match(o.space, &run, found, s->prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(o.space, &run, found, s->prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     kvft_prompt_poison(s->prompt);
-    run = kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, 10000);
+    run = kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, KVF_MS(10000));
     expect(a, s, "in a row", run, kvft_prompt_wrong(s->prompt, SEED, run));
     close_owner(&o);
 }
@@ -558,9 +558,9 @@ static void load_without(const attack *a, scene *s, const char *secret) {
     owner o = open_owner(s, "m", secret, NULL);
     size_t run = 0;
     kvf_found found[BLOCKS];
-    assert_int_equal(kvf_match(o.space, &run, found, s->prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(o.space, &run, found, s->prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     kvft_prompt_poison(s->prompt);
-    size_t loaded = kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, 10000);
+    size_t loaded = kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, KVF_MS(10000));
     if (run != 0 || loaded != 0) {
         fail_msg("%s: %zu blocks found and %zu loaded without the secret", a->name, run, loaded);
     }
@@ -570,7 +570,7 @@ static void load_without(const attack *a, scene *s, const char *secret) {
 /* As an engine does: what does not load is computed and stored. */
 static void mend_as_owner(scene *s) {
     owner o = open_owner(s, "m", SECRET, NULL);
-    (void)!kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, 10000);
+    (void)!kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, KVF_MS(10000));
     kvft_prompt_fill(s->prompt, SEED);
     kvft_save_all(o.space, o.store, s->prompt);
     close_owner(&o);
@@ -593,7 +593,7 @@ static void run_attacks(scene *s) {
         memcpy(s->before, s->now, sizeof s->before);
         owner o = open_owner(s, "m", SECRET, NULL);
         kvft_prompt_poison(s->prompt);
-        size_t run = kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, 10000);
+        size_t run = kvf_load(o.space, s->prompt->blocks, BLOCKS, NULL, KVF_MS(10000));
         if (run != BLOCKS || kvft_prompt_wrong(s->prompt, SEED, run) != 0) {
             fail_msg("%s on %s: after another save %zu of %u blocks are there (%s)", a->name, s->url, run, BLOCKS,
                      kvf_reason_name(s->prompt->blocks[run < BLOCKS ? run : 0].why));
@@ -656,7 +656,7 @@ static void expect_no_session(scene *s, const char *what) {
     owner o = open_owner(s, "m", SECRET, NULL);
     kvf_error err = {0};
     kvf_session *session = NULL;
-    kvf_status status = kvf_session_load(o.store, &session, &err, SESSION, 0);
+    kvf_status status = kvf_session_load(o.store, &session, &err, SESSION, KVF_DEFAULT);
     if (status != KVF_MISS) {
         fail_msg("%s on %s: a session loads (%s, %s)", what, s->url, kvf_status_name(status), err.what);
     }
@@ -693,7 +693,7 @@ static void attack_sessions(scene *s) {
     assert_int_equal(put_raw(s, &addr, s->session, s->session_bytes), KVF_OK);
     owner o = open_owner(s, "m", SECRET, NULL);
     kvf_session *session = NULL;
-    assert_int_equal(kvf_session_load(o.store, &session, NULL, SESSION, 0), KVF_OK);
+    assert_int_equal(kvf_session_load(o.store, &session, NULL, SESSION, KVF_DEFAULT), KVF_OK);
     assert_memory_equal(session->k.data, SESSION_KEYS, strlen(SESSION_KEYS));
     kvf_session_free(session);
     close_owner(&o);
@@ -960,7 +960,7 @@ static void saved_by_two(const scene *s) {
     owner o = open_owner(s, "large", SECRET, NULL);
     kvft_prompt *prompt = kvft_prompt_new(o.space, SEED, 2, LARGE);
     kvft_prompt_poison(prompt);
-    assert_int_equal(kvf_load(o.space, prompt->blocks, 2, NULL, 10000), 2);
+    assert_int_equal(kvf_load(o.space, prompt->blocks, 2, NULL, KVF_MS(10000)), 2);
     assert_int_equal(kvft_prompt_wrong(prompt, SEED, 2), 0);
     kvft_prompt_free(prompt);
     close_owner(&o);
@@ -986,7 +986,7 @@ static bool all_alike(const uint8_t *bytes, size_t len) {
 static void load_replaced(owner *o) {
     kvf_session *session = NULL;
     kvf_error err = {0};
-    if (kvf_session_load(o->store, &session, &err, SESSION, 0) != KVF_OK) {
+    if (kvf_session_load(o->store, &session, &err, SESSION, KVF_DEFAULT) != KVF_OK) {
         fail_msg("%s", err.what);
     }
     assert_int_equal(session->k.len, LARGE);

@@ -233,7 +233,7 @@ static void live(const char *url, const char *what) {
     kvft_prompt *prompt = kvft_prompt_new(space, 7, 24, 300000);
     kvft_save_all(space, store, prompt);
     kvft_prompt_poison(prompt);
-    assert_int_equal(kvf_load(space, prompt->blocks, 24, NULL, 20000), 24);
+    assert_int_equal(kvf_load(space, prompt->blocks, 24, NULL, KVF_MS(20000)), 24);
     assert_int_equal(kvft_prompt_wrong(prompt, 7, 24), 0);
     kvft_prompt_free(prompt);
     kvf_space_close(space);

@@ -32,11 +32,11 @@ int main(void) {
     if (kvf_store_open(&store, &err, urls, 1, NULL) || kvf_space_open(&space, &err, store, fields, 3, NULL)) {
         return fprintf(stderr, "%s\n", err.what), 1;
     }
-    if (kvf_save(space, &block, 1, NULL) != 1 || kvf_store_flush(store, 1000)) {
+    if (kvf_save(space, &block, 1, NULL) != 1 || kvf_store_flush(store, KVF_MS(1000))) {
         return 2;
     }
     block.iov = &to;
-    size_t loaded = kvf_load(space, &block, 1, NULL, 0);
+    size_t loaded = kvf_load(space, &block, 1, NULL, KVF_DEFAULT);
     kvf_space_close(space);
     kvf_store_close(store);
     printf("kvferry %s: %s\n", kvf_version(), got);

@@ -64,7 +64,7 @@ static int save(kvf_store *store, int argc, char **argv) {
 static int load(kvf_store *store, char **argv) {
     kvf_session *session = NULL;
     kvf_error err = {0};
-    kvf_status status = kvf_session_load(store, &session, &err, argv[3], 0);
+    kvf_status status = kvf_session_load(store, &session, &err, argv[3], KVF_DEFAULT);
     if (status == KVF_MISS) {
         printf("%s\n", err.what);
         return 3;

@@ -82,7 +82,7 @@ static void save_session(peer *p) {
     session_bytes(keys, values, id, below(p, 1u << 30));
     kvf_tensor k = {.data = keys, .len = sizeof keys, .dtype = "uint8"};
     kvf_tensor v = {.data = values, .len = sizeof values, .dtype = "uint8"};
-    kvf_session_options options = {.struct_size = sizeof options, .budget_ms = BUDGET_MS};
+    kvf_session_options options = {.struct_size = sizeof options, .budget_us = KVF_MS(BUDGET_MS)};
     (void)!kvf_session_save(p->store, NULL, name, &k, &v, &options); /* the server may be dead */
 }
 
@@ -92,7 +92,7 @@ static void load_session(peer *p) {
     char name[16];
     kvf_session *session = NULL;
     snprintf(name, sizeof name, "s%d", (int)id);
-    if (kvf_session_load(p->store, &session, NULL, name, BUDGET_MS) != KVF_OK) {
+    if (kvf_session_load(p->store, &session, NULL, name, KVF_MS(BUDGET_MS)) != KVF_OK) {
         return;
     }
     p->sessions++;
@@ -115,7 +115,7 @@ static void save_prompt(peer *p) {
     kvft_prompt *prompt = p->prompts[below(p, NUM_PROMPTS)];
     (void)kvf_save(p->space, prompt->blocks, NUM_BLOCKS, NULL);
     if (below(p, 3) == 0) {
-        (void)!kvf_store_flush(p->store, BUDGET_MS);
+        (void)!kvf_store_flush(p->store, KVF_MS(BUDGET_MS));
     }
 }
 
@@ -131,7 +131,7 @@ static void load_prompt(peer *p) {
     size_t number = below(p, NUM_PROMPTS);
     kvft_prompt *prompt = p->prompts[number];
     kvft_prompt_poison(prompt);
-    size_t run = kvf_load(p->space, prompt->blocks, NUM_BLOCKS, NULL, BUDGET_MS);
+    size_t run = kvf_load(p->space, prompt->blocks, NUM_BLOCKS, NULL, KVF_MS(BUDGET_MS));
     for (size_t i = 0; i < run; i++) {
         must_be(p, prompt->iov[i].iov_base, number, i, "loaded");
     }
@@ -158,7 +158,7 @@ static void borrow_block(peer *p) {
 static void match(peer *p) {
     kvft_prompt *prompt = p->prompts[below(p, NUM_PROMPTS)];
     size_t run = 0;
-    if (kvf_match(p->space, &run, NULL, prompt->keys, NUM_BLOCKS, BUDGET_MS * 1000) == KVF_OK && run > NUM_BLOCKS) {
+    if (kvf_match(p->space, &run, NULL, prompt->keys, NUM_BLOCKS, KVF_MS(BUDGET_MS)) == KVF_OK && run > NUM_BLOCKS) {
         p->wrong++;
     }
 }

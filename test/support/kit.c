@@ -178,7 +178,7 @@ static kvf_stats stats_of(kvf_store *store) {
 
 /* Waits until nothing is waiting to be written, and aborts with the reasons when something failed since `before`. */
 static void must_be_written(kvf_store *store, const kvf_stats *before) {
-    kvf_status flushed = kvf_store_flush(store, 60000);
+    kvf_status flushed = kvf_store_flush(store, KVF_MS(60000));
     kvf_stats now = stats_of(store);
     bool bad = flushed != KVF_OK;
     for (int why = 0; why < KVF_NUM_REASONS; why++) {

@@ -199,7 +199,7 @@ static int count_one(void *ctx, const kvfi_sight *sight) {
 kvft_census kvft_count(kvfi_tier *tier) {
     kvft_census census = {0};
     kvf_error err = {0};
-    if (tier->ops->walk(tier, &err, NULL, true, count_one, &census, 5000) != KVF_OK) {
+    if (tier->ops->walk(tier, &err, NULL, true, count_one, &census, KVF_MS(5000)) != KVF_OK) {
         fprintf(stderr, "walk: %s\n", err.what);
         abort();
     }

@@ -115,7 +115,7 @@ static void test_cards_and_times(void **state) {
     kvf_block block = {.key = {{1}}};
     assert_int_equal(kvf_reserve(own, &reserved, 3), KVF_OK);
     kvf_commit(own, &reserved, &block, 3);
-    assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+    assert_int_equal(kvf_store_flush(store, KVF_MS(20000)), KVF_OK);
     kvf_space_close(own);
     kvf_store_close(store);
     expect_shown("ls", p.url, "", "model=good\\\\name\\xe2\\x80\\xae\\xc2\\x9b2J\\xff");
@@ -179,7 +179,7 @@ static int change_layout(void *ctx, const kvfi_sight *sight) {
 }
 
 static void forge_layout(const place *p) {
-    assert_int_equal(p->tier->ops->walk(p->tier, NULL, NULL, true, change_layout, p->tier, 1000), KVF_OK);
+    assert_int_equal(p->tier->ops->walk(p->tier, NULL, NULL, true, change_layout, p->tier, KVF_MS(1000)), KVF_OK);
 }
 
 static void test_sessions(void **state) {

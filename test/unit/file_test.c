@@ -928,7 +928,7 @@ static void test_remove_and_clear(void **state) {
     assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
     assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_MISS);
     uint64_t removed = 0;
-    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, &addr.space, 1000), KVF_OK);
+    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, &addr.space, KVF_MS(1000)), KVF_OK);
     assert_int_equal(removed, 4);
     char space[2 * PATH_MAX];
     snprintf(space, sizeof space, "%s", path_of(&p, 995));
@@ -945,7 +945,7 @@ static void test_remove_and_clear(void **state) {
     snprintf(foreign, sizeof foreign, "%s.bak", path_of(&p, 1001));
     make_file(foreign, 10);
     assert_int_equal(kvft_count(p.tier).foreign, 2);
-    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, NULL, 1000), KVF_OK);
+    assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, NULL, KVF_MS(1000)), KVF_OK);
     assert_int_equal(removed, 10);
     assert_true(exists(readme)); /* what is not ours stays */
     assert_true(exists(foreign));
@@ -970,7 +970,7 @@ static void test_the_walk_names_files(void **state) {
     place p = open_place("");
     char name[PATH_MAX], path[2 * PATH_MAX];
     assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
-    assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, see_name, name, 1000), KVF_OK);
+    assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, see_name, name, KVF_MS(1000)), KVF_OK);
     snprintf(path, sizeof path, "%s/store/%s", p.dir, name);
     assert_string_equal(path, path_of(&p, 1));
     close_place(&p);
@@ -1029,7 +1029,7 @@ static void test_no_tenant_evicts_another(void **state) {
             assert_int_equal(kvft_put(other, 100 + seed, SIZE), KVF_WHY_NONE);
         }
         (void)kvfi_file_sweep((kvfi_file *)other, 100 << 20, KVFI_NEVER); /* as on a full disk */
-        assert_int_equal(other->ops->clear(other, &removed, NULL, NULL, 1000), KVF_OK);
+        assert_int_equal(other->ops->clear(other, &removed, NULL, NULL, KVF_MS(1000)), KVF_OK);
         other->ops->close(other);
         assert_int_equal(num_left(ours), 10);
     }
@@ -1193,7 +1193,7 @@ static int live_read_only(const char *dir) {
     kvfi_addr addr;
     kvft_addr(&addr, 1);
     EXPECT(tier->ops->remove(tier, &err, &addr, KVFI_NEVER) == KVF_IO);
-    EXPECT(tier->ops->clear(tier, &removed, &err, NULL, 1000) == KVF_IO && removed == 0);
+    EXPECT(tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(1000)) == KVF_IO && removed == 0);
     EXPECT(kvft_count(tier).damaged == 0);
     tier->ops->close(tier);
 
@@ -1235,7 +1235,7 @@ static int live_on_full_disk(const char *dir) {
     }
     EXPECT(kvft_count(tier).records > 15 && kvft_count(tier).damaged == 0);
     uint64_t removed;
-    EXPECT(tier->ops->clear(tier, &removed, NULL, NULL, 1000) == KVF_OK);
+    EXPECT(tier->ops->clear(tier, &removed, NULL, NULL, KVF_MS(1000)) == KVF_OK);
     snprintf(path, sizeof path, "%s/other", dir); /* somebody else fills it */
     int fd = open(path, O_WRONLY | O_CREAT, 0600);
     static char junk[4096];
@@ -1490,7 +1490,7 @@ static void *mingle(void *arg) {
         case 6:
             if (i % 50 == 0) {
                 uint64_t removed;
-                (void)c->tier->ops->clear(c->tier, &removed, NULL, NULL, 1000);
+                (void)c->tier->ops->clear(c->tier, &removed, NULL, NULL, KVF_MS(1000));
             }
             break;
         default:
@@ -1639,7 +1639,7 @@ static void scenario(const char *text, uint64_t salt) {
     (void)kvft_put(tier, salt + 2, BIG + 1); /* replaces */
     (void)kvft_get(tier, salt + 2, BIG + 1);
     (void)kvft_get(tier, salt + 2, BIG);
-    (void)tier->ops->walk(tier, &err, NULL, true, visit, NULL, 1000);
+    (void)tier->ops->walk(tier, &err, NULL, true, visit, NULL, KVF_MS(1000));
     kvfi_addr addr;
     kvft_addr(&addr, salt + 2);
     (void)tier->ops->remove(tier, &err, &addr, KVFI_NEVER);
@@ -1647,7 +1647,7 @@ static void scenario(const char *text, uint64_t salt) {
     tier->ops->doctor(tier, note, &d);
     if (salt % 3 == 0) {
         uint64_t removed;
-        (void)tier->ops->clear(tier, &removed, &err, NULL, 1000);
+        (void)tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(1000));
     }
     tier->ops->close(tier);
 }

@@ -324,7 +324,7 @@ static int live_beside_closed_folders(const place *p) {
     const char *found = diagnose(tier);
     EXPECT(strstr(found, "denied-folders: ") != NULL && strstr(found, "of user 0, mode 0700") != NULL);
     EXPECT(strstr(found, "not-writable") == NULL);
-    EXPECT(tier->ops->clear(tier, &removed, &err, NULL, 1000) == KVF_CONFIG && removed == 1);
+    EXPECT(tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(1000)) == KVF_CONFIG && removed == 1);
     EXPECT(strstr(err.what, "of user 0") != NULL && strstr(err.what, "/store/kvf1/") != NULL);
     tier->ops->close(tier);
     return 0;
@@ -385,9 +385,9 @@ static void test_folders_that_root_left(void **state) {
 
 static size_t load_run(kvf_space *space, kvft_prompt *prompt) {
     size_t run = 0;
-    assert_int_equal(kvf_match(space, &run, NULL, prompt->keys, prompt->num_blocks, 10000000), KVF_OK);
+    assert_int_equal(kvf_match(space, &run, NULL, prompt->keys, prompt->num_blocks, KVF_MS(10000)), KVF_OK);
     kvft_prompt_poison(prompt);
-    run = run > 0 ? kvf_load(space, prompt->blocks, run, NULL, 0) : 0;
+    run = run > 0 ? kvf_load(space, prompt->blocks, run, NULL, KVF_DEFAULT) : 0;
     assert_int_equal(kvft_prompt_wrong(prompt, 7, run), 0);
     kvft_prompt_fill(prompt, 7);
     return run;
@@ -410,7 +410,7 @@ static void expect_front_is_kept(const char *url, bool staged) {
         assert_true(round == 0 || have == first);
         if (staged) {
             (void)kvf_save(space, prompt->blocks + have, BLOCKS - have, NULL);
-            assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+            assert_int_equal(kvf_store_flush(store, KVF_MS(20000)), KVF_OK);
         } else {
             kvf_queue *queue = NULL;
             kvf_completion completion;
@@ -451,7 +451,7 @@ static size_t front_in_memory(kvf_space *space, const kvft_prompt *prompt) {
     kvf_found found[40];
     size_t run = 0, front = 0;
     assert_true(prompt->num_blocks <= 40);
-    assert_int_equal(kvf_match(space, &run, found, prompt->keys, prompt->num_blocks, 10000000), KVF_OK);
+    assert_int_equal(kvf_match(space, &run, found, prompt->keys, prompt->num_blocks, KVF_MS(10000)), KVF_OK);
     assert_int_equal(run, prompt->num_blocks);
     while (front < run && found[front].tier == 0) {
         front++;
@@ -479,7 +479,7 @@ static void test_a_prompt_larger_than_memory_in_front(void **state) {
         } else {
             assert_int_equal(load_run(space, prompt), BLOCKS);
         }
-        assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+        assert_int_equal(kvf_store_flush(store, KVF_MS(20000)), KVF_OK);
         kvf_store_stats(store, &stats);
         assert_int_equal(stats.save_failures[KVF_WHY_FULL], 0);
         size_t front = front_in_memory(space, prompt);
@@ -505,7 +505,7 @@ static void test_a_prompt_larger_than_memory(void **state) {
         first = round == 1 ? have : first;
         assert_true(round == 0 || (have == first && have >= 10));
         (void)kvf_save(space, prompt->blocks + have, 40 - have, NULL);
-        assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+        assert_int_equal(kvf_store_flush(store, KVF_MS(20000)), KVF_OK);
     }
     kvft_prompt_free(prompt);
     kvf_space_close(space);
@@ -554,7 +554,7 @@ static size_t run_prompt(kvf_store *store, kvf_space *space, kvft_prompt *prompt
         kvf_queue_close(queue);
     } else {
         (void)kvf_save(space, prompt->blocks + have, DAMAGE_BLOCKS - have, NULL);
-        assert_int_equal(kvf_store_flush(store, 20000), KVF_OK);
+        assert_int_equal(kvf_store_flush(store, KVF_MS(20000)), KVF_OK);
     }
     return have;
 }
@@ -578,8 +578,8 @@ static void test_damaged_files_heal_at_once(void **state) {
         size_t run = 0;
         assert_int_equal(run_prompt(store, space, prompt, how), DAMAGE_BLOCKS);
         kvft_prompt_fill(prompt, 7);
-        assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, flip, &p, 1000), KVF_OK);
-        assert_int_equal(kvf_match(space, &run, NULL, prompt->keys, DAMAGE_BLOCKS, 10000000), KVF_OK);
+        assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, flip, &p, KVF_MS(1000)), KVF_OK);
+        assert_int_equal(kvf_match(space, &run, NULL, prompt->keys, DAMAGE_BLOCKS, KVF_MS(10000)), KVF_OK);
         assert_int_equal(run, DAMAGE_BLOCKS); /* headers are whole */
         assert_int_equal(run_prompt(store, space, prompt, how), 0);
         assert_int_equal(kvft_count(p.tier).damaged, 0);
@@ -605,7 +605,7 @@ static void test_damage_is_known_when_it_is_told(void **state) {
     kvf_arrivals arrivals = {.each = each};
     kvft_prompt_fill(prompt, 7);
     kvft_save_all(space, store, prompt);
-    assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, flip, &p, 1000), KVF_OK);
+    assert_int_equal(p.tier->ops->walk(p.tier, NULL, NULL, false, flip, &p, KVF_MS(1000)), KVF_OK);
     assert_true(kvf_knows(space, &prompt->keys[0]));
     assert_int_equal(kvf_queue_open(&queue, NULL, store, 2), KVF_OK);
     kvf_batch batch = {.struct_size = sizeof batch,

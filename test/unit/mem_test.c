@@ -79,7 +79,7 @@ static void test_mixed_sizes_stay_within_the_bound(void **state) {
         assert_true(used(tier) <= 1u << 20);
     }
     uint64_t removed = 0;
-    assert_int_equal(tier->ops->clear(tier, &removed, NULL, NULL, 1000), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, NULL, NULL, KVF_MS(1000)), KVF_OK);
     assert_true(removed > 0);
     assert_true(used(tier) < 40000); /* the table is left */
     tier->ops->close(tier);
@@ -186,8 +186,8 @@ static void test_spaces_are_apart(void **state) {
     }
     kvft_addr(&addr, 995);
     uint64_t removed = 0;
-    assert_int_equal(tier->ops->walk(tier, NULL, &addr.space, false, stop_at_once, tier, 1000), KVF_OK);
-    assert_int_equal(tier->ops->clear(tier, &removed, NULL, &addr.space, 1000), KVF_OK);
+    assert_int_equal(tier->ops->walk(tier, NULL, &addr.space, false, stop_at_once, tier, KVF_MS(1000)), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, NULL, &addr.space, KVF_MS(1000)), KVF_OK);
     assert_int_equal(removed, 4);
     assert_int_equal(kvft_count(tier).records, 10);
     tier->ops->close(tier);
@@ -288,9 +288,9 @@ static bool scenario(void) {
     kvfi_addr addr;
     kvft_addr(&addr, 309);
     kvf_reason lent = tier->ops->borrow(tier, &loan, &addr, 0, KVFI_NEVER);
-    (void)tier->ops->walk(tier, NULL, NULL, true, stop_at_once, tier, 1000);
+    (void)tier->ops->walk(tier, NULL, NULL, true, stop_at_once, tier, KVF_MS(1000));
     uint64_t removed;
-    (void)tier->ops->clear(tier, &removed, NULL, NULL, 1000);
+    (void)tier->ops->clear(tier, &removed, NULL, NULL, KVF_MS(1000));
     if (lent == KVF_WHY_NONE) {
         tier->ops->give_back(tier, &loan);
     }

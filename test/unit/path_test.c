@@ -57,7 +57,7 @@ static kvf_stats stats_of(kvf_store *store) {
 
 static size_t load(bench *b) {
     kvft_prompt_poison(b->prompt);
-    size_t run = kvf_load(b->space, b->prompt->blocks, BLOCKS, NULL, 0);
+    size_t run = kvf_load(b->space, b->prompt->blocks, BLOCKS, NULL, KVF_DEFAULT);
     assert_int_equal(kvft_prompt_wrong(b->prompt, 7, run), 0);
     return run;
 }
@@ -135,7 +135,7 @@ typedef struct fenced {
 
 static void *fence(void *arg) {
     fenced *f = arg;
-    kvf_fence(f->view, &f->slot, 1);
+    assert_int_equal(kvf_fence(f->view, &f->slot, 1, KVF_DEFAULT), KVF_OK);
     f->over = true;
     return NULL;
 }
@@ -182,7 +182,7 @@ static void wait_for_a_load(bool closes) {
     assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
     await_at_gate(1);
     int64_t unused = SLOTS - 1;
-    kvf_fence(f.view, &unused, 1);
+    assert_int_equal(kvf_fence(f.view, &unused, 1, KVF_DEFAULT), KVF_OK);
     pthread_t waits;
     assert_int_equal(pthread_create(&waits, NULL, closes ? close_view : fence, &f), 0);
     kvft_nap_ms(20); /* it waits by now; where it does not, the test is only weaker */
@@ -413,11 +413,11 @@ static void test_the_header_of_another_key_is_no_match(void **state) {
     kvf_found found[BLOCKS];
     size_t run = 1;
     b.ops.peek = peek_shifted;
-    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     assert_int_equal(run, 0);
     assert_int_equal(found[0].why, KVF_WHY_OTHER_SPACE);
     b.ops.peek = b.real->peek;
-    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     assert_int_equal(run, BLOCKS);
     close_bench(&b);
 }
@@ -441,7 +441,7 @@ static void test_a_tier_that_failed_is_the_reason(void **state) {
         open_bench(&b, kvft_store2("mem:", "mem:"), at);
         b.ops.peek = peek_fails;
         size_t run = 1;
-        assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+        assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
         assert_int_equal(run, 0);
         assert_int_equal(found[0].why, KVF_WHY_UNREACHABLE);
         close_bench(&b);
@@ -453,12 +453,12 @@ static void test_lookups_are_counted(void **state) {
     bench b;
     open_bench(&b, kvft_store("mem:"), 0);
     size_t run = 0;
-    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     assert_int_equal(stats_of(b.store).lookups, BLOCKS);
     assert_int_equal(stats_of(b.store).lookup_hits, 0);
     kvft_save_all(b.space, b.store, b.prompt);
     remove_from(&b, 0, 4);
-    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(b.space, &run, NULL, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     assert_int_equal(run, 4);
     assert_int_equal(stats_of(b.store).lookups, 2 * BLOCKS);
     assert_int_equal(stats_of(b.store).lookup_hits, 4);
@@ -480,8 +480,8 @@ static void test_a_lookup_without_memory(void **state) {
     kvf_found found[BLOCKS] = {{.why = KVF_WHY_NONE}};
     size_t run = 9;
     kvfi_sys_table = &table; /* nothing else runs now */
-    kvf_status status = kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000);
-    size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0);
+    kvf_status status = kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000));
+    size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT);
     kvfi_sys_table = &kvfi_sys_real;
     assert_int_equal(status, KVF_OK);
     assert_int_equal(run, 0);
@@ -491,45 +491,49 @@ static void test_a_lookup_without_memory(void **state) {
     close_bench(&b);
 }
 
-static void peek_at_gate(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                         int64_t deadline_us) {
-    wait_at_gate();
-    current->real->peek(tier, addrs, num, out, round_trips, deadline_us);
-}
-
-/* Lookups without a budget, more than are answered at once: each is answered when it is asked again, for itself. */
-static void test_many_questions_in_the_background(void **state) {
+/* With KVF_POLL memory answers, and no other tier is asked. */
+static void test_a_poll_asks_memory_alone(void **state) {
     (void)state;
-    enum { MANY = KVFI_NUM_ASKS + 3 };
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
     bench b;
-    open_bench(&b, kvft_store("mem:"), 0);
+    open_bench(&b, kvft_store2("mem:", url), 1);
     kvft_save_all(b.space, b.store, b.prompt);
-    kvft_prompt *others = kvft_prompt_new(b.space, 8, MANY, 10);
+    b.ops.get = NULL; /* a call of the folder would end the test */
+    b.ops.peek = NULL;
     kvf_found found[BLOCKS];
-    size_t run = 9;
-    close_gate(&b);
-    b.ops.peek = peek_at_gate;
-    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 0), KVF_AGAIN);
-    for (size_t i = 0; i < MANY; i++) {
-        assert_int_equal(kvf_match(b.space, &run, found, &others->keys[i], 1, 0), KVF_AGAIN);
-        assert_int_equal(run, 0);
-    }
-    await_at_gate(1);
-    open_gate();
-    for (size_t i = 0; i <= MANY; i++) {
-        const kvf_key *keys = i == 0 ? b.prompt->keys : &others->keys[i - 1];
-        size_t num = i == 0 ? BLOCKS : 1;
-        int64_t from = kvfi_sys->now_us();
-        while (kvf_match(b.space, &run, found, keys, num, 0) != KVF_OK) {
-            assert_true(kvfi_sys->now_us() - from < 20000000);
-            kvft_nap_ms(1);
-        }
-        assert_int_equal(run, i == 0 ? BLOCKS : 0);
-        assert_int_equal(found[0].why, i == 0 ? KVF_WHY_NONE : KVF_WHY_ABSENT);
-        assert_int_equal(found[0].num_tokens, i == 0 ? 16 : 0);
-    }
-    kvft_prompt_free(others);
+    size_t run = 0;
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_POLL), KVF_OK);
+    assert_int_equal(run, BLOCKS);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_POLL), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+    remove_from(&b, 0, 2);
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_POLL), KVF_OK);
+    assert_int_equal(run, 2);
+    assert_int_equal(found[2].why, KVF_WHY_BUDGET);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_POLL), 2);
+    assert_int_equal(b.prompt->blocks[2].status, KVF_MISS);
+    assert_int_equal(b.prompt->blocks[2].why, KVF_WHY_BUDGET);
+    assert_int_equal(b.prompt->blocks[3].why, KVF_WHY_AFTER_GAP);
+    kvf_queue *queue = NULL;
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS,
+                       .budget_us = KVF_POLL};
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap(queue).num_ok, 2);
+    batch.op = KVF_OP_SAVE; /* a save waits for its tiers */
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_LIMIT);
+    kvf_queue_close(queue);
+    b.ops = *b.real;
+    assert_int_equal(load(&b), BLOCKS);
     close_bench(&b);
+    kvft_remove_dir(dir);
 }
 
 /* What the slower tier lends is put into the faster one, which then lends it itself. */
@@ -578,7 +582,7 @@ static void test_blocks_that_can_not_be(void **state) {
             assert_int_equal(b.prompt->blocks[i].status, KVF_LIMIT);
         }
     }
-    assert_int_equal(kvf_store_flush(b.store, 20000), KVF_OK);
+    assert_int_equal(kvf_store_flush(b.store, KVF_MS(20000)), KVF_OK);
     assert_int_equal(stats_of(b.store).saved, 1); /* the card of the space */
     kvf_queue_close(queue);
     close_bench(&b);
@@ -619,7 +623,7 @@ static void test_what_was_truncated_is_written_again(void **state) {
     open_bench(&b, kvft_store(url), 0);
     kvft_save_all(b.space, b.store, b.prompt);
     b.ops.get = get_truncated;
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), 0);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), 0);
     assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_TRUNCATED);
     uint64_t before = stats_of(b.store).saved;
     kvft_save_all(b.space, b.store, b.prompt);
@@ -693,7 +697,7 @@ static void test_what_went_wrong_with_a_session(void **state) {
     b.ops.peek = peek_refused;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         refusal = rows[i].why;
-        assert_int_equal(kvf_session_load(b.store, &session, &err, "s", 0), rows[i].status);
+        assert_int_equal(kvf_session_load(b.store, &session, &err, "s", KVF_DEFAULT), rows[i].status);
         assert_non_null(strstr(err.what, rows[i].word));
         assert_int_equal(kvf_session_save(b.store, &err, "s", &tensor, &tensor, NULL),
                          rows[i].status == KVF_MISS ? KVF_IO : rows[i].status); /* a save is no question */
@@ -735,9 +739,9 @@ static void test_a_flush_ends_at_its_budget(void **state) {
     b.ops.put = put_at_gate;
     assert_int_equal(kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL), BLOCKS);
     await_at_gate(1);
-    assert_int_equal(kvf_store_flush(b.store, 20), KVF_AGAIN);
+    assert_int_equal(kvf_store_flush(b.store, KVF_MS(20)), KVF_AGAIN);
     open_gate();
-    assert_int_equal(kvf_store_flush(b.store, 20000), KVF_OK);
+    assert_int_equal(kvf_store_flush(b.store, KVF_MS(20000)), KVF_OK);
     b.ops.get = b.real->get;
     assert_int_equal(load(&b), BLOCKS);
     close_bench(&b);
@@ -791,7 +795,7 @@ int main(void) {
         cmocka_unit_test(test_lookups_are_counted),
         cmocka_unit_test(test_a_tier_that_failed_is_the_reason),
         cmocka_unit_test(test_a_lookup_without_memory),
-        cmocka_unit_test(test_many_questions_in_the_background),
+        cmocka_unit_test(test_a_poll_asks_memory_alone),
         cmocka_unit_test(test_what_is_lent_is_promoted),
         cmocka_unit_test(test_blocks_that_can_not_be),
         cmocka_unit_test(test_what_a_space_says_of_itself),

@@ -234,9 +234,9 @@ static size_t num_loaded(const char *url, const char *secret, const char *previo
     bench b = open_bench(url, secret, previous);
     size_t run = 0;
     kvf_found found[BLOCKS];
-    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     kvft_prompt_poison(b.prompt);
-    size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0);
+    size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT);
     assert_int_equal(loaded, run);
     for (size_t i = 0; i < run; i++) {
         assert_int_equal(found[i].payload_bytes, PAYLOAD);
@@ -376,7 +376,7 @@ static void saved_through(void **state) {
     assert_int_equal(done.num_ok, BLOCKS);
     assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
     kvft_prompt_poison(b.prompt);
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
     assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
     kvf_queue_close(queue);
     close_bench(&b);
@@ -399,10 +399,10 @@ static void promotion(void **state) {
         kvf_found found[BLOCKS];
         size_t run = 0;
         kvft_prompt_poison(b.prompt);
-        assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+        assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
         assert_int_equal(run, BLOCKS);
         assert_int_equal(found[0].tier, round == 0 ? 1 : 0);
-        assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+        assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
         assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
         kvft_flush_all(b.store);
     }
@@ -429,7 +429,7 @@ static void rotation_of_tiers(void **state) {
     assert_int_equal(kvf_store_open(&b.store, NULL, urls, 2, &options), KVF_OK);
     b.space = kvft_sealed_space(b.store, "m", 16, NULL);
     b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
     kvft_flush_all(b.store);
     kvf_tier_info info = {.struct_size = sizeof info};
     kvf_stats stats = {.struct_size = sizeof stats};
@@ -452,7 +452,7 @@ static void nothing_is_lent(void **state) {
     assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_MISS);
     assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_ABSENT);
     kvft_prompt_poison(b.prompt);
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
     assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
     close_bench(&b);
     kvft_remove_dir(dir);
@@ -490,12 +490,12 @@ static void spoiled_headers(void **state) {
     bench b = open_bench(url, NEW, NULL);
     size_t run = 0;
     kvf_found found[BLOCKS];
-    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, 1000000), KVF_OK);
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000)), KVF_OK);
     assert_int_equal(run, 0);
     assert_int_equal(found[0].why, KVF_WHY_CHECKSUM);
     kvft_save_all(b.space, b.store, b.prompt);
     kvft_prompt_poison(b.prompt);
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0), BLOCKS);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
     assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
     close_bench(&b);
     kvft_remove_dir(dir);
@@ -623,7 +623,7 @@ static kvf_status save_session(kvf_store *store, const char *keys) {
 static kvf_status load_session(kvf_store *store, const char *keys) {
     kvf_error err = {0};
     kvf_session *session = NULL;
-    kvf_status status = kvf_session_load(store, &session, &err, "user:42", 0);
+    kvf_status status = kvf_session_load(store, &session, &err, "user:42", KVF_DEFAULT);
     if (status == KVF_OK) {
         assert_int_equal(session->k.len, strlen(keys));
         assert_memory_equal(session->k.data, keys, strlen(keys));
@@ -742,9 +742,9 @@ static void faults(void **state) {
             b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
             kvft_faults_arm((kvft_fault_kind)kind, n);
             (void)kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL);
-            assert_int_equal(kvf_store_flush(b.store, 60000), KVF_OK);
+            assert_int_equal(kvf_store_flush(b.store, KVF_MS(60000)), KVF_OK);
             kvft_prompt_poison(b.prompt);
-            size_t run = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0);
+            size_t run = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT);
             bool hit = kvft_faults_disarm();
             assert_int_equal(kvft_prompt_wrong(b.prompt, 7, run), 0);
             close_bench(&b);

@@ -452,12 +452,12 @@ static void each_page_has_its_time(void **state) {
     uint64_t removed = 0;
     kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
     watch();
-    if (tier->ops->walk(tier, &err, NULL, false, see_nothing, NULL, 100) != KVF_OK) {
+    if (tier->ops->walk(tier, &err, NULL, false, see_nothing, NULL, KVF_MS(100)) != KVF_OK) {
         fail_msg("%s", err.what);
     }
     assert_int_equal(server.pages, 2 * NUM_PAGES); /* records and sessions */
     watch();
-    assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, 100), KVF_OK);
+    assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(100)), KVF_OK);
     assert_int_equal(server.pages, 2 * NUM_PAGES);
     assert_int_equal(removed, 0);
     tier->ops->close(tier);

@@ -212,7 +212,7 @@ static kvf_status save(kvf_store *store, kvf_error *err, const char *id) {
 static void check_loads(kvf_store *store, const char *id) {
     kvf_session *session = NULL;
     kvf_error err = {0};
-    if (kvf_session_load(store, &session, &err, id, 0) != KVF_OK) {
+    if (kvf_session_load(store, &session, &err, id, KVF_DEFAULT) != KVF_OK) {
         fail_msg("%s", err.what);
     }
     assert_true(session->has_meta);
@@ -236,7 +236,7 @@ static void check_loads(kvf_store *store, const char *id) {
 static void check_misses(kvf_store *store, const char *id, const char *word) {
     kvf_session *session = NULL;
     kvf_error err = {0};
-    kvf_status status = kvf_session_load(store, &session, &err, id, 0);
+    kvf_status status = kvf_session_load(store, &session, &err, id, KVF_DEFAULT);
     if (status != KVF_MISS || err.status != KVF_MISS || strstr(err.what, word) == NULL) {
         fail_msg("%s, \"%s\" does not say \"%s\"", kvf_status_name(status), err.what, word);
     }
@@ -272,7 +272,7 @@ static void a_plain_writer(void **state) {
     fake_set(&b->fake, "keys", "KKKK", 4);
     check_misses(&b->store, "plain", "values");
     fake_set(&b->fake, "values", "VV", 2);
-    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "plain", 0), KVF_OK);
+    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "plain", KVF_DEFAULT), KVF_OK);
     assert_false(session->has_meta);
     assert_int_equal(session->k.len, 4);
     assert_int_equal(session->v.len, 2);
@@ -283,7 +283,7 @@ static void a_plain_writer(void **state) {
     kvf_session_free(session);
     fake_set(&b->fake, "keys", "", 0);
     fake_set(&b->fake, "values", "", 0);
-    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "plain", 0), KVF_OK);
+    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "plain", KVF_DEFAULT), KVF_OK);
     assert_int_equal(session->k.len, 0);
     kvf_session_free(session);
     kvf_session_free(NULL);
@@ -368,7 +368,7 @@ static void damaged_meta(void **state) {
             kvf_session *session = NULL;
             kvf_error err = {0};
             meta->data[byte] = (uint8_t)replacements[r];
-            kvf_status status = kvf_session_load(&b->store, &session, &err, "id", 0);
+            kvf_status status = kvf_session_load(&b->store, &session, &err, "id", KVF_DEFAULT);
             if (status == KVF_OK) {
                 assert_int_equal(session->k.len, KEYS_BYTES);
                 assert_memory_equal(session->k.data, keys_bytes, KEYS_BYTES);
@@ -490,7 +490,7 @@ static void replaced_while_it_loads(void **state) {
         b->fake.before_get = replace;
         kvf_session *session = NULL;
         /* The look before the second try still sees the torn length; the bytes are right again for the other case. */
-        kvf_status status = kvf_session_load(&b->store, &session, &b->err, "id", 0);
+        kvf_status status = kvf_session_load(&b->store, &session, &b->err, "id", KVF_DEFAULT);
         if (lens[i] == KEYS_BYTES) {
             assert_int_equal(status, KVF_OK);
             assert_memory_equal(session->k.data, keys_bytes, KEYS_BYTES);
@@ -547,10 +547,10 @@ static void wrong_arguments(void **state) {
 
     bench *b = open_bench();
     kvf_session *session = NULL;
-    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "", 0), KVF_LIMIT);
+    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "", KVF_DEFAULT), KVF_LIMIT);
     assert_int_equal(kvf_session_remove(&b->store, &b->err, long_id), KVF_LIMIT);
     b->store.pid++; /* as in the child of a fork */
-    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "id", 0), KVF_CLOSED);
+    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "id", KVF_DEFAULT), KVF_CLOSED);
     assert_int_equal(save(&b->store, &b->err, "id"), KVF_CLOSED);
     close_bench(b);
 }
@@ -569,7 +569,7 @@ static void what_is_unknown_is_kept(void **state) {
     options.struct_size = sizeof options;
     assert_int_equal(kvf_session_save(&b->store, &b->err, "id", &k, &v, &options), KVF_OK);
     assert_int_equal(b->fake.ttl_s, 7);
-    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "id", 0), KVF_OK);
+    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "id", KVF_DEFAULT), KVF_OK);
     assert_string_equal(session->k.dtype, "q4_0");
     assert_int_equal(session->num_tokens, 0);
     kvf_session_free(session);
@@ -591,7 +591,7 @@ static void tiers_in_order(void **state) {
     fast.answer = KVF_IO; /* the first can't be asked: the second has it */
     check_loads(&b->store, "id");
     kvf_session *session = NULL;
-    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "other", 0), KVF_IO);
+    assert_int_equal(kvf_session_load(&b->store, &session, &b->err, "other", KVF_DEFAULT), KVF_IO);
     assert_non_null(strstr(b->err.what, "the fake says so"));
     assert_int_equal(kvf_session_remove(&b->store, &b->err, "id"), KVF_IO);
     assert_int_equal(b->fake.num, 0);
@@ -612,7 +612,7 @@ static void value_there_and_back(void **state) {
     kvf_tensor k = {.data = "abc", .len = 3}, v = {.data = NULL, .len = 0};
     kvf_session *session = NULL;
     assert_int_equal(kvf_session_save(store, &err, "small \xff", &k, &v, NULL), KVF_OK);
-    assert_int_equal(kvf_session_load(store, &session, &err, "small \xff", 0), KVF_OK);
+    assert_int_equal(kvf_session_load(store, &session, &err, "small \xff", KVF_DEFAULT), KVF_OK);
     assert_int_equal(session->k.len, 3);
     assert_memory_equal(session->k.data, "abc", 3);
     assert_int_equal(session->v.len, 0);
@@ -634,7 +634,7 @@ static void a_large_value(void **state) {
     kvf_tensor k = {.data = bytes, .len = BYTES}, v = {.data = bytes + BYTES, .len = BYTES};
     kvf_session *session = NULL;
     assert_int_equal(kvf_session_save(store, &err, "id", &k, &v, NULL), KVF_OK);
-    assert_int_equal(kvf_session_load(store, &session, &err, "id", 0), KVF_OK);
+    assert_int_equal(kvf_session_load(store, &session, &err, "id", KVF_DEFAULT), KVF_OK);
     assert_memory_equal(session->k.data, bytes, BYTES);
     assert_memory_equal(session->v.data, bytes + BYTES, BYTES);
     assert_int_equal((uintptr_t)session->k.data % 64, 0); /* ready for vector instructions */
@@ -744,7 +744,7 @@ static void use_all(kvf_store *store) {
     if (saved != KVF_OK) {
         assert_true((saved == KVF_NOMEM || saved == KVF_IO) && err.what[0] != '\0');
     }
-    kvf_status loaded = kvf_session_load(store, &session, &err, "id", 0);
+    kvf_status loaded = kvf_session_load(store, &session, &err, "id", KVF_DEFAULT);
     if (loaded == KVF_OK) {
         assert_memory_equal(session->k.data, keys_bytes, KEYS_BYTES);
         assert_memory_equal(session->v.data, values_bytes, VALUES_BYTES);

@@ -40,7 +40,7 @@ static void check_time(int64_t from_us, int64_t budget_us, const char *what) {
 static size_t load(kvf_space *space, kvft_prompt *p, uint64_t content, uint32_t budget_ms) {
     kvft_prompt_poison(p);
     int64_t from_us = kvfi_sys->now_us();
-    size_t run = kvf_load(space, p->blocks, p->num_blocks, NULL, budget_ms);
+    size_t run = kvf_load(space, p->blocks, p->num_blocks, NULL, KVF_MS(budget_ms));
     check_time(from_us, (int64_t)budget_ms * 1000, "a load");
     if (kvft_prompt_wrong(p, content, run) != 0) {
         fail_msg("seed %llu: wrong bytes", (unsigned long long)seed);

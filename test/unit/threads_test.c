@@ -107,14 +107,14 @@ static void *work(void *arg) {
             kvf_save(w->space, prompt->blocks, BLOCKS, NULL);
             break;
         case 1:
-            if (kvf_match(w->space, &run, NULL, prompt->keys, BLOCKS, kvft_random(&random) % 2 ? 1000000 : 0) !=
-                KVF_OK) {
+            if (kvf_match(w->space, &run, NULL, prompt->keys, BLOCKS,
+                          kvft_random(&random) % 2 ? KVF_MS(1000) : KVF_POLL) != KVF_OK) {
                 run = 0;
             }
             break;
         default:
             kvft_prompt_poison(prompt);
-            run = kvf_load(w->space, prompt->blocks, BLOCKS, NULL, 2000);
+            run = kvf_load(w->space, prompt->blocks, BLOCKS, NULL, KVF_MS(2000));
             w->wrong += kvft_prompt_wrong(prompt, seed, run);
             w->hits += run;
         }

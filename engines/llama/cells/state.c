@@ -98,7 +98,7 @@ size_t kvfl_stored_state(kvf_llama *kv, kvf_reason *why, size_t index, int64_t d
     kvf_found found = {.why = KVF_WHY_BUDGET};
     size_t run = 0;
     int64_t left = deadline_us - kvfl_now_us();
-    if (kvf_match(kv->space, &run, &found, &block.key, 1, left > 1 ? (uint32_t)left : 1) != KVF_OK || run == 0) {
+    if (kvf_match(kv->space, &run, &found, &block.key, 1, left > 1 ? left : 1) != KVF_OK || run == 0) {
         *why = found.why;
         return 0;
     }

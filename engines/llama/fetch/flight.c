@@ -84,14 +84,14 @@ static void set_item(kvfl_flight *f, size_t i, kvf_block block, uint8_t *memory,
     f->blocks[i].num_iov = 1;
 }
 
-static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, uint32_t budget_ms) {
+static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, int64_t budget_us) {
     kvfl_flight *f = &kv->flights[which];
     kvf_batch batch = {.struct_size = sizeof batch,
                        .op = KVF_OP_LOAD,
                        .space = kv->space,
                        .blocks = f->blocks,
                        .num = num,
-                       .budget_ms = budget_ms,
+                       .budget_us = budget_us,
                        .user = which,
                        .arrivals = &f->arrivals};
     if (!kvfl_flights_moving(kv)) {
@@ -107,7 +107,7 @@ static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, uint32
     return true;
 }
 
-bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms) {
+bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bool down, int64_t budget_us) {
     size_t room = which >= KVFL_SMALL_FLIGHTS ? num : kv->group;
     kvfl_flight *f = num > 0 ? clear(kv, which, room, room * kv->stride) : NULL;
     if (f == NULL) {
@@ -118,18 +118,18 @@ bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bo
         size_t block = down ? first + num - 1 - i : first + i;
         set_item(f, i, kvfl_block_of(kv, block), f->memory + i * kv->stride, kvfl_bytes_of(kv, block));
     }
-    return launch(kv, which, first, num, budget_ms);
+    return launch(kv, which, first, num, budget_us);
 }
 
 /* ---- the state ---- */
 
-bool kvfl_flight_start_state(kvf_llama *kv, size_t index, const kvf_block *block, size_t len, uint32_t budget_ms) {
+bool kvfl_flight_start_state(kvf_llama *kv, size_t index, const kvf_block *block, size_t len, int64_t budget_us) {
     kvfl_flight *f = clear(kv, KVFL_STATE_FLIGHT, 1, len);
     if (f == NULL) {
         return false;
     }
     set_item(f, 0, *block, f->memory, len);
-    return launch(kv, KVFL_STATE_FLIGHT, index, 1, budget_ms);
+    return launch(kv, KVFL_STATE_FLIGHT, index, 1, budget_us);
 }
 
 kvfl_landing kvfl_flight_of_state(const kvf_llama *kv, size_t index, const struct iovec **bytes) {
@@ -171,7 +171,7 @@ static bool make_lookup_room(kvfl_lookup *l, size_t num) {
     return true;
 }
 
-bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, uint32_t budget_ms) {
+bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, int64_t budget_us) {
     kvfl_lookup *l = &kv->lookup;
     if ((l->ticket != 0 && !l->over) || !make_lookup_room(l, end - first)) {
         return false;
@@ -187,7 +187,7 @@ bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, uint32_t budget_
                        .space = kv->space,
                        .blocks = l->blocks,
                        .num = l->num,
-                       .budget_ms = budget_ms,
+                       .budget_us = budget_us,
                        .user = LOOKUP,
                        .found = l->found};
     return kvf_submit(kv->queue, &l->ticket, &batch) == KVF_OK;

@@ -45,14 +45,14 @@ typedef struct kvfl_lookup {
     size_t num, capacity;
 } kvfl_lookup;
 /* Asks about blocks [first, end); false: not possible, or an earlier one has not come to its end. */
-bool kvfl_lookup_start(struct kvf_llama *, size_t first, size_t end, uint32_t budget_ms);
+bool kvfl_lookup_start(struct kvf_llama *, size_t first, size_t end, int64_t budget_us);
 
 /* Asks for blocks [first, first + num); false: not possible, or the memory of that flight is still in use. */
-bool kvfl_flight_start(struct kvf_llama *, size_t which, size_t first, size_t num, bool down, uint32_t budget_ms);
+bool kvfl_flight_start(struct kvf_llama *, size_t which, size_t first, size_t num, bool down, int64_t budget_us);
 /* Of a block of a flight that was started for the prompt at hand. *bytes is set when it is here. */
 kvfl_landing kvfl_flight_of(const struct kvf_llama *, size_t block, const struct iovec **bytes);
 /* Asks for the state at boundary `index`, whose block it is and how long; and of the one that was asked for last. */
-bool kvfl_flight_start_state(struct kvf_llama *, size_t index, const kvf_block *, size_t len, uint32_t budget_ms);
+bool kvfl_flight_start_state(struct kvf_llama *, size_t index, const kvf_block *, size_t len, int64_t budget_us);
 kvfl_landing kvfl_flight_of_state(const struct kvf_llama *, size_t index, const struct iovec **bytes);
 /* Bytes of it that have not come yet. */
 double kvfl_flight_state_rest(const struct kvf_llama *);

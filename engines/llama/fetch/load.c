@@ -33,11 +33,11 @@ static double compute_us(const load *l, size_t blocks) {
 }
 
 /* Nothing waits for a flight beside a front that is computed, so that may take as long as the front does. */
-static uint32_t flight_ms(const load *l) {
+static int64_t flight_us(const load *l) {
     int64_t left = l->deadline_us - kvfl_now_us(),
             beside = l->front != NULL ? (int64_t)compute_us(l, l->end - l->next) : 0;
     left = left > beside ? left : beside;
-    return left > 1000 ? (uint32_t)(left / 1000) : 1;
+    return left < 1 ? 1 : left < KVF_MAX_BUDGET_US ? left : KVF_MAX_BUDGET_US;
 }
 
 /* What llama.cpp made of a block: of a window it holds nothing, and so tells no positions. */
@@ -171,7 +171,7 @@ static void start_tail(load *l, const kvfl_gap *gap) {
     }
     bool started = false;
     for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS && !started; which++) {
-        started = kv->flights[which].num == 0 && kvfl_flight_start(kv, which, l->next, num, true, flight_ms(l));
+        started = kv->flights[which].num == 0 && kvfl_flight_start(kv, which, l->next, num, true, flight_us(l));
     }
     if (started && l->horizon <= l->next) {
         l->horizon = l->next + num;
@@ -190,7 +190,7 @@ static void start_small(load *l) {
             num++;
         }
         if (f->num == 0 || (f->over && f->first + f->num <= l->next)) {
-            (void)kvfl_flight_start(kv, which, first, num, false, flight_ms(l));
+            (void)kvfl_flight_start(kv, which, first, num, false, flight_us(l));
         }
     }
 }
@@ -391,7 +391,7 @@ static void look_up(load *l) {
     int64_t begin = kvfl_now_us(), computing_us = l->report->compute_us;
     double credit_us = l->patience.credit_us;
     l->patience.credit_us += KVFL_LOOKUP_US;
-    bool asked = kvfl_lookup_start(kv, first, l->end, flight_ms(l));
+    bool asked = kvfl_lookup_start(kv, first, l->end, flight_us(l));
     while (asked && !kv->lookup.over && !l->stop) {
         if (may_wait(l)) {
             wait_a_little(l);
@@ -453,7 +453,7 @@ static int64_t soon(const load *l) {
 static bool ask_for_state(const load *l, size_t index, size_t len) {
     kvf_block block = kvfl_state_block(l->kv, index);
     kvfl_flights_look(l->kv);
-    return kvfl_flight_start_state(l->kv, index, &block, len, flight_ms(l));
+    return kvfl_flight_start_state(l->kv, index, &block, len, flight_us(l));
 }
 
 /* Waits for the state at a boundary as long as it promises to be worth it. KVF_WHY_NONE: *bytes are here. */
@@ -606,7 +606,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
               .end = kvfl_num_blocks(kv),
               .front = front,
               .stateless = have % kv->block_tokens != 0,
-              .deadline_us = kvfl_now_us() + (int64_t)kv->budget_ms * 1000};
+              .deadline_us = kvfl_now_us() + kv->budget_us};
     bool states = kvfl_has_states(kv);
     if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
         return have;

@@ -272,7 +272,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
                                        .adapters = c->adapters.text,
                                        .tenant = o->tenant,
                                        .block_tokens = o->block_tokens,
-                                       .budget_ms = o->budget_ms,
+                                       .budget_us = KVF_MS(o->budget_ms),
                                        .portable = o->portable};
     kvf_llama *kv = NULL;
     int64_t begin = kvfl_now_us();
