@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/llama.md ("Every setting of llama.cpp") beside llama.h: no setting or function that can change what a context computes or
+"""The list of docs/llama.md ("Every setting of llama.cpp") beside llama.h: no setting or function that can change what a context computes or
 holds is missing, none is in it that llama.h no longer has, and each is tested, or hooked by the shim, as the table says.
 
 usage: settings_test.py LLAMA_H"""
@@ -33,15 +33,15 @@ def settings_of(header):
 
 
 def table_of(page):
-    """name -> verdict"""
+    """name -> verdict, of list items such as "- `name`, `name`: **verdict**; why"."""
     rows = {}
-    for line in page.split("## Every setting of llama.cpp", 1)[1].split("\n## ", 1)[0].splitlines():
-        cells = [c.strip() for c in line.strip().strip("|").split("|")]
-        if line.startswith("| `") and len(cells) >= 2:
-            for name in re.findall(r"`(\w+)`", cells[0]):
-                if name in rows:
-                    fail(f"{name} is in the table twice")
-                rows[name] = cells[1]
+    section = page.split("## Every setting of llama.cpp", 1)[1].split("\n## ", 1)[0]
+    for item in re.findall(r"^- (`.*?)(?=^- |^$|\Z)", section, re.S | re.M):
+        names, verdict = re.fullmatch(r"(.*?): \*\*(.*?)\*\*.*", " ".join(item.split())).groups()
+        for name in re.findall(r"`(\w+)`", names):
+            if name in rows:
+                fail(f"{name} is in the list twice")
+            rows[name] = verdict
     return rows
 
 
@@ -60,10 +60,10 @@ def main():
     hooks = "".join(read(p) for p in glob.glob(f"{ROOT}/engines/llama/shim/*.c"))
     for name in names:
         if name not in rows:
-            fail(f"{name}: new in llama.h; find out what it does to KV, and add it to the table and to identity_test.c")
+            fail(f"{name}: new in llama.h; find out what it does to KV, and add it to the list and to identity_test.c")
     for name, verdict in rows.items():
         if name not in names:
-            fail(f"{name} is in the table, and not in llama.h")
+            fail(f"{name} is in the list, and not in llama.h")
         elif verdict not in VERDICTS:
             fail(f"{name}: \"{verdict}\" is none of: {', '.join(VERDICTS)}")
         elif verdict in VERDICTS[:4] and not re.search(rf"\b{name}\b", tests):
