@@ -163,8 +163,9 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
  * What it can't follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps.
  * llama_memory_seq_rm of the end of a sequence, or of all of it, needs no word; after anything else that changes what a
  * sequence holds (llama_decode on it, seq_cp into it, seq_add, seq_div, a state set) call kvf_llama_forget: it is then
- * left alone until it has been emptied. After seq_cp, and a token of several sequences, these share cells, and seq_add
- * and seq_div of one move the positions of all: before such a move call kvf_llama_forget for every one of them.
+ * left alone until it has been emptied. Sequences share cells after seq_cp, and where a token belongs to several of them;
+ * seq_add and seq_div of one then move the positions of all. kvf_llama_forget of one forgets all that share cells by
+ * tokens that came through this call; after seq_cp call it for both before such a move.
  *
  * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your
  * batch by llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and

@@ -294,6 +294,70 @@ static void test_shared_cells_are_parted_before_they_move(void **state) {
     close_world(&w);
 }
 
+/* The tokens [from, end), each of them in sequences 0 and 1. */
+static int32_t decode_in_both(world *w, size_t from, size_t end) {
+    struct llama_batch batch = llama_batch_init((int32_t)(end - from), 0, 2);
+    for (size_t i = from; i < end; i++) {
+        int32_t k = batch.n_tokens++;
+        batch.token[k] = w->tokens[i];
+        batch.pos[k] = (llama_pos)i;
+        batch.n_seq_id[k] = 2;
+        batch.seq_id[k][0] = 0;
+        batch.seq_id[k][1] = 1;
+        batch.logits[k] = i + 1 == end;
+    }
+    int32_t rc = kvf_llama_decode(w->l.kv, batch);
+    llama_batch_free(batch);
+    return rc;
+}
+
+/* The cells belong to both, so a shift of the one moves the other, which ends between two blocks then, as if it had been
+ * cut there. */
+static void test_a_shift_moves_what_tokens_of_several_sequences_share(void **state) {
+    (void)state;
+    world w = open_world("mem:", 1024);
+    llama_memory_t mem = llama_get_memory(w.l.ctx);
+    assert_int_equal(decode_in_both(&w, 0, 200), 0);
+    assert_int_equal(counters(&w).aside_tokens[KVF_ASIDE_SEVERAL], 400);
+    assert_true(llama_memory_seq_rm(mem, 0, 10, 18));
+    kvf_llama_forget(w.l.kv, 0);
+    llama_memory_seq_add(mem, 0, 18, -1, -8);
+    assert_int_equal(llama_memory_seq_pos_max(mem, 1), 3 * 64 - 1);
+    uint64_t saved = counters(&w).saved_blocks;
+    put_range(&w, 1, 3 * 64, NUM, true);
+    assert_int_equal(decode(&w), 0);
+    assert_int_equal(counters(&w).aside_tokens[KVF_ASIDE_FOREIGN], NUM - 3 * 64);
+    assert_int_equal(counters(&w).saved_blocks, saved);
+    /* Nobody is given what they hold, or what was stored of it. */
+    world clean = open_world(NULL, 1024);
+    kvft_flush_all(w.l.store);
+    put_range(&w, 2, 0, NUM, true);
+    assert_int_equal(decode(&w), 0);
+    assert_int_equal(counters(&w).copied_tokens, 0);
+    float *logits = logits_of(&w, (int32_t)NUM - 1);
+    assert_true(error_of(&clean, 0, NUM, logits) < 1e-3);
+    free(logits);
+    close_world(&clean);
+    close_world(&w);
+}
+
+/* Left alone, they hold what their tokens say, and each goes on by itself. */
+static void test_tokens_of_several_sequences_are_followed(void **state) {
+    (void)state;
+    world w = open_world("mem:", 1024), clean = open_world(NULL, 1024);
+    assert_int_equal(decode_in_both(&w, 0, 200), 0);
+    for (llama_seq_id seq = 0; seq < 2; seq++) {
+        put_range(&w, seq, 200, NUM, true);
+        assert_int_equal(decode(&w), 0);
+        float *logits = logits_of(&w, (int32_t)NUM - 200 - 1);
+        assert_true(error_of(&clean, 0, NUM, logits) < 1e-3);
+        free(logits);
+    }
+    assert_int_equal(counters(&w).aside_tokens[KVF_ASIDE_FOREIGN], 0);
+    close_world(&clean);
+    close_world(&w);
+}
+
 /* ---- states that are replaced in the middle of a block ---- */
 
 static const struct {
@@ -441,6 +505,8 @@ int main(void) {
         cmocka_unit_test(test_a_full_cache_leaves_all_as_it_was),
         cmocka_unit_test(test_what_is_not_known_is_left_alone),
         cmocka_unit_test(test_shared_cells_are_parted_before_they_move),
+        cmocka_unit_test(test_a_shift_moves_what_tokens_of_several_sequences_share),
+        cmocka_unit_test(test_tokens_of_several_sequences_are_followed),
         cmocka_unit_test(test_no_block_is_loaded_twice_for_a_later_state),
         cmocka_unit_test(test_a_state_that_does_not_come_costs_nothing_that_was_there),
         cmocka_unit_test(test_a_state_is_not_replaced_where_cells_could_come_short),

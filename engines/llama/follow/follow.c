@@ -131,10 +131,21 @@ void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {
     }
 }
 
+/* Whether `seq` is the sequence i, or may have cells in common with it: llama.cpp moves the positions of cells, and so
+ * those of every sequence that they belong to. */
+static bool moves_with(const kvf_llama *kv, llama_seq_id seq, llama_seq_id i) {
+    return i == seq || (kv->histories[seq].shares && kv->histories[i].shares);
+}
+
 void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
-    if (kvfl_is_text(kv, seq)) {
-        kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
-        kv->residents[seq].num = 0; /* its witnesses are some tokens of many */
+    if (!kvfl_is_text(kv, seq)) {
+        return;
+    }
+    for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
+        if (moves_with(kv, seq, i)) {
+            kvfl_forget(kv, i, KVF_ASIDE_FOREIGN);
+            kv->residents[i].num = 0; /* its witnesses are some tokens of many */
+        }
     }
 }
 
@@ -204,10 +215,9 @@ static void moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
     h->in_prompt = false;
 }
 
-/* llama.cpp moves the positions of cells: those of every sequence that shares them. */
 void kvfl_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
     for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
-        if (i == seq || (kv->histories[seq].shares && kv->histories[i].shares)) {
+        if (moves_with(kv, seq, i)) {
             moved(kv, i, first);
         }
     }
