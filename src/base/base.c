@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Errors, names, log, hex, numbers, iovecs.
+ * Error messages, names of statuses, the log, hex, numbers, and iovecs.
  */
 #include "base/base.h"
 #include "base/text.h"
@@ -56,7 +56,7 @@ const char *kvf_reason_name(kvf_reason reason) {
     return i < sizeof reason_names / sizeof *reason_names ? reason_names[i] : "unknown";
 }
 
-/* Messages may carry what a server or a file said: what must not be shown becomes a question mark. */
+/* Messages may quote a server or a file: characters that must not be shown become question marks. */
 static void clean(char *text) {
     size_t len = strlen(text);
     for (size_t i = 0; i < len;) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Small things that every layer uses: errors, bytes, hashes, log. No I/O (that is sys.h).
+ * Small helpers for every layer: errors, bytes, hashes, log. No I/O (see sys.h for that).
  */
 #ifndef KVFI_BASE_H
 #define KVFI_BASE_H

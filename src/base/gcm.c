@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * AES-256-GCM of libcrypto. A context is made once and used again: with the cipher that it has already, libcrypto
- * allocates nothing for a new key.
+ * AES-256-GCM by libcrypto. Contexts are reused: with its cipher already set, libcrypto allocates nothing for a new
+ * key.
  */
 #include "base/base.h"
 
@@ -12,8 +12,8 @@
 #define MAX_IDLE 64u
 #define MAX_STEP ((size_t)1 << 30) /* libcrypto counts in int */
 
-/* Contexts that nobody uses, and the cipher. They live as long as the process: libcrypto cleans up at exit before any
- * destructor of ours could. */
+/* Unused contexts, and the cipher. They live as long as the process: libcrypto cleans up at exit before any destructor
+ * of ours could run. */
 static struct {
     pthread_mutex_t lock;
     EVP_CIPHER *cipher;
@@ -30,7 +30,7 @@ static EVP_CIPHER_CTX *new_context(const EVP_CIPHER *cipher) {
     return ctx;
 }
 
-/* Held across a fork: in the child the lock of a thread that the fork has not taken along would never be released. */
+/* Held across a fork. Otherwise a thread that does not exist in the child could hold the lock there for ever. */
 static void lock_contexts(void) {
     pthread_mutex_lock(&contexts.lock);
 }
@@ -67,7 +67,7 @@ static void give_context(EVP_CIPHER_CTX *ctx) {
 }
 
 bool kvfi_gcm_begin(kvfi_gcm *gcm, bool opens, const uint8_t key[32], const void *aad, size_t aad_len) {
-    static const uint8_t nonce[12]; /* zeros: no key is used for two messages */
+    static const uint8_t nonce[12]; /* zeros: each key encrypts one message only */
     int num = 0;
     EVP_CIPHER_CTX *ctx = take_context();
     gcm->ctx = ctx;

@@ -2,9 +2,9 @@
  *
  * SHA-256, HMAC-SHA-256 and XXH3 on the caller's stack.
  *
- * libcrypto's EVP interface allocates for every digest and for every copy of one; a chain of 128K tokens would allocate
- * thousands of times on the way to the first lookup. The old interface works on a struct of the caller's, and is the
- * one that can be saved half-way, which is what makes HMAC cost two compressions less a key.
+ * libcrypto's EVP interface allocates for every digest and for every copy of one, so a chain of 128K tokens would
+ * allocate thousands of times before the first lookup. The old interface uses a struct of the caller's. That struct can
+ * also be saved half-way, which saves HMAC two compressions for each use of a key.
  */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #define XXH_STATIC_LINKING_ONLY /* the streaming state as a struct, not a pointer */
@@ -17,8 +17,8 @@
 #include <openssl/sha.h>
 #include <xxhash.h>
 
-/* libxxhash itself is compiled for the oldest x86 (SSE2: 9 GB/s on a machine that does 30 with AVX2), and carries the
- * variants for the newer ones behind names of their own. */
+/* libxxhash itself is compiled for the oldest x86 (SSE2: 9 GB/s on a machine that reaches 30 with AVX2). It carries
+ * variants for newer processors under other names. */
 #if defined(__x86_64__) && defined(__has_include)
 #if __has_include(<xxh_x86dispatch.h>)
 #define XXH_DISPATCH_DISABLE_REPLACE
@@ -102,9 +102,9 @@ void kvfi_sha_end(kvfi_sha *sha, uint8_t out[32]) {
 
 /* ---- XXH3 */
 #ifdef XXH_DISPATCHES
-/* The first call of the dispatcher fills a table without a lock (xxHash 0.8.1, XXH_setDispatch): two first calls at
- * once may see half of it. So the first call is made here, before any thread of ours exists. More than 240 bytes, since
- * shorter inputs don't use it. */
+/* The first call of the dispatcher fills a table without a lock (xxHash 0.8.1, XXH_setDispatch), so two simultaneous
+ * first calls may see half of it. Therefore the first call is made here, before any thread of ours exists. It needs
+ * more than 240 bytes: shorter inputs do not use the dispatcher. */
 __attribute__((constructor)) static void dispatch_now(void) {
     static const uint8_t zeros[512];
     (void)xxh128_once(zeros, sizeof zeros);

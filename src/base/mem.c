@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The library's own memory: everything goes through the system table, so that tests can fail it and count it.
+ * The library's own memory. All of it goes through the system table, so that tests can fail and count allocations.
  */
 #include <string.h>
 

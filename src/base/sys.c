@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The real system table. Calls whose prototypes differ from the table's (variadic ones, those with glibc's transparent
- * unions) get a wrapper of one line; the others are the calls themselves.
+ * unions) have a wrapper of one line; the others are the calls themselves.
  */
 #include "base/sys.h"
 
@@ -34,7 +34,7 @@ static int real_populate(void *p, size_t bytes) {
     if (madvise(p, bytes, MADV_POPULATE_READ) == 0) {
         return 0;
     }
-    /* A kernel that does not know the advice faults the pages in one by one, as ever. */
+    /* A kernel that does not know this advice faults the pages in one by one. */
     return errno == EINVAL ? 0 : -1;
 }
 
@@ -83,7 +83,8 @@ static int real_connect(int fd, const struct sockaddr *address, socklen_t len) {
     return connect(fd, address, len);
 }
 
-/* A peer that has gone must be an EPIPE, not a signal that ends the engine. What is no socket is written by writev. */
+/* If the peer is gone, this returns EPIPE instead of raising a signal that would end the engine. Descriptors that are
+ * not sockets are written by writev. */
 static ssize_t real_writev(int fd, const struct iovec *iov, int num) {
     struct msghdr message = {0};
     message.msg_iov = (struct iovec *)(uintptr_t)iov; /* sendmsg does not write to it */
@@ -107,9 +108,9 @@ static int real_pipe(int out_fds[2], int flags, size_t bytes) {
     return rc;
 }
 
-/* splice can't be told to send no SIGPIPE. So the signal is held back, and what splice itself has raised is taken away;
- * one that was pending before stays. It goes to the thread that has called, so nobody else's is taken. A splice that has
- * sent something before its reader went raises it too, and returns what it has sent. */
+/* splice has no flag against SIGPIPE. So the signal is blocked, and one raised by splice itself is consumed; a signal
+ * that was pending before stays pending. The signal goes to the calling thread, so no other thread's is consumed. A
+ * splice that sent something before its reader left raises it too, and returns what it sent. */
 static ssize_t real_splice(int from, int to, size_t bytes) {
     sigset_t sigpipe, before, pending;
     sigemptyset(&sigpipe);
@@ -211,7 +212,7 @@ int kvfi_poll_ms(int64_t deadline_us) {
     if (left <= 0) {
         return 0;
     }
-    /* Rounded up: a poll that ends a little early would come back only to find that it must wait again. */
+    /* Rounded up: a poll that ends slightly early would only have to wait again. */
     int64_t ms = left / 1000 + (left % 1000 != 0);
     return ms > INT32_MAX ? INT32_MAX : (int)ms;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The one table through which kvferry asks the operating system for anything that can fail: memory, time, files,
- * sockets. Tests put another table in its place, to fail the n-th call or to stand in for the world. Everything else
- * calls `kvfi_sys->x(...)`, never x(...). The semantics are those of the calls of the same name; errno is set as usual.
+ * sockets. Tests install another table to fail the n-th call or to simulate a world. All code calls `kvfi_sys->x(...)`,
+ * never x(...). The semantics are those of the calls of the same name, including errno.
  */
 #ifndef KVFI_SYS_H
 #define KVFI_SYS_H
@@ -26,7 +26,7 @@ typedef struct kvfi_systable {
     void (*release)(void *);
     void *(*map)(size_t bytes, int fd,
                  off_t at); /* mmap: fd -1 = anonymous, read and write; else shared and read-only; NULL on failure */
-    int (*populate)(void *, size_t bytes); /* madvise MADV_POPULATE_READ: 0, or -1 where a page can't be read */
+    int (*populate)(void *, size_t bytes); /* madvise MADV_POPULATE_READ: 0, or -1 if a page can't be read */
     int (*unmap)(void *, size_t bytes);
     /* time */
     int64_t (*now_us)(void);             /* monotonic */
@@ -61,7 +61,7 @@ typedef struct kvfi_systable {
     int (*getsockopt)(int fd, int level, int name, void *, socklen_t *);
     ssize_t (*readv)(int fd, const struct iovec *, int num);
     ssize_t (*writev)(int fd, const struct iovec *, int num); /* without SIGPIPE on sockets */
-    /* A pipe that holds so many bytes; [0] is read, [1] written. */
+    /* A pipe that holds so many bytes. [0] is for reading, [1] for writing. */
     int (*pipe)(int out_fds[2], int flags, size_t bytes);
     ssize_t (*vmsplice)(int fd, const struct iovec *, size_t num, unsigned flags);
     ssize_t (*splice)(int from, int to, size_t bytes); /* without offsets, flags, and SIGPIPE */
@@ -85,9 +85,10 @@ char *kvfi_strndup(const char *, size_t len);
 
 /* Deadlines are absolute times of kvfi_sys->now_us(); KVFI_NEVER waits for ever and is for tests. */
 #define KVFI_NEVER INT64_MAX
-/* The deadline of who waits for nothing (KVF_POLL), in calls that say that they take it. For all others it has passed. */
+/* The deadline of a caller that does not wait (KVF_POLL), for calls that accept it. For all other calls it has
+ * passed. */
 #define KVFI_AT_ONCE INT64_C(-1)
 int64_t kvfi_deadline(int64_t budget_us); /* now + budget, saturating */
-int kvfi_poll_ms(int64_t deadline_us);    /* what is left of it for poll: rounded up, 0 when it has passed */
+int kvfi_poll_ms(int64_t deadline_us);    /* time left for poll: rounded up, 0 when the deadline has passed */
 
 #endif

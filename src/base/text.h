@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Text from a store, a server or a file may hold anything: bytes that move a terminal's cursor, line breaks that fake
- * another line, marks that turn the direction of what follows. Here is the one answer to what may be shown as it is.
+ * another line, marks that reverse the direction of text. This decides which characters may be shown as they are.
  */
 #ifndef KVFI_TEXT_H
 #define KVFI_TEXT_H
@@ -19,7 +19,7 @@ static inline bool kvfi_is_shown(uint32_t point) {
     return !control && !invisible && !tag;
 }
 
-/* How many bytes the character at p takes, of UTF-8 that may be shown as it is; 0: it may not, or is no UTF-8. */
+/* The number of bytes of the UTF-8 character at p, if it may be shown as it is. 0 if it may not, or is not UTF-8. */
 static inline size_t kvfi_shown_bytes(const char *p, size_t len) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     uint8_t first = (uint8_t)p[0];

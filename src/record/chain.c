@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Token ids to block keys: a chain of hashes, so that a key names the whole prefix up to the end of its block. Keys don't
- * depend on the secret, so that the same key names a block under the secret of today and under that of yesterday; where a
- * block lies does.
+ * Token ids to block keys: a chain of hashes, so that a key names the whole prefix up to the end of its block. Keys do
+ * not depend on the secret, so the same key names a block under the current and the previous secret. Only the address
+ * in a store depends on the secret.
  */
 #include "record/space.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The record's header, and the checks that stand between bytes from a store and a hit. docs/record-format.md has the
- * layout.
+ * Encodes and decodes the header of a record, and verifies records. docs/record-format.md has the layout.
  */
 #include "record/record.h"
 
@@ -18,7 +17,7 @@ enum {
     AT_PAYLOAD_BYTES = 84,
     AT_RAW_BYTES = 92,
     AT_STORED = 100,
-    AT_SALT = 108, /* of a sealed record; else zeros */
+    AT_SALT = 108, /* of a sealed record; otherwise zeros */
     AT_CHECK = KVFI_HEADER_SAYS
 };
 _Static_assert(AT_CHECK + 4 == KVFI_HEADER_BYTES, "the header's own check ends it");
@@ -57,8 +56,7 @@ void kvfi_header_encode(uint8_t out[KVFI_HEADER_BYTES], const kvfi_header *heade
     kvfi_put32(out + AT_CHECK, kvfi_xxh32(out, AT_CHECK));
 }
 
-/* The limits of version 2. A header with a valid check that breaks one was written by something that is not version 2.
- */
+/* The limits of version 2. A header with a valid check that exceeds one was not written by version 2. */
 static bool within_limits(const kvfi_header *header) {
     uint64_t max =
         header->codec == KVFI_CODEC_SEALED ? KVF_MAX_PAYLOAD_BYTES + 4 * KVFI_MAX_TOKENS : KVF_MAX_PAYLOAD_BYTES;
@@ -66,7 +64,7 @@ static bool within_limits(const kvfi_header *header) {
            header->payload_bytes <= max && header->raw_bytes == header->payload_bytes;
 }
 
-/* The parts of the header that mean something else in a sealed record. false: of a codec that is not known. */
+/* The header fields with another meaning in a sealed record. Returns false for an unknown codec. */
 static bool read_codec(kvfi_header *header, const uint8_t in[KVFI_HEADER_BYTES]) {
     if (header->codec == KVFI_CODEC_PLAIN) {
         header->first_token = kvfi_get32(in + AT_FIRST_TOKEN);
@@ -128,7 +126,7 @@ bool kvfi_tokens_same(const uint8_t *stored, const uint32_t *tokens, uint32_t nu
 #endif
 }
 
-/* The time of storing is left out, so that the same block stored twice has the same checksum. */
+/* The time of storing is not covered, so the same block stored twice has the same checksum. */
 void kvfi_record_sum_init(kvfi_xxh3 *sum, const uint8_t header[KVFI_HEADER_BYTES]) {
     kvfi_xxh3_init(sum);
     kvfi_xxh3_add(sum, header, AT_STORED);
@@ -174,7 +172,7 @@ void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_add
     checksum_of(sum, head, block->tokens == NULL ? 0 : block->num_tokens, payload, num_iov);
 }
 
-/* Does the header name the block that was asked for? The tokens behind it come next. */
+/* Does the header name the requested block? The tokens after it are compared next. */
 kvf_reason kvfi_header_matches(const kvfi_header *header, const kvfi_addr *addr, uint32_t num_tokens,
                                uint32_t first_token) {
     if (memcmp(header->addr.space.bytes, addr->space.bytes, 32) != 0 ||
@@ -207,7 +205,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
     if (!sum_fits(head, sum, &header, payload, num_iov)) {
         return KVF_WHY_CHECKSUM;
     }
-    /* After the checksum, so that damage to a token is called damage, and mended. */
+    /* Compared after the checksum, so that a damaged token counts as damage, and the record is replaced. */
     return kvfi_tokens_same(head + KVFI_HEADER_BYTES, block->tokens, num_tokens) ? KVF_WHY_NONE : KVF_WHY_OTHER_TOKENS;
 }
 
@@ -215,7 +213,7 @@ kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const
                              const void *value, size_t len) {
     const uint8_t *bytes = value;
     if (len < KVFI_HEADER_BYTES) {
-        /* The beginning tells a torn record from something that never was one. */
+        /* The magic distinguishes a truncated record from something that never was one. */
         bool begins = len >= sizeof magic && memcmp(bytes, magic, sizeof magic) == 0;
         return begins ? KVF_WHY_TRUNCATED : KVF_WHY_VERSION;
     }
@@ -224,7 +222,7 @@ kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    if (len != kvfi_record_bytes(&header)) { /* no overflow: its parts are bounded by the header's limits */
+    if (len != kvfi_record_bytes(&header)) { /* no overflow: the limits of the header bound all terms */
         return KVF_WHY_TRUNCATED;
     }
     struct iovec payload = {(void *)(uintptr_t)(bytes + KVFI_HEAD_BYTES(header.num_tokens)),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sealed records: what they are sealed with, writing and opening them. docs/record-format.md 8 has the layout.
+ * Sealed records: derives keys, writes and opens records. docs/record-format.md 8 has the layout.
  */
 #include "record/record.h"
 
@@ -94,7 +94,7 @@ static kvf_reason unveil(kvfi_header *header, kvfi_record_key *key, const kvfi_s
 kvf_reason kvfi_header_admit(kvfi_header *header, const kvfi_secret *seal) {
     kvfi_record_key key;
     if (header->codec != (seal != NULL ? KVFI_CODEC_SEALED : KVFI_CODEC_PLAIN)) {
-        return KVF_WHY_VERSION; /* a plain record can be anybody's, and a sealed one can't be read */
+        return KVF_WHY_VERSION; /* anybody may have written a plain record, and a sealed one can't be read */
     }
     kvf_reason why = seal != NULL ? unveil(header, &key, seal) : KVF_WHY_NONE;
     explicit_bzero(&key, sizeof key);

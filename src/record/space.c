@@ -33,7 +33,7 @@ static kvf_status check_name(kvf_error *err, const char *name, size_t len) {
     return KVF_OK;
 }
 
-/* One value is one line of the text, so it has no line break, nor any other control character. */
+/* One value is one line of the text, so it must not contain control characters. */
 static kvf_status check_value(kvf_error *err, const char *name, const char *value, size_t len) {
     if (len > KVFI_MAX_VALUE_BYTES) {
         return kvfi_fail(err, KVF_LIMIT, "field \"%s\" of a space is longer than %u bytes: use a hash of it", name,
@@ -65,7 +65,7 @@ static kvf_status take_field(item *out, kvf_error *err, const kvf_field *field) 
     return KVF_OK;
 }
 
-/* Insertion sort by name (at most 65 of them); a name that is there already is refused. */
+/* Insertion sort by name (at most 65 fields). Refuses a duplicate name. */
 static kvf_status insert(item *items, size_t num, kvf_error *err, const item *it) {
     size_t at = num;
     while (at > 0 && strcmp(items[at - 1].name, it->name) > 0) {

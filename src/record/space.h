@@ -19,10 +19,10 @@
 #define KVFI_DEFAULT_BLOCK_TOKENS 256u
 
 typedef struct kvfi_identity {
-    kvf_digest digest;  /* names the space in a store; keyed where there is a secret */
-    uint8_t root[32];   /* the same without the secret: where chains begin */
+    kvf_digest digest;  /* names the space in a store; keyed if there is a secret */
+    uint8_t root[32];   /* the same without the secret: the beginning of chains */
     kvfi_secret secret; /* of the tenant; cleansed by cleanup */
-    kvfi_secret seal;   /* what records are sealed under; not set without a secret */
+    kvfi_secret seal;   /* the sealing key; not set without a secret */
     uint32_t block_tokens;
     char *text; /* the fields as "name=value\n", sorted by name, "block_tokens" too: what a space card holds */
     size_t text_len;
@@ -35,12 +35,12 @@ typedef struct kvfi_identity {
 kvf_status kvfi_identity_init(kvfi_identity *out, kvf_error *, const kvf_field *fields, size_t num_fields,
                               const kvf_space_options *options);
 void kvfi_identity_cleanup(kvfi_identity *);
-/* KVF_LIMIT: so short that it can be guessed, or too long. */
+/* KVF_LIMIT: too short to resist guessing, or too long. */
 kvf_status kvfi_secret_check(kvf_error *, size_t len);
 
-/* kvfi_address is where the block with this key lies in a store: its key there, too, is keyed where there is a secret. */
+/* kvfi_address computes the address of a block in a store from its key. It is keyed if there is a secret. */
 void kvfi_address(kvfi_addr *out, const kvfi_identity *, const kvf_key *key);
-/* What records of this space are sealed under, or NULL. */
+/* The sealing key of records of this space, or NULL. */
 static inline const kvfi_secret *kvfi_seal_of(const kvfi_identity *identity) {
     return identity->seal.set ? &identity->seal : NULL;
 }

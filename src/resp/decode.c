@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Read it as three states: a LINE that says what comes, the BODY of a bulk, and the TAIL (CRLF) behind a body.
+ * The push decoder. It has three states: a LINE that announces a reply, the BODY of a bulk, and the TAIL (CRLF) after a
+ * body.
  */
 #include "resp/decode.h"
 
@@ -56,8 +57,8 @@ static void make_room(kvfi_resp *resp) {
     }
 }
 
-/* How many bytes to read into the scratch. In front of a body that has a place, no more than its header: what comes
- * behind it would have to be copied. */
+/* The number of bytes to read into the scratch. Before a body with a place this is at most its header: anything after
+ * that would have to be copied. */
 static size_t scratch_wanted(const kvfi_resp *resp) {
     size_t room = resp->cap - resp->end;
     size_t have = available(resp);
@@ -70,7 +71,7 @@ static size_t scratch_wanted(const kvfi_resp *resp) {
     return have < line && line - have < room ? line - have : room;
 }
 
-/* What is left of the place, as far as the body goes; *out_left is what `cap` iovecs could not cover. */
+/* What is left of the place, as far as the body goes. *out_left is what `cap` iovecs could not cover. */
 static size_t place_iovecs(const kvfi_resp *resp, uint64_t *out_left, struct iovec *out, size_t cap) {
     size_t num = 0;
     size_t skip = resp->place.skip;
@@ -93,8 +94,8 @@ static size_t place_iovecs(const kvfi_resp *resp, uint64_t *out_left, struct iov
 size_t kvfi_resp_want(kvfi_resp *resp, struct iovec *out, size_t cap) {
     make_room(resp);
     if (resp->state == BODY && resp->to == TO_PLACE) {
-        /* The scratch is empty here. It takes the CRLF and, most likely, the whole next header: so one readv ends this
-         * body, and the next begins in its place. */
+        /* The scratch is empty here. It receives the CRLF and, most likely, the whole next header, so one readv ends
+         * this body, and the next begins in its place. */
         uint64_t uncovered = 0;
         size_t num = place_iovecs(resp, &uncovered, out, cap - 1);
         if (uncovered == 0) {
@@ -108,13 +109,13 @@ size_t kvfi_resp_want(kvfi_resp *resp, struct iovec *out, size_t cap) {
 
 /* ---- taking bytes ---- */
 
-/* `num` bytes of the body lie in their place. */
+/* `num` bytes of the body are in their place. */
 static void advance_place(kvfi_resp *resp, size_t num) {
     resp->left -= num;
     kvfi_place_advance(&resp->place, num);
 }
 
-/* Copies what came with the header and belongs into the place. Rare, and never more than the scratch. */
+/* Copies body bytes that came with the header into the place. Rare, and never more than the scratch. */
 static void copy_to_place(kvfi_resp *resp, size_t num) {
     while (num > 0) {
         const struct iovec *iov = resp->place.iov;
@@ -151,7 +152,7 @@ void kvfi_resp_got(kvfi_resp *resp, size_t num) {
 static bool parse_number(int64_t *out, const char *text, size_t len) {
     bool minus = len > 0 && text[0] == '-';
     size_t i = minus ? 1 : 0;
-    int64_t value = 0; /* kept negative: there is one more of those */
+    int64_t value = 0; /* kept negative: the negative range has one more number */
     if (i == len || (text[i] == '0' && len > 1)) {
         return false;
     }
@@ -191,7 +192,7 @@ static kvfi_resp_event begin_array(kvfi_resp *resp, kvfi_reply *reply) {
     return KVFI_RESP_REPLY;
 }
 
-/* A bulk is announced. Either it is reported now, as too long, or its body is read first. */
+/* A bulk is announced. It is either reported at once as too long, or its body is read first. */
 static kvfi_resp_event begin_bulk(kvfi_resp *resp, kvfi_reply *reply) {
     resp->body = (uint64_t)reply->num;
     resp->left = resp->body;
@@ -271,7 +272,7 @@ static kvfi_resp_event next_line(kvfi_resp *resp, kvfi_reply *reply, bool *again
     return event;
 }
 
-/* Takes as much of the body as there is; true when it is complete. A body for the scratch stays where it is until its
+/* Takes the available part of the body. True when it is complete. A body for the scratch stays where it is until its
  * tail has come. */
 static bool take_body(kvfi_resp *resp) {
     size_t have = available(resp);
@@ -288,7 +289,7 @@ static bool take_body(kvfi_resp *resp) {
     return resp->left == 0;
 }
 
-/* The CRLF behind a body; the reply is complete with it. */
+/* The CRLF after a body completes the reply. */
 static kvfi_resp_event next_tail(kvfi_resp *resp, kvfi_reply *reply, bool *again) {
     size_t before = resp->to == TO_SCRATCH ? (size_t)resp->body : 0;
     const char *tail = resp->scratch + resp->begin + before;

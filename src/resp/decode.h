@@ -3,9 +3,9 @@
  * A push decoder for RESP2, the protocol of Redis and Valkey. Pure: no I/O, no allocation, and no copy of anything big.
  *
  * The caller names the place of a body before its reply arrives. The decoder asks for bytes (kvfi_resp_want fills
- * iovecs for readv: the place itself, and a small scratch for the lines around it), is told how many came
- * (kvfi_resp_got), and hands out what they make (kvfi_resp_next). So a value goes from the socket straight into the
- * caller's memory:
+ * iovecs for readv: the place itself, and a small scratch for the lines around it), learns how many came
+ * (kvfi_resp_got), and hands out replies (kvfi_resp_next). So a value goes from the socket straight into the caller's
+ * memory:
  *
  *     kvfi_resp_into(&resp, place);                            once for each reply that has a place
  *     while (kvfi_resp_next(&resp, &reply) == KVFI_RESP_MORE) {
@@ -13,9 +13,9 @@
  *         kvfi_resp_got(&resp, (size_t)readv(fd, iov, (int)num));
  *     }
  *
- * An array is announced, and its elements follow as replies of their own, however deep they nest; `last` marks the one
- * that completes the answer to a command. So nothing is ever built up, and a hostile server can make this decoder do
- * one of two things: hand out short replies, or say KVFI_RESP_BAD, after which the connection is of no more use.
+ * An array is announced, and its elements follow as separate replies, however deep they nest. `last` marks the one that
+ * completes the answer to a command. So nothing is accumulated, and a hostile server can only make this decoder hand
+ * out short replies, or return KVFI_RESP_BAD, after which the connection must be closed.
  */
 #ifndef KVFI_RESP_DECODE_H
 #define KVFI_RESP_DECODE_H
@@ -36,9 +36,8 @@ typedef enum kvfi_resp_kind {
     KVFI_RESP_BULK,    /* `num` bytes, in their place, or, if none was named, as `text` in the scratch */
     KVFI_RESP_NIL,     /* $-1 or *-1 */
     KVFI_RESP_ARRAY,   /* `num` replies follow as its elements */
-    KVFI_RESP_OVERSIZE /* a bulk of `num` bytes that its place, or the scratch, can't hold, reported before its body is
-                          read. Close the connection, or go on: the body is then thrown away, and comes to nobody's
-                          notice. */
+    KVFI_RESP_OVERSIZE /* a bulk of `num` bytes that neither its place nor the scratch can hold, reported before its
+                          body is read. Close the connection, or continue: the body is then discarded. */
 } kvfi_resp_kind;
 
 typedef struct kvfi_reply {
@@ -57,7 +56,7 @@ typedef struct kvfi_place {
     size_t bytes;
 } kvfi_place;
 
-/* What lies behind its first `bytes` bytes; no more than it has. */
+/* What follows its first `bytes` bytes; at most its length. */
 static inline void kvfi_place_advance(kvfi_place *place, size_t bytes) {
     place->bytes -= bytes;
     place->skip += bytes;
@@ -73,23 +72,23 @@ typedef struct kvfi_resp {
     char *scratch; /* the caller's */
     size_t cap;
     size_t begin, end; /* scratch[begin, end) has come and is not used yet */
-    size_t seen;       /* so much of that is known to hold no end of a line */
+    size_t seen;       /* that many of them are known to hold no line end */
     kvfi_place place;  /* of the next bulk, then what is left of it */
     bool has_place;
     uint8_t state;
-    uint8_t to;        /* where the body at hand goes */
+    uint8_t to;        /* where the current body goes */
     uint64_t body;     /* its length */
-    uint64_t left;     /* so much of it is still to come */
-    uint64_t elements; /* replies that still belong to the answer at hand; 0 between answers */
-    size_t header;     /* the length of "$<n>\r\n" of that place: a good guess for the next one's */
+    uint64_t left;     /* that many bytes of it are still to come */
+    uint64_t elements; /* replies that still belong to the current answer; 0 between answers */
+    size_t header;     /* the length of "$<n>\r\n" of that place: a good guess for the next */
 } kvfi_resp;
 
 /* `scratch` holds at least KVFI_RESP_MIN_SCRATCH bytes and lives as long as the decoder. The longest bulk without a
- * place, with its CRLF, is what fits into it. */
+ * place must fit into it with its CRLF. */
 void kvfi_resp_init(kvfi_resp *, char *scratch, size_t cap);
 
-/* Names the place of the next reply, should that be a bulk; call it between replies. Whatever comes, it holds for this
- * one reply. */
+/* Names the place of the next reply if that is a bulk. Call it between replies. It applies to this one reply, whatever
+ * comes. */
 void kvfi_resp_into(kvfi_resp *, kvfi_place);
 
 /* The next reply, if it is complete. KVFI_RESP_BAD is final. */
@@ -97,16 +96,16 @@ kvfi_resp_event kvfi_resp_next(kvfi_resp *, kvfi_reply *);
 
 /* After KVFI_RESP_MORE: where to read to. At least one iovec of at least one byte; `cap` is at least 2. */
 size_t kvfi_resp_want(kvfi_resp *, struct iovec *out, size_t cap);
-/* So many bytes were read into the iovecs of the last kvfi_resp_want, in their order. */
+/* That many bytes were read into the iovecs of the last kvfi_resp_want, in their order. */
 void kvfi_resp_got(kvfi_resp *, size_t num);
 
-/* How much of the body at hand is still to come. */
+/* How much of the current body is still to come. */
 static inline uint64_t kvfi_resp_left(const kvfi_resp *resp) {
     return resp->left;
 }
-/* No reply has begun, and no byte is left over. */
+/* No reply has begun, and no byte is left. */
 bool kvfi_resp_idle(const kvfi_resp *);
-/* The body of a KVFI_RESP_OVERSIZE is still being thrown away. */
+/* The body of a KVFI_RESP_OVERSIZE is still being discarded. */
 bool kvfi_resp_draining(const kvfi_resp *);
 
 #endif

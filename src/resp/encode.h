@@ -6,7 +6,7 @@
  *     kvfi_cmd_text(&cmd, "GET");
  *     kvfi_cmd_bulk(&cmd, key, len);
  *
- * A buffer that is too small is marked `full`, and then takes nothing more: check once, at the end.
+ * A buffer that is too small is marked `full` and takes nothing more: check once, at the end.
  */
 #ifndef KVFI_RESP_ENCODE_H
 #define KVFI_RESP_ENCODE_H
@@ -25,7 +25,7 @@ void kvfi_cmd_array(kvfi_cmd *, size_t num_bulks);
 void kvfi_cmd_bulk(kvfi_cmd *, const void *bytes, size_t len);
 void kvfi_cmd_text(kvfi_cmd *, const char *text);
 void kvfi_cmd_number(kvfi_cmd *, uint64_t number); /* as a bulk, in decimal */
-/* Only the "$<len>\r\n" of a bulk: its bytes follow from elsewhere, and then kvfi_cmd_crlf. */
+/* Only the "$<len>\r\n" of a bulk. Its bytes follow from elsewhere, then kvfi_cmd_crlf. */
 void kvfi_cmd_bulk_header(kvfi_cmd *, uint64_t len);
 void kvfi_cmd_crlf(kvfi_cmd *);
 
