@@ -37,7 +37,7 @@ typedef struct kvf_llama_options {
     const char *adapters; /* describes every LoRA and control vector in use, with scales; NULL = none. After a change:
                              kvf_llama_set_adapters */
     const char *tenant;   /* NULL = none */
-    const void *secret;   /* see kvf_space_options; to replace a secret, give both to the store (kvf_options) */
+    const void *secret;   /* see kvf_space_options; NULL = that of the store, or none */
     size_t secret_len;
     /* A power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
     uint32_t block_tokens;
@@ -49,6 +49,9 @@ typedef struct kvf_llama_options {
     /* What the model was loaded with. Needed with a store: metadata that was set over the file's own (kv_overrides) and
        the placement of tensors change KV, and llama.cpp tells neither. What it points to is read during the call. */
     const struct llama_model_params *model_params;
+    /* The secret before `secret`, while it is replaced (see kvf_space_options). NULL = none. */
+    const void *previous_secret;
+    size_t previous_secret_len;
 } kvf_llama_options;
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for

@@ -417,6 +417,45 @@ static void test_faults_end_as_misses(void **state) {
     kvft_remove_dir(site.dir);
 }
 
+/* ---- a secret that is replaced ---- */
+
+static size_t load_under(struct llama_model *model, const char *url, const llama_token *tokens, const char *secret,
+                         const char *previous) {
+    const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .secret = secret, .previous_secret = previous};
+    lab l = lab_open(model, &config, url, MODEL_PATH);
+    assert_int_equal(l.status, KVF_OK);
+    size_t loaded = kvf_llama_load(l.kv, NULL, 0, tokens, NUM);
+    kvft_flush_all(l.store);
+    lab_close(&l);
+    return loaded;
+}
+
+static void test_a_secret_is_replaced(void **state) {
+    (void)state;
+    static const char old_secret[] = "the secret of last year", new_secret[] = "the secret of this year";
+    struct llama_model *model = lab_toy("llama", false, 1);
+    llama_token *tokens = toy_prompt(1);
+    char *dir = kvft_temp_dir(), url[200];
+    snprintf(url, sizeof url, "file:%s", dir);
+    lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .secret = old_secret};
+    lab l = lab_open(model, &config, url, MODEL_PATH);
+    assert_int_equal(l.status, KVF_OK);
+    free(lab_prefill(&l, NULL, 0, tokens, NUM));
+    kvft_flush_all(l.store);
+    lab_close(&l);
+    assert_int_equal(load_under(model, url, tokens, new_secret, NULL), 0);
+    assert_int_equal(load_under(model, url, tokens, new_secret, old_secret), NUM - 1);
+    assert_int_equal(load_under(model, url, tokens, new_secret, NULL), NUM - 1); /* stored anew by that load */
+    config = (lab_config){.kv_type = GGML_TYPE_F16, .flash = true, .previous_secret = old_secret};
+    l = lab_open(model, &config, url, MODEL_PATH);
+    assert_int_equal(l.status, KVF_LIMIT);
+    assert_non_null(strstr(l.err.what, "previous secret"));
+    lab_close(&l);
+    free(tokens);
+    llama_model_free(model);
+    kvft_remove_dir(dir);
+}
+
 int main(void) {
     llama_log_set(lab_quiet, NULL);
     const struct CMUnitTest tests[] = {
@@ -429,6 +468,7 @@ int main(void) {
         cmocka_unit_test(test_chat_keeps_what_is_resident),
         cmocka_unit_test(test_everything_that_matters_changes_the_space),
         cmocka_unit_test(test_faults_end_as_misses),
+        cmocka_unit_test(test_a_secret_is_replaced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,6 +43,8 @@ typedef struct lab_config {
     uint32_t n_ubatch;
     int threads;
     bool portable;
+    int64_t budget_us;
+    const char *secret, *previous_secret;
 } lab_config;
 
 typedef struct lab {
@@ -98,6 +100,12 @@ static inline lab lab_open_with(struct llama_model *model, const lab_config *con
                                  .context_params = &l.params,
                                  .model_params = &l.model_params,
                                  .block_tokens = 64,
+                                 .budget_us = config->budget_us,
+                                 .secret = config->secret,
+                                 .secret_len = config->secret != NULL ? strlen(config->secret) : 0,
+                                 .previous_secret = config->previous_secret,
+                                 .previous_secret_len =
+                                     config->previous_secret != NULL ? strlen(config->previous_secret) : 0,
                                  .portable = config->portable,
                                  .progress = progress,
                                  .progress_ctx = progress_ctx};
@@ -129,6 +137,13 @@ static inline size_t lab_vocab(const lab *l) {
     return (size_t)llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(l->ctx)));
 }
 
+static inline float *lab_logits(const lab *l) {
+    size_t bytes = lab_vocab(l) * sizeof(float);
+    float *logits = malloc(bytes);
+    memcpy(logits, llama_get_logits_ith(l->ctx, -1), bytes);
+    return logits;
+}
+
 /* The logits behind the prompt, in a copy. */
 static inline float *lab_prefill(lab *l, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                                  size_t num) {
@@ -137,11 +152,17 @@ static inline float *lab_prefill(lab *l, kvf_llama_report *report, llama_seq_id 
         fprintf(stderr, "prefill: %s\n", err.what);
         abort();
     }
-    size_t bytes = lab_vocab(l) * sizeof(float);
-    float *logits = malloc(bytes);
-    memcpy(logits, llama_get_logits_ith(l->ctx, -1), bytes);
-    return logits;
+    return lab_logits(l);
 }
+
+/* A progress function that stops a prefill which is about to compute any of the first *ctx tokens: they are stored, but
+ * on a busy machine computing them may promise to be sooner. */
+static inline int lab_stop_below(void *ctx, uint32_t done, uint32_t num) {
+    (void)num;
+    return done < *(const uint32_t *)ctx;
+}
+
+#define LAB_PATIENCE 200 /* such prefills; one of them finds the machine's other programs asleep */
 
 typedef struct lab_difference {
     bool identical, same_argmax;

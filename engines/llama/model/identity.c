@@ -130,11 +130,16 @@ static void add_build(fields *f, const struct llama_context_params *p, const kvf
 
 /* ---- what all spaces of a context have ---- */
 
+/* A copy of the program's; NULL: none. */
+typedef struct secret {
+    void *bytes;
+    size_t len;
+} secret;
+
 struct kvfl_terms {
     fields fields; /* all but the adapters, and what a probe of them tells */
     bool portable;
-    void *secret;
-    size_t secret_len;
+    secret secret, previous;
 };
 
 static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o, const kvfl_model_name *name) {
@@ -163,17 +168,24 @@ static void add_overrides(fields *f, const kvf_llama *kv, const kvfl_model_name 
     }
 }
 
-static kvf_status keep_secret(struct kvfl_terms *t, kvf_error *err, const kvf_llama_options *o) {
-    if (o->secret == NULL) {
-        return KVF_OK;
+static bool keep_secret(secret *own, const void *bytes, size_t len) {
+    if (bytes == NULL) {
+        return true;
     }
-    t->secret = malloc(o->secret_len + 1);
-    if (t->secret == NULL) {
-        return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
+    own->bytes = malloc(len + 1);
+    if (own->bytes == NULL) {
+        return false;
     }
-    memcpy(t->secret, o->secret, o->secret_len);
-    t->secret_len = o->secret_len;
-    return KVF_OK;
+    memcpy(own->bytes, bytes, len);
+    own->len = len;
+    return true;
+}
+
+static void drop_secret(secret *own) {
+    if (own->bytes != NULL) {
+        OPENSSL_cleanse(own->bytes, own->len);
+        free(own->bytes);
+    }
 }
 
 kvf_status kvfl_set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *name) {
@@ -190,13 +202,17 @@ kvf_status kvfl_set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options
     add_shape(&t->fields, kv, o->context_params);
     add_rope(&t->fields, kv, o->context_params);
     add_rest(&t->fields, kv, o, name);
-    return keep_secret(t, err, o);
+    if (!keep_secret(&t->secret, o->secret, o->secret_len) ||
+        !keep_secret(&t->previous, o->previous_secret, o->previous_secret_len)) {
+        return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
+    }
+    return KVF_OK;
 }
 
 void kvfl_free_terms(struct kvfl_terms *t) {
-    if (t != NULL && t->secret != NULL) {
-        OPENSSL_cleanse(t->secret, t->secret_len);
-        free(t->secret);
+    if (t != NULL) {
+        drop_secret(&t->secret);
+        drop_secret(&t->previous);
     }
     free(t);
 }
@@ -224,7 +240,9 @@ kvf_status kvfl_open_space(const kvf_llama *kv, kvf_space **out, kvf_error *err,
     memcpy(all + t->fields.num, own.field, own.num * sizeof *all);
     kvf_space_options options = {.struct_size = sizeof options,
                                  .block_tokens = kv->block_tokens,
-                                 .secret = t->secret,
-                                 .secret_len = t->secret_len};
+                                 .secret = t->secret.bytes,
+                                 .secret_len = t->secret.len,
+                                 .previous_secret = t->previous.bytes,
+                                 .previous_secret_len = t->previous.len};
     return kvf_space_open(out, err, kv->store, all, t->fields.num + own.num, &options);
 }
