@@ -6,7 +6,7 @@
 
 #define REMOVE_BUDGET_US 200000
 
-/* Before anybody is told of the miss: who computes the block then finds that it is to be written. */
+/* Before the miss is reported: the caller that then computes the block finds that it must be written. */
 static void doubt(kvf_store *store, const kvf_key *key) {
     kvfi_known_doubt_all(&store->known);
     kvfi_known_doubt(&store->known, key);
@@ -30,7 +30,7 @@ static kvf_reason check(kvfi_item *item) {
     return why;
 }
 
-/* A record whose checksum is wrong can never be a hit, and a store that keeps the first of two equal keys would keep it
+/* A record with a wrong checksum can never be a hit, and a store that keeps the first of two equal keys would keep it
  * for ever. */
 static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t deadline_us) {
     int64_t soon = kvfi_deadline(REMOVE_BUDGET_US);
@@ -43,7 +43,7 @@ static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t dead
     }
 }
 
-/* Whatever lies there, whoever asked computes the block now, and writes it over that. */
+/* Whatever is stored there, the caller now computes the block and overwrites it. */
 static bool is_of_no_use(kvf_reason why) {
     switch (why) {
     case KVF_WHY_ABSENT:
@@ -69,7 +69,7 @@ static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, i
     }
 }
 
-/* Why the first gap is one, when no tier said so. */
+/* The reason of the first gap, if no tier gave one. */
 static kvf_reason reason_of(const kvfi_feed *feed, const kvfi_item *item) {
     if (item->status != KVF_AGAIN) {
         return item->why;
@@ -80,7 +80,7 @@ static kvf_reason reason_of(const kvfi_feed *feed, const kvfi_item *item) {
     return KVF_WHY_BUDGET;
 }
 
-/* Writes status and why of each block: what lies behind the first gap is not used. Returns the leading run. */
+/* Writes status and reason of each block. Nothing after the first gap is used. Returns the leading run. */
 static size_t publish(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
     size_t run = batch->num;
@@ -106,8 +106,8 @@ static size_t publish(kvfi_blocks *batch) {
     return run;
 }
 
-/* The same where each block is by itself. What was not begun was not wanted any more, or there was no time: it is not
- * counted, and not told apart from a miss. Returns how many are there. */
+/* The same for blocks that are independent. A block that was not begun was not wanted any more, or there was no time:
+ * it is not counted as a miss. Returns how many blocks are loaded. */
 static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
     kvf_store *store = batch->space->store;
     size_t here = 0, begun = 0;
@@ -134,7 +134,7 @@ static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
 
 /* ---- under the previous secret: what is missing under that of today may still lie where that one put it ---- */
 
-/* The items that are still missing, at their former addresses. */
+/* The items that are still missing, at their previous addresses. */
 static size_t select_missing(const kvfi_blocks *batch, kvfi_item *out) {
     const kvfi_identity *previous = &batch->space->previous;
     size_t missing = 0;
@@ -150,7 +150,7 @@ static size_t select_missing(const kvfi_blocks *batch, kvfi_item *out) {
     return missing;
 }
 
-/* A hit is stored again under the secret of today. */
+/* A hit is stored again under the current secret. */
 static void take_over(kvfi_blocks *batch, const kvfi_item *got) {
     kvf_store *store = batch->space->store;
     kvfi_item *item = &batch->feed.items[got->number];
@@ -232,7 +232,7 @@ typedef struct loan {
     kvfi_loan loan;
 } loan;
 
-/* Whether what was lent is the block that was asked for. The record's own token count is not trusted: the one asked for
+/* Whether the borrowed record is the requested block. The record's own token count is not trusted: the requested count
  * says where the payload begins, and a record with another count fails the check. */
 static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block, size_t bytes) {
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
@@ -243,7 +243,7 @@ static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const
     return kvfi_record_check(lent->data, lent->data + lent->len - KVFI_SUM_BYTES, addr, block, &payload, 1);
 }
 
-/* How long the whole record must be; 0: the caller did not say. */
+/* The required length of the whole record; 0: the caller did not say. */
 static size_t expected_bytes(const kvf_block *block) {
     return block->iov == NULL
                ? 0
@@ -293,7 +293,7 @@ static kvf_reason borrow_from_any(kvf_space *space, loan *out, const kvfi_addr *
     return first;
 }
 
-/* An absent block is not counted: no tier that lends has it, but a load may still find it. */
+/* An absent block is not counted: no tier can lend it, but a load may still find it. */
 static kvf_status borrow_miss(kvf_space *space, const kvfi_addr *addr, kvf_block *block, kvf_reason why) {
     if (why != KVF_WHY_ABSENT) {
         atomic_fetch_add(&space->store->stats.loads, 1);
@@ -315,7 +315,7 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
         return borrow_miss(space, &addr, block, KVF_WHY_OTHER_TOKENS);
     }
     if (kvfi_seal_of(&space->identity) != NULL) {
-        return borrow_miss(space, &addr, block, KVF_WHY_ABSENT); /* a sealed record can't be opened where it lies */
+        return borrow_miss(space, &addr, block, KVF_WHY_ABSENT); /* a sealed record can't be used in place */
     }
     loan *lent = kvfi_alloc(sizeof *lent);
     if (lent == NULL) {

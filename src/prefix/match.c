@@ -7,7 +7,7 @@
 typedef struct lookup {
     kvfi_addr *addrs;
     kvfi_peek *peeks;
-    size_t *from; /* which key each of the addresses is */
+    size_t *from; /* the key that each address belongs to */
     bool *hit;
     kvf_found *found;
 } lookup;
@@ -26,7 +26,7 @@ static bool make_room(lookup *out, size_t num) {
     return true;
 }
 
-/* Whether the header is that of the block asked for. A damaged one is no hit here; the load would say so too. */
+/* Whether the header is that of the requested block. A damaged header is not a hit. */
 static kvf_reason read_peek(kvf_found *out, const kvfi_peek *peek, const kvfi_addr *addr, const kvfi_secret *seal,
                             size_t tier) {
     kvfi_header header;
@@ -71,10 +71,10 @@ static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size
         kvf_reason why = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], seal, index);
         at->hit[key] = why == KVF_WHY_NONE;
         if (!at->hit[key] && (at->found[key].why == KVF_WHY_NONE || why != KVF_WHY_ABSENT)) {
-            at->found[key].why = why; /* a tier that failed says more than one that has not got it */
+            at->found[key].why = why; /* the reason of a tier that failed wins over "absent" */
         }
         if (!at->hit[key] && at->peeks[i].why == KVF_WHY_NONE) {
-            /* Something lies there that is not it: a save does not look again, but writes. */
+            /* Something else is stored there: a save writes without looking again. */
             kvfi_known_add_missed(&store->known, &at->addrs[i].key);
         }
         if (at->hit[key]) {
@@ -85,7 +85,7 @@ static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size
     }
 }
 
-/* All tiers, for what is not found yet. */
+/* Asks all tiers for what is not found yet. */
 static void ask_tiers(lookup *at, kvf_store *store, const kvfi_identity *identity, const kvf_key *keys, size_t stride,
                       size_t num, int64_t deadline_us) {
     for (size_t tier = 0; tier < store->num_tiers; tier++) {

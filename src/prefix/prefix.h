@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The prefix service: match, load and save blocks of a space. Seals and checks records; the store below moves them.
+ * The prefix service: match, load and save blocks of a space. It seals and checks records; the store below moves them.
  */
 #ifndef KVFI_PREFIX_H
 #define KVFI_PREFIX_H
@@ -14,16 +14,16 @@
 struct kvf_space {
     kvf_store *store;
     kvfi_identity identity;
-    kvfi_identity previous;      /* the same under the secret before, while that is replaced */
+    kvfi_identity previous;      /* the same under the previous secret, while secrets change */
     bool rotates;                /* there is a previous one */
-    _Atomic int64_t card_due_us; /* when the space card is to be stored again */
+    _Atomic int64_t card_due_us; /* when to store the space card again */
 };
 
-/* kvfi_space_card stores the fields of the space beside its blocks now and then, so that people can see whose they
- * are. */
+/* kvfi_space_card stores the fields of the space beside its blocks from time to time, so that people can see what the
+ * blocks belong to. */
 void kvfi_space_card(kvf_space *);
 
-/* What the prefix up to the end of a block takes, where its blocks are alike; 0: its position is not known. */
+/* The bytes of the prefix up to the end of a block, if its blocks are alike; 0: its position is not known. */
 static inline uint64_t kvfi_chain_bytes(const kvf_block *block, size_t bytes) {
     return block->num_tokens == 0 ? 0 : bytes + (uint64_t)bytes / block->num_tokens * block->first_token;
 }
@@ -57,7 +57,7 @@ size_t kvfi_view_num_runs(const kvf_view *); /* of one slot */
 size_t kvfi_view_slot_bytes(const kvf_view *);
 bool kvfi_view_has_slot(const kvf_view *, int64_t slot);
 void kvfi_view_runs(const kvf_view *, int64_t slot, struct iovec *out);
-/* Marks the slots of the blocks without iovecs as in use, or free again. */
+/* Marks the slots of blocks without iovecs as in use, or as free again. */
 void kvfi_view_enter(kvf_view *, const kvf_block *blocks, size_t num);
 void kvfi_view_leave(kvf_view *, const kvf_block *blocks, size_t num);
 

@@ -7,12 +7,12 @@
 #include "prefix/prefix.h"
 
 #define MAX_DEPTH    4096u
-#define OLDEST_BATCH offsetof(kvf_batch, arrivals) /* what a caller that knows no later fields sends */
+#define OLDEST_BATCH offsetof(kvf_batch, arrivals) /* what a caller sends that knows no later fields */
 
 typedef struct slot {
     kvfi_job job;
     kvf_queue *queue;
-    struct slot *next; /* in the free list, or in the list of the done ones */
+    struct slot *next; /* in the free list, or in the list of completed batches */
     kvf_batch batch;
     int64_t deadline_us;
     uint64_t ticket; /* 0 = free */
@@ -78,7 +78,7 @@ static size_t run_batch(slot *s) {
     return 0;
 }
 
-/* Under the lock. A write to an eventfd fails only when its counter is full, and then it is readable all the same. */
+/* Under the lock. A write to an eventfd fails only when its counter is full, and then it is readable anyway. */
 static void signal_done(kvf_queue *queue) {
     uint64_t one = 1;
     struct iovec iov = {&one, sizeof one};
@@ -86,7 +86,8 @@ static void signal_done(kvf_queue *queue) {
     }
 }
 
-/* A block of a batch that is watched is over: who waits at the queue wakes up, though there may be nothing to reap. */
+/* A block of a watched batch is complete: wakes the thread that waits at the queue, though there may be nothing to
+ * reap. */
 static void wake(void *arg) {
     kvf_queue *queue = arg;
     pthread_mutex_lock(&queue->lock);

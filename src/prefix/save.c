@@ -70,7 +70,7 @@ static void copy_in(uint8_t *to, const struct iovec *iov, size_t num) {
     }
 }
 
-/* The payload of the block, piece by piece; runs has room for one slot of the view. */
+/* The payload of the block, piece by piece. `runs` has room for one slot of the view. */
 static kvf_status stage(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
     const struct iovec *iov = block->iov;
     size_t num = block->num_iov;
@@ -114,7 +114,7 @@ size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view)
         if (blocks[i].status == KVF_OK) {
             taken++;
         } else {
-            /* A prefix with a hole is of no use behind it: shed the rest too. */
+            /* A prefix is of no use after a hole: shed the rest too. */
             shed = true;
             atomic_fetch_add(&space->store->stats.save_failures[KVF_WHY_FULL], 1);
         }
@@ -131,13 +131,13 @@ static kvf_reason prepare(kvfi_item *item) {
     return KVF_WHY_NONE;
 }
 
-/* A sealed record is made in a buffer of the backlog, since the caller's memory stays as it is. It lasts from one try to
- * send it to the end of that: each has a salt of its own. */
+/* A sealed record is built in a buffer of the backlog, since the caller's memory must not change. It lasts for one
+ * attempt to send it, because each attempt has its own salt. */
 typedef struct cover {
     kvf_store *store;
     kvfi_staged *staged; /* NULL: none now */
     struct iovec whole;  /* the record in it */
-    struct iovec *iov;   /* of the item without it */
+    struct iovec *iov;   /* of the item without the buffer */
     uint32_t num_iov;
     bool may_lend;
 } cover;
@@ -167,7 +167,7 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     item->iov = &c->whole;
     item->num_iov = 1;
     item->unsealed = false;
-    item->may_lend = true; /* sealed bytes in memory of ours */
+    item->may_lend = true; /* sealed bytes in the library's memory */
     return KVF_WHY_NONE;
 }
 
@@ -189,7 +189,7 @@ static void release_sealed(kvfi_item *item) {
     item->lent = false;
 }
 
-/* Blocks that the store is known to have are not sent: the rest, in order. */
+/* Known blocks are not sent. Returns the others, in order. */
 static size_t select_unknown(kvf_space *space, kvf_block *blocks, size_t num, kvf_block *out, size_t *from) {
     size_t unknown = 0;
     for (size_t i = 0; i < num; i++) {
@@ -205,7 +205,7 @@ static size_t select_unknown(kvf_space *space, kvf_block *blocks, size_t num, kv
     return unknown;
 }
 
-/* Head and checksum lie in memory that is used for other things afterwards, so they must be pieces that are copied. */
+/* Head and checksum lie in memory that is reused afterwards, so they must be copied, not lent. */
 static bool may_lend(const kvfi_item *item, uint32_t flags) {
     return (flags & KVF_MAY_LEND) != 0 && item->iov[0].iov_len < KVFI_PAGE;
 }
@@ -245,7 +245,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     }
     kvfi_store_put(space->store, &batch.feed, batch.outcomes);
     for (size_t i = 0; i < num && covers != NULL; i++) {
-        release_sealed(&batch.feed.items[i]); /* of what was to be sent once more, and was not */
+        release_sealed(&batch.feed.items[i]); /* of an item that was to be sent again, and was not */
     }
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = batch.feed.items[i].status;

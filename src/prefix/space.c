@@ -4,10 +4,10 @@
  */
 #include "prefix/prefix.h"
 
-#define CARD_AGAIN_US (20 * 60 * 1000000LL) /* well within the TTL of an hour */
+#define CARD_AGAIN_US (20 * 60 * 1000000LL) /* well within the TTL of one hour */
 #define CARD_RETRY_US (1 * 1000000LL)
 
-/* A space without a secret of its own has those of the store. */
+/* A space without its own secret uses that of the store. */
 static void take_secrets(kvf_space_options *options, const kvfi_secrets *secrets) {
     if (options->secret != NULL || secrets->num == 0) {
         return;

@@ -12,7 +12,7 @@ struct kvf_view {
     size_t num_slots, num_regions, num_runs, slot_bytes;
     pthread_mutex_t lock;
     pthread_cond_t left;
-    uint16_t *users;  /* of each slot: operations that touch it now */
+    uint16_t *users;  /* of each slot: the operations that use it now */
     size_t num_users; /* sum of them */
     kvf_region regions[];
 };

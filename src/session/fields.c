@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions as fields: the HASH that any Redis client can read and write.
+ * Sessions as the fields of a HASH that any Redis client can read and write.
  */
 #include <stdio.h>
 
@@ -16,7 +16,7 @@ static size_t num_parts(uint64_t bytes, uint64_t part_bytes) {
     return (size_t)((bytes + part_bytes - 1) / part_bytes);
 }
 
-/* Names the parts of one array ("keys", "keys.1", ...) and lays them over its memory. */
+/* Names the parts of one array ("keys", "keys.1", ...) and maps them to its memory. */
 static void fill_parts(kvfi_part *parts, size_t num, const char *name, const uint8_t *data, uint64_t bytes,
                        uint64_t part_bytes) {
     for (size_t i = 0; i < num; i++) {
@@ -109,7 +109,8 @@ static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num
     return call->tier->ops->session_get(call->tier, call->err, call->id, part, num, call->deadline_us);
 }
 
-/* What does not fit may be half of a session that is being replaced right now: *again asks for another look. */
+/* Lengths that do not match may be half of a session that is being replaced right now. *again requests another
+ * attempt. */
 static kvf_status changed(const kvfi_session_call *call, bool *again, const char *what) {
     *again = true;
     return kvfi_fail(call->err, KVF_MISS,
@@ -118,7 +119,7 @@ static kvf_status changed(const kvfi_session_call *call, bool *again, const char
                      what);
 }
 
-/* Lengths that a call found, against those that were asked for. */
+/* Compares the lengths that a call found with the requested ones. */
 static bool lengths_fit(const kvfi_part *now, const parts *wanted) {
     for (size_t i = 0; i < wanted->num; i++) {
         if (!now[i].found || now[i].data.iov_len != wanted->part[i].data.iov_len) {
@@ -147,7 +148,7 @@ static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *ou
     return status;
 }
 
-/* Are the fields of a spread session as long as `wanted` says? Asked before memory is taken, so that a meta that lies
+/* Are the fields of a spread session as long as `wanted` says? Asked before memory is allocated, so that a false meta
  * costs none. */
 static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted, bool *again) {
     kvfi_part *now = kvfi_alloc_zero(wanted->num, sizeof *now);
@@ -233,8 +234,7 @@ out:
     return status;
 }
 
-/* The meta, and whether an array that is one field has the length that meta says; a spread one is looked at more
- * closely later. */
+/* The meta, and whether an array of one field has the length that the meta says. A spread array is checked later. */
 static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, const kvfi_part found[3], bool *again) {
     KVFI_TRY(read_meta(call, &plan->meta, found[0].data.iov_len, again));
     uint64_t part_bytes = plan->meta.part_bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `meta`: what the bytes of a session are, as JSON.
+ * Encodes and decodes `meta`, the JSON that describes the bytes of a session.
  */
 #include <jansson.h>
 
@@ -123,7 +123,7 @@ static bool add_optional(json_t *object, const kvfi_session_meta *meta) {
         ok = ok && set(object, "expires", json_integer(meta->expires_s));
     }
     if (ok && meta->id[0] != '\0') {
-        /* JSON is UTF-8: an id that is not can't be shown, and is left out. */
+        /* JSON is UTF-8: an id that is not UTF-8 is left out. */
         json_t *id = json_string(meta->id);
         ok = id == NULL || set(object, "id", id);
     }
@@ -231,7 +231,7 @@ static kvf_status get_array(kvfi_array *out, kvf_error *err, const json_t *objec
         !get_text(out->dtype, sizeof out->dtype, array, "dtype") || !get_shape(out, array)) {
         return kvfi_fail(err, KVF_MISS, "the meta of the session does not describe its %s", name);
     }
-    /* What is a wrong argument when saving is a wrong session here. */
+    /* A wrong argument of a save is a damaged session here. */
     return kvfi_array_check(out, err, name) == KVF_OK ? KVF_OK
                                                       : kvfi_fail(err, KVF_MISS,
                                                                   "the meta of the session contradicts itself: "

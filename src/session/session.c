@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The session API: checks arguments, chooses the tier, and hands over to the shape that the tier keeps sessions in.
+ * The session API: checks arguments, chooses the tier, and passes on to the form in which that tier keeps sessions.
  */
 #include "session/session.h"
 
 #include "store/store.h"
 
 #define DEFAULT_TTL_S 3600u
-#define BUDGET_US     30000000          /* where none is given */
-#define MAP_FROM      ((size_t)1 << 20) /* below, a mapping costs more than it saves */
+#define BUDGET_US     30000000          /* if none is given */
+#define MAP_FROM      ((size_t)1 << 20) /* below this, a mapping costs more than it saves */
 
-/* A sealed session is one value everywhere. */
+/* A sealed session is one value in every tier. */
 static bool has_fields(const kvfi_session_call *call) {
     return call->tier->ops->session_put != NULL && call->tenant == NULL;
 }
 
-/* In how many ways a session may lie in a tier: sealed under each of the secrets, or plain. */
+/* The number of forms that a session may have in a tier: sealed under each of the secrets, or plain. */
 static size_t num_ways(const kvf_store *store) {
     return store->secrets.seal_sessions ? store->secrets.num : 1;
 }
@@ -141,7 +141,7 @@ static kvf_status take_arguments(kvfi_session_meta *meta, kvf_error *err, const 
 }
 
 /* ---- the calls */
-/* The first tier that outlives the process, or else the first. */
+/* The first tier that outlives the process, or the first of all. */
 static kvfi_tier *tier_for_save(const kvf_store *store) {
     for (size_t i = 0; i < kvfi_store_num_tiers(store); i++) {
         if (!kvfi_store_tier(store, i)->volatile_) {
@@ -171,7 +171,7 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
         return kvfi_session_save_fields(&call, &meta, k->data, v->data, ttl_s);
     }
     kvf_status status = kvfi_session_save_value(&call, &meta, k->data, v->data, ttl_s);
-    if (status == KVF_OK && num_ways(store) > 1) { /* what it replaces may lie under the secret before */
+    if (status == KVF_OK && num_ways(store) > 1) { /* the session that it replaces may be under the previous secret */
         call.tenant = tenant_of(store, 1);
         call.err = NULL;
         (void)kvfi_session_remove_value(&call);
@@ -183,8 +183,8 @@ static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {
     return has_fields(call) ? kvfi_session_load_fields(call, out) : kvfi_session_load_value(call, out);
 }
 
-/* The first tier that has it wins. When none has, a failure says more than a miss: the session may be where we could
- * not look. */
+/* The first tier that has the session wins. If none has, a failure says more than a miss: the session may be in the
+ * tier that failed. */
 kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err, const char *id, int64_t budget_us) {
     KVFI_TRY(kvfi_take_budget(&budget_us, err, BUDGET_US, false));
     KVFI_TRY(check_call(store, err, id));
@@ -220,7 +220,7 @@ kvf_status kvf_session_remove(kvf_store *store, kvf_error *err, const char *id) 
         kvf_status status = has_fields(&call) ? call.tier->ops->session_remove(call.tier, &mine, id, call.deadline_us)
                                               : kvfi_session_remove_value(&call);
         if (status != KVF_OK && status != KVF_MISS) {
-            /* It goes on: what can be removed is removed, and the failure is reported. */
+            /* Continues after a failure: removes what can be removed, and reports the failure. */
             result = kvfi_fail(err, status, "%s", mine.what);
         } else if (status == KVF_OK && result == KVF_MISS) {
             result = KVF_OK;

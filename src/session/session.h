@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions inside: what `meta` says, and the two shapes a session has in a tier.
+ * Sessions, internal: the contents of `meta`, and the two forms of a session in a tier.
  *
  *   fields.c  a HASH with the fields meta, keys, values (and keys.1, ... when spread), for tiers with session_* calls
  *   value.c   one value of record format, for all others: its payload is meta, keys, values
@@ -29,30 +29,30 @@ typedef struct kvfi_array {
 
 typedef struct kvfi_session_meta {
     kvfi_array keys, values;
-    uint64_t part_bytes; /* an array longer than this is spread over fields of this length; 0 = neither is */
+    uint64_t part_bytes; /* an array longer than this is spread over fields of this length; 0 = no array is */
     uint32_t num_tokens;
     char layout[65];
     bool has_space;
     kvf_digest space;
     int64_t stored_s, expires_s;   /* expires_s: 0 = the store itself lets it expire */
-    char id[KVF_MAX_ID_BYTES + 1]; /* for people who list a folder; "" = not said */
+    char id[KVF_MAX_ID_BYTES + 1]; /* for people who list a folder; "" = unknown */
 } kvfi_session_meta;
 
 /* kvfi_session_meta_encode allocates `front` undefined bytes followed by the JSON, padded with blanks so that front +
  * *out_len is a multiple of `align`. KVF_OK, KVF_NOMEM. */
 kvf_status kvfi_session_meta_encode(uint8_t **out, size_t *out_len, kvf_error *, const kvfi_session_meta *,
                                     size_t front, size_t align);
-/* kvfi_session_meta_decode trusts nothing: after KVF_OK every number is within its bound and shapes fit their bytes.
- * KVF_MISS with what is wrong, or KVF_NOMEM. */
+/* kvfi_session_meta_decode trusts nothing: after KVF_OK every number is within its bound, and shapes match their bytes.
+ * Returns KVF_MISS with what is wrong, or KVF_NOMEM. */
 kvf_status kvfi_session_meta_decode(kvfi_session_meta *out, kvf_error *, const void *text, size_t len);
 
-/* The bytes of one element, 0 for a dtype we don't know. */
+/* The bytes of one element, 0 for an unknown dtype. */
 uint32_t kvfi_dtype_bytes(const char *dtype);
 /* KVF_OK, or KVF_LIMIT: dtype, shape and length of an array contradict each other, or are malformed. `name`: for the
  * message. */
 kvf_status kvfi_array_check(const kvfi_array *, kvf_error *, const char *name);
 
-/* A session in memory: `pub` and one piece of memory that both arrays lie in. */
+/* A session in memory: `pub`, and one piece of memory that holds both arrays. */
 typedef struct kvfi_loaded {
     kvf_session pub;
     uint8_t *mem;
@@ -73,7 +73,8 @@ typedef struct kvfi_session_call {
     kvf_error *err;
     const char *id;
     int64_t deadline_us;
-    const kvfi_tenant *tenant; /* the session is sealed under this secret, and is one value in every tier; NULL = not */
+    /* the session is sealed under this secret, and is one value in every tier; NULL = plain */
+    const kvfi_tenant *tenant;
 } kvfi_session_call;
 
 kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, const void *keys,
@@ -85,11 +86,11 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *, kvfi_session_meta 
 kvf_status kvfi_session_load_value(const kvfi_session_call *, kvfi_loaded **out);
 kvf_status kvfi_session_remove_value(const kvfi_session_call *);
 
-/* Where sessions that are values live: all of them in one space, by which a walk tells them from blocks. */
+/* The space of sessions that are values, by which a walk distinguishes them from blocks. */
 void kvfi_session_space(kvf_digest *out, const kvfi_tenant *);
 void kvfi_session_addr(kvfi_addr *out, const char *id, const kvfi_tenant *, unsigned place);
-/* The id that a value's payload of `len` bytes names, and when it expires (seconds since 1970; 0 = never), for listings;
- * false where it names none. Only the meta at its beginning is read. */
+/* Reads id and expiry (seconds since 1970; 0 = never) from a value's payload of `len` bytes, for listings. False if it
+ * has no id. Reads only the meta at its beginning. */
 bool kvfi_session_value_id(char out[KVF_MAX_ID_BYTES + 1], int64_t *expires_s, const void *payload, size_t len);
 
 #endif

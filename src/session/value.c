@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions as one value of record format, for tiers that know only values.
+ * Sessions as one value in record format, for tiers that know only values.
  *
  *   header (128) | meta length (4) | meta, padded | keys | zeros | values
  *
- * Keys and values begin at multiples of 64 bytes of the value, so that they can be used where they land.
+ * Keys and values begin at multiples of 64 bytes of the value, so that they can be used in place.
  */
 #include "session/session.h"
 
@@ -42,10 +42,10 @@ static size_t gap_behind(uint64_t keys_bytes) {
     return (size_t)((ALIGN - keys_bytes % ALIGN) % ALIGN);
 }
 
-/* A reason of the tier as the outcome of a session. */
+/* The result of a session call for a reason of the tier. */
 static kvf_status outcome(kvf_error *err, kvf_status status, kvf_reason why) {
     if (status == KVF_AGAIN) {
-        why = KVF_WHY_BUDGET; /* it was not even tried */
+        why = KVF_WHY_BUDGET; /* it was not tried */
     }
     switch (why) {
     case KVF_WHY_ABSENT:
@@ -90,9 +90,9 @@ static unsigned num_places(const kvfi_session_call *call) {
 }
 
 typedef struct stored {
-    unsigned num;   /* in how many places there is one */
-    unsigned place; /* of the latest */
-    bool whole;     /* that is not in pieces */
+    unsigned num;   /* the number of places that hold one */
+    unsigned place; /* of the newest */
+    bool whole;     /* that is not divided into pieces */
 } stored;
 
 static stored find_stored(const kvfi_session_call *call) {
@@ -127,7 +127,7 @@ static kvf_status remove_at(const kvfi_session_call *call, unsigned place) {
 }
 
 /* ---- save */
-/* The record, sealed, in memory of its own: the caller's arrays stay as they are. *iov becomes the whole of it. */
+/* The sealed record in separate memory, since the caller's arrays must not change. *iov becomes the whole of it. */
 static kvf_status seal_value(const kvfi_session_call *call, kvfi_loaded **out, kvfi_item *item, struct iovec *iov,
                              size_t num_iov, int64_t stored_s) {
     uint8_t salt[KVFI_SALT_BYTES];
@@ -206,7 +206,7 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
 }
 
 /* ---- load */
-/* Cuts a payload into meta and arrays. KVF_MISS when its lengths do not add up. */
+/* Divides a payload into meta and arrays. KVF_MISS if its lengths do not add up. */
 static kvf_status cut(kvfi_session_meta *meta, const uint8_t **keys, const uint8_t **values, kvf_error *err,
                       const uint8_t *payload, uint64_t len) {
     if (len < 4 || kvfi_get32(payload) > len - 4) {
@@ -224,7 +224,7 @@ static kvf_status cut(kvfi_session_meta *meta, const uint8_t **keys, const uint8
     return KVF_OK;
 }
 
-/* Looks for the value and how long it is. */
+/* Looks up the value and its length. */
 static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uint64_t *out_payload_bytes) {
     kvfi_peek peek = {.why = KVF_WHY_ABSENT};
     kvfi_header header;
@@ -304,14 +304,14 @@ static kvf_status load_at(const kvfi_session_call *call, kvfi_loaded **out, unsi
     kvf_reason why = KVF_WHY_NONE;
     kvfi_session_addr(&addr, call->id, call->tenant, place);
     kvf_status status = load_once(call, out, &addr, &why);
-    /* Between the look and the read another writer may have replaced it by one of another length. */
+    /* Another writer may have replaced it by one of another length after the lookup. */
     if (status == KVF_MISS && (why == KVF_WHY_TRUNCATED || why == KVF_WHY_CHECKSUM)) {
         status = load_once(call, out, &addr, &why);
     }
     return status;
 }
 
-/* The newer one; the other one where that can't be used. */
+/* The newer one; the other one if that can't be used. */
 static kvf_status load_newest(const kvfi_session_call *call, kvfi_loaded **out, bool *any) {
     stored is = find_stored(call);
     kvf_status status = load_at(call, out, is.place);
@@ -327,7 +327,7 @@ kvf_status kvfi_session_load_value(const kvfi_session_call *call, kvfi_loaded **
     }
     bool any = false;
     kvf_status status = load_newest(call, out, &any);
-    /* Between the look and the read another writer may have moved it to the other place. */
+    /* Another writer may have moved it to the other place after the lookup. */
     return status == KVF_MISS && any ? load_newest(call, out, &any) : status;
 }
 

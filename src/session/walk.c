@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvf_walk. It lies here, above src/store, because it tells sessions from blocks.
+ * kvf_walk. It is here, above src/store, because it distinguishes sessions from blocks.
  */
 #include "kvferry/admin.h"
 
@@ -20,7 +20,7 @@ typedef struct walk {
     const kvfi_secrets *secrets;
 } walk;
 
-/* Opened in a copy, *opened, under one secret. */
+/* Decrypted into a copy, *opened, under one secret. */
 static kvf_reason open_under(const kvfi_secret *seal, uint8_t **opened, kvfi_header *header, const uint8_t **tokens,
                              const uint8_t **payload, const kvfi_sight *sight) {
     if (*opened == NULL) {
@@ -33,8 +33,8 @@ static kvf_reason open_under(const kvfi_secret *seal, uint8_t **opened, kvfi_hea
     return kvfi_record_open_value(header, tokens, payload, *opened, sight->head_len, seal);
 }
 
-/* A sealed record is looked into with the secrets of the store. Of a header alone it is a guess, though a good one, under
- * which of them it is; so a whole record is tried under each. Where there is no memory to open it, it stays closed. */
+/* Opens a sealed record with the secrets of the store. A header alone only suggests which secret it is sealed under, so
+ * a whole record is tried under each. Without memory to open it, it stays closed. */
 static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvfi_header *header,
                             const uint8_t **tokens, const uint8_t **payload, const kvfi_sight *sight) {
     const kvfi_header closed = *header;
@@ -63,12 +63,12 @@ static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvf
             *seal = KVF_SEAL_CLOSED;
             return KVF_WHY_NONE;
         }
-        *seal = KVF_SEAL_OPENED; /* it is to be opened under this one, and is damaged */
+        *seal = KVF_SEAL_OPENED; /* it belongs to this secret, and is damaged */
     }
     return why;
 }
 
-/* What the header, or the whole value, says about a record; `damage` when it says nothing good. */
+/* What the header, or the whole value, says about a record; `damage` if it is damaged. */
 static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const kvfi_sight *sight) {
     kvfi_header header;
     const uint8_t *tokens = NULL, *payload = NULL;
@@ -111,7 +111,7 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
     entry->payload = payload;
 }
 
-/* Whether the record is a session that is a value. A sealed one only where it can be looked into. */
+/* Whether the record is a session that is a value. Of a sealed record only if it can be opened. */
 static bool is_session(const walk *w, const kvf_entry *entry) {
     bool found = entry->seal == KVF_SEAL_NONE && memcmp(&entry->space, &w->sessions[0], sizeof entry->space) == 0;
     for (size_t i = 0; i < w->secrets->num; i++) {
@@ -121,7 +121,7 @@ static bool is_session(const walk *w, const kvf_entry *entry) {
     return found;
 }
 
-/* What is left of it, by its meta or by the store, whichever ends first. */
+/* The remaining time to live, by its meta or by the store, whichever ends first. */
 static int64_t ttl_of(int64_t expires_s, int64_t store_ttl_ms) {
     if (expires_s == 0) {
         return store_ttl_ms;
@@ -131,13 +131,13 @@ static int64_t ttl_of(int64_t expires_s, int64_t store_ttl_ms) {
     return store_ttl_ms >= 0 && store_ttl_ms < left_ms ? store_ttl_ms : left_ms;
 }
 
-/* It is named by its own beginning, as far as that was read. Of a sealed one that was not opened neither is known. */
+/* The session's id, from its own beginning, as far as that was read. Unknown for a sealed one that was not opened. */
 static void name_session(kvf_entry *entry, char id[KVF_MAX_ID_BYTES + 1], const kvfi_sight *sight) {
     bool sealed = entry->seal != KVF_SEAL_NONE;
     int64_t expires_s = 0;
     const uint8_t *payload = sealed ? entry->payload : sight->head + KVFI_HEADER_BYTES;
     size_t seen = !sealed ? sight->head_len - KVFI_HEADER_BYTES : payload != NULL ? (size_t)entry->payload_bytes : 0;
-    bool named = seen >= 4 && kvfi_get32(payload) <= seen - 4 && /* nothing behind the meta is looked at */
+    bool named = seen >= 4 && kvfi_get32(payload) <= seen - 4 && /* nothing after the meta is read */
                  kvfi_session_value_id(id, &expires_s, payload, (size_t)entry->payload_bytes);
     entry->kind = KVF_ENTRY_SESSION;
     entry->name = named ? id : sealed ? "" : entry->name;
@@ -175,7 +175,7 @@ static kvf_status unreadable(kvf_error *err, const kvfi_tier *tier, kvf_reason w
     return kvfi_fail(err, KVF_IO, "%.150s: the record can't be read: %s", tier->url->text, kvf_reason_name(why));
 }
 
-/* The whole value, in memory of `len` bytes. No check: whoever looks wants to see what is wrong. */
+/* The whole value, in memory of `len` bytes. Not verified: the caller wants to see what is wrong. */
 static kvf_reason read_value(kvfi_tier *tier, const kvfi_addr *addr, void *value, size_t len, bool sealed,
                              int64_t deadline_us) {
     struct iovec iov = {value, len};
@@ -205,7 +205,7 @@ static kvf_status see_whole(walk *w, kvfi_tier *tier, kvf_error *err, kvfi_sight
         see(w, sight);
     }
     kvfi_free(value);
-    /* Between the header and the value it may have gone. */
+    /* It may have been removed after its header was read. */
     return why == KVF_WHY_NONE || why == KVF_WHY_ABSENT ? KVF_OK : unreadable(err, tier, why);
 }
 

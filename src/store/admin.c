@@ -72,11 +72,11 @@ static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, const kvfi_tenant *
                       .whole = tenant != NULL};
     kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(STEP_US), .check = check_card};
     tier->ops->get(tier, &feed);
-    /* Whoever can write to the store can write a plain card; one that fits its space is true. */
+    /* Anybody who can write to the store can write a plain card. One that hashes to its space is genuine. */
     return item.status == KVF_OK && kvfi_card_fits(text, len, &addr->space, tenant != NULL ? &tenant->secret : NULL);
 }
 
-/* KVF_WHY_NONE; KVF_WHY_VERSION: it is sealed under a secret that the store was not given; else it is not there. */
+/* KVF_WHY_NONE; KVF_WHY_VERSION: sealed under a secret that the store was not given; otherwise it is not there. */
 static kvf_reason read_card(const kvf_store *store, kvfi_tier *tier, char **out, const kvfi_addr *addr) {
     kvfi_peek peek;
     kvfi_header header;

@@ -9,8 +9,8 @@
 #define PAGE            4096u
 #define GROUP_ITEMS     16u
 #define GROUP_BYTES     ((size_t)16 << 20)
-#define KEEP_FREE_BYTES ((size_t)32 << 20) /* buffers beyond this are given back to the system when they get free */
-/* Of one group; a connection that makes no progress is given up much sooner. */
+#define KEEP_FREE_BYTES ((size_t)32 << 20) /* free buffers beyond this are returned to the system */
+/* Of one group. A connection that makes no progress is dropped much earlier. */
 #define PUT_BUDGET_US  (30 * 1000000LL)
 #define LOOK_BUDGET_US 1000000
 
@@ -38,7 +38,7 @@ static void put_free(kvfi_backlog *backlog, kvfi_staged *staged) {
     backlog->free_bytes += staged->capacity;
 }
 
-/* A free buffer of that size that does not waste more than as much again. */
+/* A free buffer of that size that wastes at most as much again. */
 static kvfi_staged *take_free(kvfi_backlog *backlog, size_t capacity) {
     for (kvfi_staged **at = &backlog->free_list; *at != NULL; at = &(*at)->next) {
         kvfi_staged *staged = *at;
@@ -60,7 +60,8 @@ static void drop_free_for(kvfi_backlog *backlog, size_t capacity) {
     }
 }
 
-/* Counts the new buffer as held before it is mapped, so that the bound holds without mapping under the lock. */
+/* Counts the new buffer as held before it is mapped, so that the bound holds although mapping happens without the
+ * lock. */
 static kvf_status make(kvfi_backlog *backlog, kvfi_staged **out, size_t capacity) {
     drop_free_for(backlog, capacity);
     if (backlog->held + capacity > backlog->bound) {
@@ -144,7 +145,7 @@ bool kvfi_staged_seal(kvfi_staged *staged, const kvfi_secret *seal) {
     return true;
 }
 
-/* In place, and once: a key is good for one record, and bytes that are sealed already would be opened by it. */
+/* In place, and once: a key encrypts one record only, and encrypting sealed bytes again would decrypt them. */
 static kvf_reason seal_record(kvfi_item *item, kvfi_staged *staged, const kvf_block *block, int64_t now_s) {
     struct iovec payload = {kvfi_staged_payload(staged), staged->payload_bytes};
     uint8_t *tag = kvfi_staged_payload(staged) + staged->payload_bytes;
@@ -192,9 +193,9 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .whole = staged->seals};
 }
 
-/* Another process may have computed the same prefix at the same time, and stored it meanwhile: one look spares sending
- * it again. Not for cards, which are written to live longer; nor for what a load of this process has missed: there may
- * be a header, and no body behind it. */
+/* Another process may have computed the same prefix at the same time and stored it meanwhile: one lookup avoids sending
+ * it again. Not for cards, which are written to live longer, nor for blocks that a load of this process missed: their
+ * header may be there without a body. */
 static bool may_be_there(kvf_store *store, const kvfi_staged *staged) {
     return (staged->flags & KVFI_FLAG_CARD) == 0 && !kvfi_known_missed(&store->known, &staged->addr.key);
 }
@@ -205,15 +206,15 @@ static bool is_the_record(const kvfi_peek *peek, const kvfi_staged *staged) {
         memcmp(&header.addr, &staged->addr, sizeof staged->addr) != 0) {
         return false;
     }
-    if (staged->seals) { /* how many of its bytes are tokens it does not say */
+    if (staged->seals) { /* how many of its bytes are tokens is not known */
         return header.codec == KVFI_CODEC_SEALED && kvfi_record_bytes(&header) == kvfi_staged_bytes(staged);
     }
     return header.codec == KVFI_CODEC_PLAIN && header.num_tokens == staged->num_tokens &&
            header.payload_bytes == staged->payload_bytes;
 }
 
-/* Which of the group the tier has already, as bits. A store that does not answer has none; then writing them says what
- * is wrong. */
+/* The items of the group that the tier has already, as bits. A store that does not answer has none; the write then
+ * tells what is wrong. */
 static uint32_t look_for(kvf_store *store, kvfi_tier *tier, const group *g) {
     kvfi_addr addrs[GROUP_ITEMS];
     kvfi_peek peeks[GROUP_ITEMS];
@@ -235,7 +236,7 @@ static uint32_t look_for(kvf_store *store, kvfi_tier *tier, const group *g) {
     return there;
 }
 
-/* The items that the tier has not got; returns their number. */
+/* The items that the tier lacks; returns their number. */
 static size_t fill_items(group *g, uint32_t there) {
     size_t num = 0;
     for (size_t i = 0; i < g->num; i++) {
@@ -320,8 +321,8 @@ static void write_all(void *arg) {
     pthread_mutex_unlock(&backlog->lock);
 }
 
-/* Under the lock: one more writer, when there is work for it. A group takes several values, so a second writer pays
- * from the second on. */
+/* Under the lock: starts another writer if there is work for it. A group takes several values, so a second writer pays
+ * off from the second value on. */
 static void call_writer(kvfi_backlog *backlog) {
     if (backlog->num_writers >= backlog->max_writers || backlog->first == NULL ||
         (backlog->num_writers > 0 && backlog->first == backlog->last)) {

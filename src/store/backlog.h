@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Write-behind: values that wait to be written, in memory of a bounded size. What does not fit is shed at once, so that
- * the engine never waits for a store. Buffers are kept and used again, since fresh memory is dear (a page fault for
- * every 4 KiB).
+ * Write-behind: values waiting to be written, in bounded memory. Values that do not fit are shed at once, so the engine
+ * never waits for a store. Buffers are kept and reused, since fresh memory is expensive (a page fault for every 4 KiB).
  *
  * A value is staged in one piece: room for the head, then the payload on a page boundary:
  *
@@ -24,24 +23,24 @@ typedef struct kvfi_staged {
     uint8_t *data;
     size_t capacity;
     size_t head_room;     /* KVFI_HEAD_BYTES of the longest head, rounded up to a page */
-    size_t payload_bytes; /* what was asked for at first; what is used of it once queued */
+    size_t payload_bytes; /* the requested size at first; the used size once queued */
     kvfi_addr addr;
     uint32_t first_token, num_tokens;
     uint64_t chain_bytes; /* as in kvfi_item */
     uint16_t flags;       /* KVFI_FLAG_... */
     uint8_t tiers;        /* bit t: to be written to tier t */
     bool rewrite;         /* as in kvfi_item */
-    bool sealed;          /* it is a whole record already: a promotion, or written to another tier before */
+    bool sealed;          /* it is a complete record: a promotion, or already written to another tier */
     bool seals;           /* to be sealed with `key`; then `key` is used up */
-    bool spoiled;         /* it could not be sealed: what lies here is of no use any more */
+    bool spoiled;         /* sealing failed: these bytes are of no use any more */
     kvfi_record_key key;
-    bool lent; /* a server may still read it (kvfi_item.lent): not used again, but given back to the system */
+    bool lent; /* a server may still read it (kvfi_item.lent): not reused, but returned to the system */
 } kvfi_staged;
 
 typedef struct kvfi_writer {
     kvfi_job job;
     struct kvfi_backlog *backlog;
-    kvfi_feed *active; /* what it is at, so that close can cut it short */
+    kvfi_feed *active; /* what the writer works on, so that close can interrupt it */
     bool busy;
 } kvfi_writer;
 
@@ -60,17 +59,17 @@ typedef struct kvfi_backlog {
 } kvfi_backlog;
 
 bool kvfi_backlog_init(kvfi_backlog *, struct kvf_store *, size_t bound, unsigned max_writers);
-/* Cuts short what is being written, drops what is queued, waits for the writers (their items have deadlines). */
+/* Interrupts what is being written, drops what is queued, waits for the writers (their items have deadlines). */
 void kvfi_backlog_cleanup(kvfi_backlog *);
 
-/* A buffer for a payload of that size, or KVF_AGAIN (no room within the bound), KVF_NOMEM, KVF_CLOSED. */
+/* A buffer for a payload of that size. KVF_AGAIN: no room within the bound. KVF_NOMEM, KVF_CLOSED. */
 kvf_status kvfi_backlog_reserve(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens);
 void kvfi_backlog_abandon(kvfi_backlog *, kvfi_staged *);
-/* It is to be sealed under `seal` (NULL: not), at the address that it has. false: no random bytes. */
+/* The value will be sealed under `seal` (NULL: plain), for its address. False: no random bytes. */
 bool kvfi_staged_seal(kvfi_staged *, const kvfi_secret *seal);
-/* Queues it. Takes the buffer over in any case. */
+/* Queues the buffer, and owns it in any case. */
 void kvfi_backlog_commit(kvfi_backlog *, kvfi_staged *);
-/* Waits until nothing is pending; false when the deadline came first. */
+/* Waits until nothing is pending. False if the deadline comes first. */
 bool kvfi_backlog_flush(kvfi_backlog *, int64_t deadline_us);
 
 static inline uint8_t *kvfi_staged_payload(const kvfi_staged *staged) {

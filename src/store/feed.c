@@ -4,13 +4,13 @@
  */
 #include "store/seal.h"
 
-/* The limit of a part is that of the whole: a miss on one server ends the run on all. */
+/* A part has the limit of the whole: a miss on one server ends the run on all. */
 static bool is_behind(const kvfi_feed *feed, size_t index) {
     return index >=
            atomic_load_explicit(feed->whole != NULL ? &feed->whole->limit : &feed->limit, memory_order_relaxed);
 }
 
-/* Nobody wants the item with that number in the feed any more. */
+/* Nobody needs the item with that number in the feed any more. */
 static bool is_unwanted(const kvfi_feed *feed, size_t index) {
     return is_behind(feed, index) ||
            (feed->watch != NULL &&
@@ -29,7 +29,7 @@ kvfi_item *kvfi_feed_draw(kvfi_feed *feed) {
     if (kvfi_sys->now_us() >= feed->deadline_us || kvfi_feed_is_cancelled(feed)) {
         return NULL;
     }
-    /* `next` may run past the end by as many as there are threads; that costs nothing. */
+    /* `next` may exceed the end by the number of threads, which is harmless. */
     size_t index = atomic_fetch_add_explicit(&feed->next, 1, memory_order_relaxed);
     if (index >= feed->num) {
         return NULL;
@@ -76,7 +76,7 @@ void kvfi_feed_moved(const kvfi_feed *feed, size_t bytes) {
     }
 }
 
-/* A miss is one only when no slower tier is left to ask. */
+/* It is a miss only if no slower tier is left to ask. */
 static void tell(const kvfi_feed *feed, const kvfi_item *item) {
     kvfi_watch *watch = feed->watch;
     if (watch != NULL && (item->status == KVF_OK || feed->last)) {

@@ -55,7 +55,7 @@ static const kvfi_tier_ops ops = {
     .close = close_file,
 };
 
-/* A tenant is a folder of its own below the one that all share: nobody's bound reaches into another's. */
+/* A tenant has a separate folder below the shared one, so no bound affects another tenant. */
 static kvf_status take_tenant(kvfi_file *file, kvf_error *err, kvfi_url *url, const char **out_tenant) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyz0123456789._-";
     uint64_t max = 0;
@@ -115,7 +115,7 @@ static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url
     return KVF_OK;
 }
 
-/* A folder that can be read but not written opens all the same: there is something to load from it. */
+/* A folder that can be read but not written opens too, since it can be loaded from. */
 static kvf_status find_folder(kvfi_file *file, kvf_error *err, const char *folder) {
     struct stat st;
     if (kvfi_file_make_dirs(file->root) != 0) {
@@ -169,7 +169,7 @@ kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     }
     file->remote = kvfi_file_on_network(url->path);
     kvfi_file_usage_load(file);
-    if (kvfi_file_sweep_due(file)) { /* who only looks must not evict: that is for who stores */
+    if (kvfi_file_sweep_due(file)) { /* only a process that stores evicts, never one that only reads */
         (void)kvfi_file_sweep(file, KVFI_FILE_COUNT_ONLY, kvfi_deadline(OPEN_SWEEP_US));
     }
     *out = &file->tier;

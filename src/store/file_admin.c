@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: looking after it.
+ * The folder store: administration.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -55,7 +55,7 @@ static int clear_one(void *ctx, const kvfi_file_name *name) {
     return 0;
 }
 
-/* The folders of a space go too, as far as nothing else lies in them. */
+/* The folders of a space are removed too, unless something else is in them. */
 static int clear_folders(void *ctx, int dir, const char *base) {
     const kvf_digest *space = ctx;
     uint8_t digest[8];
@@ -84,7 +84,7 @@ kvf_status kvfi_file_clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, c
     }
     if (c.removed > 0) {
         kvfi_file_usage_distrust(
-            file); /* a sweep at the same time may have missed what was then taken off its count again */
+            file); /* a simultaneous sweep may not have seen it, and its size was subtracted from the count again */
     }
     *removed = c.removed;
     if (status == KVF_OK && c.error != 0) {
@@ -123,7 +123,7 @@ static int show_foreign(const walk *w, const kvfi_file_name *name) {
                                        .stored_s = st.st_mtim.tv_sec});
 }
 
-/* Mapped where nobody else can change it meanwhile, else copied. */
+/* Mapped if nobody else can change it meanwhile, otherwise copied. */
 static int show_whole(const walk *w, kvfi_sight *sight, const kvfi_opened *opened) {
     kvfi_loan loan = {0};
     uint8_t *copy = NULL;
@@ -144,7 +144,7 @@ static int show_whole(const walk *w, kvfi_sight *sight, const kvfi_opened *opene
     return stop;
 }
 
-/* A value that can't be read is shown without its bytes: the layer above calls that damage. */
+/* A value that can't be read is shown without its bytes. The layer above calls that damage. */
 static int show_value(const walk *w, const kvfi_file_name *name, const kvfi_opened *opened) {
     kvfi_sight sight = {.kind = KVF_ENTRY_BLOCK,
                         .name = name->path,
@@ -158,7 +158,7 @@ static int show_value(const walk *w, const kvfi_file_name *name, const kvfi_open
         sight.head = head;
         sight.head_len = len;
     }
-    /* What is torn is shown with what can be told of it, and may be of any size. */
+    /* A torn value is shown with whatever is known of it. It may have any size. */
     if (!w->whole || sight.head == NULL || kvfi_file_is_torn(head, &opened->st)) {
         return w->fn(w->ctx, &sight);
     }
@@ -193,7 +193,7 @@ kvf_status kvfi_file_walk(kvfi_tier *tier, kvf_error *err, const kvf_digest *spa
 
 /* ---- doctor */
 
-/* File systems whose files another machine can change or take away. */
+/* File systems whose files another machine can change or remove. */
 bool kvfi_file_on_network(const char *path) {
     static const uint32_t types[] = {
         0x6969,     /* nfs */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: names, folders, and meeting all of them.
+ * The folder store: names, folders, and scanning all of them.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -53,7 +53,7 @@ int kvfi_file_make_dirs(char *path) {
 
 /* ---- what is in the way */
 
-/* Of a folder that belongs to another user. Above the store's own it is not for us to give it away. */
+/* Of a folder that belongs to another user. Above the store's own folder, changing the owner is not ours to suggest. */
 static void say_mend(const kvfi_file *file, kvfi_culprit *out) {
     size_t len = strlen(out->path.text);
     if (len >= file->root_len) {
@@ -123,10 +123,10 @@ typedef struct scan {
     unsigned first;
     kvfi_file_name_fn fn;
     void *ctx;
-    kvfi_addr addr; /* the space where the scan is */
+    kvfi_addr addr; /* the space that the scan has reached */
     char folder[sizeof KVFI_FILE_DIR + SPACE_HEX + SHARD_HEX + 4];
-    int error;        /* the first errno that kept the scan from a folder, */
-    kvfi_path denied; /* ... and which one: below the root */
+    int error;        /* the first errno that denied a folder to the scan, */
+    kvfi_path denied; /* ... and that folder, below the root */
 } scan;
 
 /* `below` is its name below the root of the store, for people. */

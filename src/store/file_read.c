@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: reading. Values are read straight into the memory of the item, or mapped and lent.
+ * The folder store: reading. Values are read straight into the memory of the item, or mapped and borrowed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -11,14 +11,14 @@
 
 #define CHUNK_BYTES ((size_t)4 << 20) /* between two looks at the clock */
 #define CHUNK_IOVS  256u
-#define REFRESH_NS  ((int64_t)1000000000) /* a value that is used all the time has its time set once a second */
+#define REFRESH_NS  ((int64_t)1000000000) /* the time of a value in constant use is updated once a second */
 
 static kvf_reason reason_of(int error) {
     switch (error) {
     case ENOENT:
     case ENOTDIR:
         return KVF_WHY_ABSENT;
-    case ELOOP: /* a symbolic link is none of ours */
+    case ELOOP: /* a symbolic link is not one of our files */
     case ENXIO: /* nor is a socket */
         return KVF_WHY_VERSION;
     case ENOMEM:
@@ -44,7 +44,7 @@ void kvfi_file_refresh(const kvfi_opened *opened) {
     int64_t age = age_ns(&opened->st);
     if (age > REFRESH_NS || age < -REFRESH_NS) {
         const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
-        (void)kvfi_sys->futimens(opened->fd, times); /* a read-only folder keeps its ages */
+        (void)kvfi_sys->futimens(opened->fd, times); /* a read-only folder keeps its times */
     }
 }
 
@@ -124,8 +124,8 @@ bool kvfi_file_read_head(uint8_t head[KVFI_HEADER_BYTES], const kvfi_opened *ope
     return kvfi_file_read_front(head, KVFI_HEADER_BYTES, opened);
 }
 
-/* A file is torn when a crash of the machine, or a stranger, left something else than a whole record: it can never be a
- * hit. A whole record of a version that we don't know is not torn. */
+/* A file is torn if a crash of the machine, or another program, left something other than a whole record: it can never
+ * be a hit. A whole record of an unknown version is not torn. */
 bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat *st) {
     kvfi_header header;
     switch (kvfi_header_decode(&header, head)) {
@@ -138,7 +138,7 @@ bool kvfi_file_is_torn(const uint8_t head[KVFI_HEADER_BYTES], const struct stat 
     }
 }
 
-/* The size is not the one asked for: it may be another block's record, whole, or torn. */
+/* The size differs from the requested one: it may be a whole record of another block, or torn. */
 static void drop_if_torn(kvfi_file *file, const kvfi_path *path, const kvfi_opened *opened) {
     uint8_t head[KVFI_HEADER_BYTES];
     if (opened->st.st_size < (off_t)sizeof head ||
@@ -147,8 +147,7 @@ static void drop_if_torn(kvfi_file *file, const kvfi_path *path, const kvfi_open
     }
 }
 
-/* The layer above has looked at the bytes. What is damaged, or lies under a name that is not its own, will never be a
- * hit. */
+/* The layer above has verified the bytes. A damaged value, or one under a wrong name, will never be a hit. */
 static void act_on_check(kvfi_file *file, const kvfi_path *path, const kvfi_opened *opened, const kvfi_item *item) {
     switch (item->why) {
     case KVF_WHY_NONE:
@@ -192,7 +191,7 @@ void kvfi_file_get(kvfi_tier *tier, kvfi_feed *feed) {
     }
 }
 
-/* Opens a value and reads its header. What is torn is removed. */
+/* Opens a value and reads its header. Removes a torn one. */
 static kvf_reason open_whole(kvfi_file *file, kvfi_opened *out, uint8_t head[KVFI_HEADER_BYTES],
                              const kvfi_addr *addr) {
     kvfi_path path;
@@ -253,7 +252,7 @@ bool kvfi_file_is_private(const kvfi_file *file, const struct stat *st, const kv
     return ours;
 }
 
-/* Every page is brought in here: one that the disk can't read makes a miss of it, not a SIGBUS in the engine. */
+/* Reads every page in here: a page that the disk can't read then causes a miss, not a SIGBUS in the engine. */
 static kvf_reason bring_in(uint8_t *data, size_t len, int64_t deadline_us) {
     for (size_t done = 0; done < len; done += CHUNK_BYTES) {
         size_t part = len - done < CHUNK_BYTES ? len - done : CHUNK_BYTES;
@@ -282,8 +281,8 @@ kvf_reason kvfi_file_map(kvfi_loan *out, const kvfi_opened *opened, int64_t dead
     return KVF_WHY_NONE;
 }
 
-/* Where nobody said how long it must be, a file that takes less of the disk than its length is not lent: it may claim
- * any length, and would be memory once it is read. */
+/* If the caller expects no length, a file that uses less disk space than its length is not borrowed: it may claim any
+ * length, and would occupy that much memory once read. */
 static bool has_expected_length(const struct stat *st, size_t bytes) {
     return bytes == 0 ? st->st_size <= (int64_t)st->st_blocks * 512 : (uint64_t)st->st_size == bytes;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: the bound. The process whose value would exceed it sweeps: it counts all that is there, removes
- * what is stale, evicts what was not used for longest, and corrects the shared count.
+ * The folder store: the bound. The process whose value would exceed it sweeps: it counts the folder, removes stale
+ * files, evicts what was not used for longest, and corrects the shared count.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,11 +12,11 @@
 
 #define MAX_CANDIDATES  ((size_t)1 << 18) /* 14 MiB; with more files than that, the oldest of them */
 #define RECOUNT_S       3600
-#define RECOUNT_WRITERS 16u /* each adds 1/256 of the bound at a time, and may be killed before */
+#define RECOUNT_WRITERS 16u /* each process adds 1/256 of the bound at a time, and may be killed before that */
 #define REST_US         ((int64_t)1000000)
 #define AHEAD_NS        ((int64_t)2000000000) /* what two clocks may differ by */
 #define STALE_S         60                    /* younger temporaries may not have their lock yet */
-#define DEAD_S          3600                  /* where the file system knows no locks */
+#define DEAD_S          3600                  /* if the file system has no locks */
 
 typedef struct candidate {
     int64_t used_ns;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A store as the layers above see it: tiers, threads, what is known, what waits to be written. It spreads a batch of
- * items over the threads of a tier and over the tiers; it knows nothing of tokens.
+ * A store as the layers above see it: tiers, threads, known keys, and the backlog. It distributes a batch of items over
+ * the threads of a tier and over the tiers. It knows nothing of tokens.
  */
 #ifndef KVFI_STORE_H
 #define KVFI_STORE_H
@@ -29,7 +29,7 @@ struct kvf_store {
     size_t num_tiers;
     kvfi_tier *tiers[KVFI_MAX_TIERS];
     kvfi_pool *lookup_pool, *load_pool,
-        *store_pool; /* apart: a lookup never waits behind a load, nor a load behind a store */
+        *store_pool; /* separate, so that a lookup never waits for a load, nor a load for a save */
     int64_t drain_us;
     kvfi_backlog backlog;
     kvfi_known known;
@@ -50,36 +50,36 @@ static inline uint8_t kvfi_store_all_tiers(const kvf_store *store) {
 /* false in a forked child, where the store must not be used. */
 bool kvfi_store_is_ours(const kvf_store *);
 
-/* kvfi_store_knows is true when no save is needed: a tier that outlives the process has the key, or, where there is
- * none, any tier. */
+/* kvfi_store_knows is true if no save is needed: a tier that outlives the process has the key, or, if there is no such
+ * tier, any tier. */
 bool kvfi_store_knows(kvf_store *, const kvf_key *);
 
 /* kvfi_store_peek looks into one tier. Takes KVFI_AT_ONCE, which leaves out what is not in memory (KVF_WHY_BUDGET). */
 void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                      int64_t deadline_us);
 
-/* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and the helpers of
- * the pool. With `prefix` a miss makes what lies behind it useless. Items that were not tried keep KVF_AGAIN. What a
- * slower tier had is copied up in the background. The caller sets items, num, deadline_us, and prefix, check, cancelled
- * and watch as it likes. The first iovec of an item is its head. Takes KVFI_AT_ONCE as kvfi_store_peek does. */
+/* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and helpers of the
+ * pool. With `prefix`, items after a miss are of no use. Items that were not tried keep KVF_AGAIN. What a slower tier
+ * had is copied to the faster ones in the background. The caller sets items, num, deadline_us, and prefix, check,
+ * cancelled and watch as needed. The first iovec of an item is its head. Takes KVFI_AT_ONCE as kvfi_store_peek does. */
 void kvfi_store_get(kvf_store *, kvfi_feed *);
 
 /* kvfi_store_promote sends a copy of a value that tier `from` had to the faster ones, in the background, if there is
  * room in the backlog. */
 void kvfi_store_promote(kvf_store *, const kvfi_item *, size_t from);
-/* kvfi_store_copy sends a copy of an item that was loaded to these tiers, in the background, under another address and,
- * unless it is NULL, sealed under `seal`. An item that is sealed is copied under a seal only. */
+/* kvfi_store_copy sends a copy of a loaded item to these tiers, in the background, under another address and, unless it
+ * is NULL, sealed under `seal`. A sealed item is copied only under a seal. */
 void kvfi_store_copy(kvf_store *, const kvfi_item *, const kvfi_addr *to, const kvfi_secret *seal, uint8_t tiers);
 
-/* What became of one value that goes to several tiers. */
+/* The result for one value that goes to several tiers. */
 typedef struct kvfi_put_outcome {
     uint8_t tiers; /* those that have it now */
     kvf_status status;
     kvf_reason why; /* of the first that failed */
 } kvfi_put_outcome;
 void kvfi_put_note(const kvf_store *, kvfi_put_outcome *, const kvfi_item *, size_t tier);
-/* Counts it and remembers where it is. `wanted`: the tiers it was to go to; fewer than all is a promotion. `sent`:
- * false when all had it. */
+/* Counts the result and remembers where the value is. `wanted`: the tiers that it was meant for; fewer than all for a
+ * promotion. `sent`: false if all had it. */
 void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, uint8_t wanted, bool sent);
 
 /* kvfi_store_put writes the items of the feed to all tiers (the caller sets items, num, deadline_us, prepare,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Store URLs. The text for people (`text`) is made first, without the password, and every message uses only that: what
- * can't be parsed can't leak either.
+ * Store URLs. The text for people (`text`) is built first, without the password, and every message uses only that, so
+ * what can't be parsed can't leak either.
  */
 #include "store/url.h"
 
@@ -68,8 +68,8 @@ static void append(char text[256], size_t *len, const char *more, size_t num) {
     text[*len] = '\0';
 }
 
-/* A query parameter that looks like a secret shows only its name: it is refused as unknown later, and that message must
- * not show it. */
+/* Of a query parameter that looks like a secret only the name is shown: it is refused as unknown later, and that
+ * message must not show it. */
 static void append_query(char text[256], size_t *len, const char *p, const char *end) {
     while (p < end) {
         const char *stop = until(p, end, "&");
@@ -150,7 +150,7 @@ static bool cut_by_password(const char *authority, const char *stop, const char 
         return false;
     }
     if (last_at_sign(stop, until(stop, end, "?#")) != NULL) {
-        return true; /* the "@" is in the path, where no store with a host has a use for one */
+        return true; /* the "@" is in the path, where stores with a host have no use for one */
     }
     const char *colon = until(authority, stop, ":");
     if (*authority == '[' || colon == stop || until(authority, stop, ",") != stop) {
@@ -180,7 +180,7 @@ static bool is_scheme(span in, const char *scheme) {
     return in.len == strlen(scheme) && strncasecmp(in.at, scheme, in.len) == 0;
 }
 
-/* What stands behind "scheme:" begins with no slash: what that was meant to be depends on the scheme. */
+/* The text after "scheme:" begins with no slash. Its meaning depends on the scheme. */
 static kvf_status refuse_relative(kvf_error *err, const char *text, span scheme) {
     if (is_scheme(scheme, "mem")) {
         return kvfi_fail(err, KVF_CONFIG, "%.100s: mem has no path: write mem: or mem:?max=1G", text);
@@ -255,7 +255,7 @@ static kvf_status decode(char **out, kvf_error *err, const char *text, const cha
     return KVF_OK;
 }
 
-/* "u:p@h1,u:p@h2" and "h1,u:p@h2": what stands in front of the last "@" would be taken for one user and one password. */
+/* "u:p@h1,u:p@h2" and "h1,u:p@h2": everything before the last "@" would be taken for one user and one password. */
 static bool names_hosts(const char *scheme, span userinfo) {
     const char *end = userinfo.at + userinfo.len;
     const char *comma = until(userinfo.at, end, ",");
@@ -489,7 +489,7 @@ static const char *params_of(const char *scheme) {
 kvf_status kvfi_url_all_taken(const kvfi_url *url, kvf_error *err) {
     for (size_t i = 0; i < url->num_params; i++) {
         if (!url->params[i].taken) {
-            /* Without its value: it may be a secret under a name we have not thought of. */
+            /* Without its value, which may be a secret under an unexpected name. */
             return kvfi_fail(err, KVF_CONFIG, "%s stores have no parameter \"%.64s\"; they have %s", url->scheme,
                              url->params[i].name, params_of(url->scheme));
         }
@@ -498,7 +498,7 @@ kvf_status kvfi_url_all_taken(const kvfi_url *url, kvf_error *err) {
 }
 
 /* ---- hosts */
-/* The entry number `index` of a list with commas; false behind its end. */
+/* The entry number `index` of a list with commas; false after its end. */
 static bool entry(span *out, const char *hosts, size_t index) {
     const char *end = hosts + strlen(hosts);
     const char *p = hosts;
@@ -515,7 +515,7 @@ static bool entry(span *out, const char *hosts, size_t index) {
     }
 }
 
-/* Cuts an entry in host and port; a port of length 0 with `at` NULL is absent. false: neither form. */
+/* Divides an entry into host and port. A missing port has length 0 and `at` NULL. False: neither form. */
 static bool cut_entry(span *host, span *port, span in) {
     const char *end = in.at + in.len;
     const char *stop;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Store URLs: one parser, and parameters that are taken by name so that an unknown one is an error, never ignored.
+ * Store URLs: one parser. Parameters are taken by name, so an unknown one is an error, never ignored.
  */
 #ifndef KVFI_URL_H
 #define KVFI_URL_H
@@ -30,10 +30,10 @@ void kvfi_url_free(kvfi_url *);
 kvf_status kvfi_url_take_text(kvfi_url *, kvf_error *, const char *name, const char **out);
 kvf_status kvfi_url_take_size(kvfi_url *, kvf_error *, const char *name, uint64_t *out, uint64_t min, uint64_t max);
 kvf_status kvfi_url_take_u32(kvfi_url *, kvf_error *, const char *name, uint32_t *out, uint32_t min, uint32_t max);
-/* KVF_CONFIG when a parameter was not taken by anyone. */
+/* KVF_CONFIG if nobody took a parameter. */
 kvf_status kvfi_url_all_taken(const kvfi_url *, kvf_error *);
 
-/* host[:port] or [v6]:port from the first entry of `hosts`; the rest (after a comma) is left for topologies. */
+/* host[:port] or [v6]:port from the first entry of `hosts`. The rest (after a comma) is for topologies. */
 kvf_status kvfi_url_host(const kvfi_url *, kvf_error *, size_t index, char host[256], uint16_t *port,
                          uint16_t default_port);
 

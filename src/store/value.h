@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the tiers that keep values themselves (mem, file) have in common: walking over an item's iovecs without changing
- * them, and telling from two headers whether two values are the same.
+ * Common code of the tiers that keep values themselves (mem, file): walking over an item's iovecs without changing
+ * them, and recognising from two headers whether two values are the same.
  */
 #ifndef KVFI_VALUE_H
 #define KVFI_VALUE_H
@@ -46,7 +46,7 @@ static inline void kvfi_cursor_advance(kvfi_cursor *cursor, size_t bytes) {
     cursor->skip += bytes;
 }
 
-/* The first `len` bytes of an item, wherever its iovecs cut them. false when it has less. */
+/* The first `len` bytes of an item, across its iovecs. False if it has less. */
 static inline bool kvfi_item_peek(uint8_t *out, const kvfi_item *item, size_t len) {
     for (size_t i = 0; i < item->num_iov && len > 0; i++) {
         size_t part = item->iov[i].iov_len < len ? item->iov[i].iov_len : len;
@@ -59,7 +59,7 @@ static inline bool kvfi_item_peek(uint8_t *out, const kvfi_item *item, size_t le
     return len == 0;
 }
 
-/* The checksum at the end of an item, wherever its iovecs cut it. false when the item is shorter. */
+/* The checksum at the end of an item, across its iovecs. False if the item is shorter. */
 static inline bool kvfi_item_sum(uint8_t out[KVFI_SUM_BYTES], const kvfi_item *item) {
     struct iovec iov;
     kvfi_cursor cursor = kvfi_cursor_of(item);
@@ -83,8 +83,8 @@ static inline bool kvfi_item_ends(kvfi_ends *out, const kvfi_item *item) {
     return kvfi_item_peek(out->header, item, sizeof out->header) && kvfi_item_sum(out->sum, item);
 }
 
-/* kvfi_same_record is true when two records are the same but for the time of storing: their checksums, which cover all
- * the rest, say so. A key names its content, so nearly always they are; a value that is rewritten under its key (a
+/* kvfi_same_record is true if two records differ only in the time of storing: their checksums, which cover everything
+ * else, are equal. A key names its content, so nearly always they are. A value that is rewritten under its key (a
  * session) and a damaged one differ. */
 static inline bool kvfi_same_record(const kvfi_ends *a, const kvfi_ends *b) {
     kvfi_header x, y;
