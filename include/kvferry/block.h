@@ -26,6 +26,7 @@ typedef struct kvf_region {
     void *base;
     size_t slot_stride, run_bytes, run_stride;
     uint32_t num_runs;
+    uint64_t reserved[2]; /* zero */
 } kvf_region;
 
 typedef struct kvf_view kvf_view;
@@ -46,9 +47,10 @@ typedef struct kvf_block {
     uint32_t first_token; /* the position of the first of them in the prompt; part of the check */
     struct iovec *iov;    /* where the payload goes to or comes from; its length is the payload's; or, if NULL: */
     uint32_t num_iov;
-    int64_t slot;      /* the slot of the view of the call */
-    kvf_status status; /* out: KVF_OK or KVF_MISS (load); KVF_OK, KVF_AGAIN (shed) or KVF_MISS (save) */
-    kvf_reason why;    /* out, when status is not KVF_OK */
+    int64_t slot;         /* the slot of the view of the call */
+    kvf_status status;    /* out: KVF_OK or KVF_MISS (load); KVF_OK, KVF_AGAIN (shed) or KVF_MISS (save) */
+    kvf_reason why;       /* out, when status is not KVF_OK */
+    uint64_t reserved[2]; /* zero */
 } kvf_block;
 
 /* ---- match -----------------------------------------------------------------------------------------------------*/
@@ -56,8 +58,9 @@ typedef struct kvf_found {
     uint64_t payload_bytes; /* what a load needs room for */
     int64_t stored_s;       /* when it was stored, in seconds since 1970 */
     uint32_t num_tokens;
-    uint32_t tier;  /* the index of the fastest tier that has it */
-    kvf_reason why; /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
+    uint32_t tier;        /* the index of the fastest tier that has it */
+    kvf_reason why;       /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
+    uint64_t reserved[2]; /* zero */
 } kvf_found;
 
 /* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per
@@ -86,7 +89,8 @@ KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
 typedef struct kvf_borrowed {
     const void *data;
     size_t len;
-    void *opaque; /* for kvf_release */
+    void *opaque;         /* for kvf_release */
+    uint64_t reserved[2]; /* zero */
 } kvf_borrowed;
 KVF_API KVF_MUST_CHECK kvf_status kvf_borrow(kvf_space *, kvf_borrowed *out, kvf_block *block);
 KVF_API void kvf_release(kvf_space *, kvf_borrowed *);
@@ -109,6 +113,7 @@ typedef struct kvf_reserved {
                              (as kvf_reserve leaves it) = not known. Where that is more than three quarters of a bounded
                              store, the block is not stored (KVF_WHY_FULL): it would evict its own front. kvf_save and
                              queues tell it from first_token and num_tokens, as if all blocks were equally long. */
+    uint64_t reserved[2]; /* zero, as kvf_reserve leaves it */
 } kvf_reserved;
 KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, size_t payload_bytes);
 KVF_API void kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
@@ -141,9 +146,10 @@ typedef enum kvf_op {
  * kvf_queue_fd becomes readable after every block that is over; kvf_reap makes it wait again. A block that has arrived
  * may be read at once; its memory must not be changed before the completion. */
 typedef struct kvf_arrivals {
-    uint64_t bytes; /* that have come so far; read it with kvf_arrived_bytes */
-    int64_t at_us;  /* when the last of them came, by CLOCK_MONOTONIC; written before `bytes` */
-    uint8_t *each;  /* one byte for each block, all zero; read it with kvf_arrival_of */
+    uint64_t bytes;       /* that have come so far; read it with kvf_arrived_bytes */
+    int64_t at_us;        /* when the last of them came, by CLOCK_MONOTONIC; written before `bytes` */
+    uint8_t *each;        /* one byte for each block, all zero; read it with kvf_arrival_of */
+    uint64_t reserved[2]; /* zero */
 } kvf_arrivals;
 
 typedef enum kvf_arrival {
@@ -180,6 +186,7 @@ enum {
 typedef struct kvf_batch {
     uint32_t struct_size;
     kvf_op op;
+    uint32_t flags; /* KVF_MAY_LEND */
     kvf_space *space;
     kvf_block *blocks; /* the caller's until completion; their status and why are written before it */
     size_t num;
@@ -188,13 +195,13 @@ typedef struct kvf_batch {
     uint64_t user;          /* comes back in the completion */
     kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
     kvf_found *found;       /* of a match: as in kvf_match; the caller's until completion; NULL = only the number */
-    uint32_t flags;         /* KVF_MAY_LEND */
 } kvf_batch;
 
 typedef struct kvf_completion {
     uint64_t ticket, user;
     kvf_op op;
-    size_t num_ok; /* load and match: the leading run; save: how many are written */
+    size_t num_ok;        /* load and match: the leading run; save: how many are written */
+    uint64_t reserved[2]; /* zero */
 } kvf_completion;
 
 /* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT (too many blocks, or an

@@ -24,6 +24,7 @@ typedef struct kvf_tensor {
     char dtype[16];              /* numpy's name: "float16", "float32", "bfloat16", "uint8", ...; empty = unknown */
     uint32_t num_dims;           /* 0 = unknown */
     uint64_t dims[KVF_MAX_DIMS]; /* their product times the size of the dtype, where it is known, must be `len` */
+    uint64_t reserved[2];        /* zero */
 } kvf_tensor;
 
 typedef struct kvf_session_options {

@@ -18,8 +18,14 @@
  *    call: 10 s, unless the call says otherwise. KVF_POLL does only what needs no waiting. Any other negative budget, and
  *    one above KVF_MAX_BUDGET_US, is KVF_LIMIT, and so is KVF_POLL in calls that do not take it. Nothing waits without a
  *    deadline.
- *  - Public structs that may grow start with `struct_size`: set it to sizeof the struct. A call that is given one where
- *    it was not set answers KVF_LIMIT. Zero in any other field is its default.
+ *  - Structs that may grow begin with `struct_size`: set it to sizeof the struct, of the options that a call takes and
+ *    of the structs that it fills. Zero in any other field is its default. A program may run with an older or a newer
+ *    library than it was compiled for, of the same minor version before 1.0. What an older library does not know: a
+ *    field that is set is KVF_LIMIT, one that is to be filled is zero. A call whose struct_size was not set answers
+ *    KVF_LIMIT and does nothing.
+ *  - Structs that lie in arrays or in other structs don't grow. Where they may come to hold more, they end with
+ *    `reserved`, which is zero: a call that is given anything else there answers KVF_LIMIT. Initialise them with `{...}`
+ *    or memset, so that all fields that you don't name are zero.
  *  - A process that forks must not use its stores in the child; such calls answer KVF_CLOSED or misses.
  */
 #ifndef KVFERRY_STATUS_H

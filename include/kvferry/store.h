@@ -28,6 +28,8 @@ typedef struct kvf_store kvf_store;
 
 typedef struct kvf_options {
     uint32_t struct_size;
+    /* Sessions, too, are sealed under the secret, and only such are loaded (docs/session-format.md). */
+    int seal_sessions;
     /* A budget: how long kvf_store_close waits for blocks on their way out. KVF_DEFAULT is 5 s; KVF_POLL drops them. */
     int64_t drain_us;
     size_t backlog_bytes;   /* bound of blocks waiting to be written; more are shed; 0 = 256 MiB */
@@ -41,7 +43,6 @@ typedef struct kvf_options {
     /* The same from files: one path, or two with ':' between them, the new secret first. A file is a regular one of this
      * user or root that nobody else can read or write, with 16 to 1024 bytes and a line end or none. NULL = none. */
     const char *secret_files;
-    int seal_sessions; /* sessions, too, are sealed under the secret, and only such are loaded (docs/session-format.md) */
 } kvf_options;
 
 /* kvf_store_open opens the tiers named by `urls`, fastest first. Fails only on what the operator must change
@@ -84,7 +85,8 @@ typedef struct kvf_stats {
     size_t backlog_bytes; /* blocks waiting to be written, now */
     size_t backlog_peak_bytes;
 } kvf_stats;
-KVF_API void kvf_store_stats(kvf_store *, kvf_stats *out); /* out->struct_size must be set */
+/* kvf_store_stats returns KVF_OK, or KVF_LIMIT where out->struct_size was not set. */
+KVF_API kvf_status kvf_store_stats(kvf_store *, kvf_stats *out);
 
 #ifdef __cplusplus
 }

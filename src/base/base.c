@@ -80,19 +80,6 @@ kvf_status kvfi_fail(kvf_error *err, kvf_status status, const char *format, ...)
     return status;
 }
 
-kvf_status kvfi_take_struct(void *out, kvf_error *err, const void *in, size_t size, size_t oldest, const char *name) {
-    uint32_t theirs = 0;
-    if (in == NULL) {
-        return KVF_OK;
-    }
-    memcpy(&theirs, in, sizeof theirs);
-    if (theirs < oldest) {
-        return kvfi_fail(err, KVF_LIMIT, "%s: struct_size is %u: set it to sizeof(%s)", name, theirs, name);
-    }
-    memcpy(out, in, theirs < size ? theirs : size);
-    return KVF_OK;
-}
-
 kvf_status kvfi_take_budget(int64_t *budget_us, kvf_error *err, int64_t default_us, bool polls) {
     int64_t us = *budget_us;
     if (us == KVF_POLL && !polls) {

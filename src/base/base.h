@@ -26,11 +26,6 @@ kvf_status kvfi_fail(kvf_error *err, kvf_status, const char *format, ...) __attr
 bool kvfi_log_on(kvf_log_level);
 void kvfi_log(kvf_log_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- public structs: kvfi_take_struct copies what the caller's struct holds to *out, where fields that an older caller
- * does not know keep what they are. KVF_LIMIT: its struct_size is below that of the oldest caller there is, so it was
- * not set. `in` may be NULL. */
-kvf_status kvfi_take_struct(void *out, kvf_error *err, const void *in, size_t size, size_t oldest, const char *name);
-
 /* ---- budgets: kvfi_take_budget checks the budget of a public call, and puts the default in place of KVF_DEFAULT.
  * KVF_LIMIT: it is out of range, or it is KVF_POLL where `polls` is false. kvfi_budget_deadline is the deadline of a
  * budget that was taken; of KVF_POLL it is KVFI_AT_ONCE. */

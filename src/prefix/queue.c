@@ -4,10 +4,10 @@
  */
 #include <sys/eventfd.h>
 
+#include "base/sized.h"
 #include "prefix/prefix.h"
 
-#define MAX_DEPTH    4096u
-#define OLDEST_BATCH offsetof(kvf_batch, arrivals) /* what a caller sends that knows no later fields */
+#define MAX_DEPTH 4096u
 
 typedef struct slot {
     kvfi_job job;
@@ -138,10 +138,13 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
     return op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_SAVE ? store->store_pool : store->lookup_pool;
 }
 
+KVFI_SIZED(kvf_batch, found, 80, found);
+
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
-    kvf_batch own = {0};
-    KVFI_TRY(kvfi_take_struct(&own, NULL, batch, sizeof own, OLDEST_BATCH, "kvf_batch"));
-    if (own.num > KVF_MAX_BLOCKS || (unsigned)own.op > KVF_OP_MATCH || (own.flags & ~(uint32_t)KVF_MAY_LEND) != 0) {
+    kvf_batch own;
+    KVFI_TRY(kvfi_take(&own, NULL, batch, &kvf_batch_sized));
+    if (own.num > KVF_MAX_BLOCKS || (unsigned)own.op > KVF_OP_MATCH || (own.flags & ~(uint32_t)KVF_MAY_LEND) != 0 ||
+        (own.arrivals != NULL && !kvfi_reserved_is_zero(own.arrivals->reserved))) {
         return KVF_LIMIT;
     }
     KVFI_TRY(kvfi_take_budget(&own.budget_us, NULL, KVFI_BLOCKS_US, own.op != KVF_OP_SAVE));

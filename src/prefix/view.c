@@ -2,6 +2,7 @@
  *
  * Views: the parts of an engine's own paged KV memory that make up a block, and fences on their slots.
  */
+#include "base/sized.h"
 #include "prefix/prefix.h"
 
 #define MAX_REGIONS 4096u
@@ -39,6 +40,11 @@ kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regio
                          size_t num_slots) {
     if (num_regions == 0 || num_regions > MAX_REGIONS || num_slots == 0 || num_slots > MAX_SLOTS) {
         return kvfi_fail(err, KVF_LIMIT, "a view has 1 to %u regions and 1 to %zu slots", MAX_REGIONS, MAX_SLOTS);
+    }
+    for (size_t i = 0; i < num_regions; i++) {
+        if (!kvfi_reserved_is_zero(regions[i].reserved)) {
+            return kvfi_fail(err, KVF_LIMIT, "kvf_region: `reserved` of region %zu is not zero", i);
+        }
     }
     kvf_view *view = kvfi_alloc_zero(1, sizeof *view + num_regions * sizeof *regions);
     uint16_t *users = kvfi_alloc_zero(num_slots, sizeof *users);

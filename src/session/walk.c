@@ -2,6 +2,7 @@
  *
  * kvf_walk. It is here, above src/store, because it distinguishes sessions from blocks.
  */
+#include "base/sized.h"
 #include "kvferry/admin.h"
 
 #include "session/session.h"
@@ -243,9 +244,11 @@ static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_w
     return see_one(w, tier, err, &addr, kvfi_deadline(options->budget_us));
 }
 
+KVFI_SIZED(kvf_walk_options, key, 32, key);
+
 kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
-    kvf_walk_options own = {0};
-    KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, sizeof own, "kvf_walk_options"));
+    kvf_walk_options own;
+    KVFI_TRY(kvfi_take(&own, err, options, &kvf_walk_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.budget_us, err, STEP_US, false));
     walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets};
     if (!kvfi_store_is_ours(store)) {

@@ -3,6 +3,7 @@
  * The public calls that look after a store: clear, remove, describe a space, doctor, tier info.
  */
 #include "kvferry/admin.h"
+#include "base/sized.h"
 
 #include "store/store.h"
 #include "store/value.h"
@@ -153,13 +154,14 @@ kvf_status kvf_doctor(kvf_store *store, kvf_error *err, kvf_finding_fn found, vo
     return KVF_OK;
 }
 
+KVFI_SIZED(kvf_tier_info, num_refusing, 304, num_refusing);
+
 kvf_status kvf_tier_info_get(kvf_store *store, kvf_tier_info *out, uint32_t tier) {
-    if (tier >= store->num_tiers || !kvfi_store_is_ours(store) || out->struct_size < sizeof *out) {
+    if (tier >= store->num_tiers || !kvfi_store_is_ours(store)) {
         return KVF_LIMIT;
     }
-    kvf_tier_info info = {.struct_size = out->struct_size, .num_records = -1, .used_bytes = -1, .max_bytes = -1};
+    kvf_tier_info info = {.num_records = -1, .used_bytes = -1, .max_bytes = -1};
     memcpy(info.url, store->tiers[tier]->url->text, sizeof info.url);
     store->tiers[tier]->ops->info(store->tiers[tier], &info);
-    *out = info;
-    return KVF_OK;
+    return kvfi_give(out, &info, &kvf_tier_info_sized);
 }

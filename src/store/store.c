@@ -4,6 +4,7 @@
  */
 #include "store/store.h"
 
+#include "base/sized.h"
 #include "kvferry/store.h"
 
 #define LOOKUP_THREADS 2u
@@ -90,13 +91,15 @@ static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *opt
     return KVF_OK;
 }
 
+KVFI_SIZED(kvf_options, secret_files, 72, secret_files);
+
 kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls,
                           const kvf_options *options) {
     if (num_urls == 0 || num_urls > KVFI_MAX_TIERS) {
         return kvfi_fail(err, KVF_CONFIG, "a store has 1 to %u tiers, not %zu", KVFI_MAX_TIERS, num_urls);
     }
-    kvf_options own = {0};
-    KVFI_TRY(kvfi_take_struct(&own, err, options, sizeof own, offsetof(kvf_options, secret), "kvf_options"));
+    kvf_options own;
+    KVFI_TRY(kvfi_take(&own, err, options, &kvf_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.drain_us, err, DRAIN_US, true));
     kvf_store *store = kvfi_alloc_zero(1, sizeof *store);
     if (store == NULL) {
@@ -398,10 +401,11 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
 
 /* ---- stats ---- */
 
-void kvf_store_stats(kvf_store *store, kvf_stats *out) {
+KVFI_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
+
+kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
     kvfi_counters *c = &store->stats;
     kvf_stats stats = {
-        .struct_size = out->struct_size,
         .num_tiers = (uint32_t)store->num_tiers,
         .lookups = c->lookups,
         .lookup_hits = c->lookup_hits,
@@ -427,5 +431,5 @@ void kvf_store_stats(kvf_store *store, kvf_stats *out) {
     stats.backlog_bytes = store->backlog.pending_bytes;
     stats.backlog_peak_bytes = store->backlog.peak_bytes;
     pthread_mutex_unlock(&store->backlog.lock);
-    memcpy(out, &stats, out->struct_size < sizeof stats ? out->struct_size : sizeof stats);
+    return kvfi_give(out, &stats, &kvf_stats_sized);
 }

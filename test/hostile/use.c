@@ -51,7 +51,9 @@ void hostile_fill(kvf_store *store, size_t payload_bytes) {
     fill_blocks(store, payload_bytes, true);
     array_of(k, 1);
     array_of(v, 2);
-    kvf_tensor keys = {k, SESSION_BYTES, "float16", 2, {2, SESSION_BYTES / 4}}, values = keys;
+    kvf_tensor keys = {
+        .data = k, .len = SESSION_BYTES, .dtype = "float16", .num_dims = 2, .dims = {2, SESSION_BYTES / 4}};
+    kvf_tensor values = keys;
     values.data = v;
     kvf_session_options options = {.struct_size = sizeof options, .num_tokens = 3, .layout = "LT"};
     if (kvf_session_save(store, &err, SESSION, &keys, &values, &options) != KVF_OK) {

@@ -173,32 +173,6 @@ static void wrong_options(void **state) {
     assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_CONFIG);
 }
 
-/* Options whose struct_size is forgotten are refused, not dropped: what is in them may be the secret. */
-static void sizes_that_are_not_set(void **state) {
-    (void)state;
-    const char *url = "mem:";
-    kvf_error err = {0};
-    kvf_store *store = NULL;
-    kvf_space *space = NULL;
-    const kvf_options forgotten = {.secret = NEW, .secret_len = strlen(NEW)};
-    assert_int_equal(kvf_store_open(&store, &err, &url, 1, &forgotten), KVF_LIMIT);
-    assert_non_null(strstr(err.what, "sizeof(kvf_options)"));
-    const kvf_options oldest = {.struct_size = offsetof(kvf_options, secret), .secret = "not looked at"};
-    assert_int_equal(kvf_store_open(&store, &err, &url, 1, &oldest), KVF_OK);
-    assert_int_equal(store->secrets.num, 0);
-
-    const kvf_field fields[] = {{"engine", "e"}, {"model", "m"}, {"kv", "k"}};
-    const kvf_space_options nothing = {.secret = NEW, .secret_len = strlen(NEW)};
-    assert_int_equal(kvf_space_open(&space, &err, store, fields, 3, &nothing), KVF_LIMIT);
-    assert_non_null(strstr(err.what, "sizeof(kvf_space_options)"));
-    kvf_tier_info info = {0};
-    assert_int_equal(kvf_tier_info_get(store, &info, 0), KVF_LIMIT);
-    const kvf_walk_options walk = {.whole = 1};
-    assert_int_equal(kvf_walk(store, &err, NULL, NULL, &walk), KVF_LIMIT);
-    assert_non_null(strstr(err.what, "sizeof(kvf_walk_options)"));
-    kvf_store_close(store);
-}
-
 /* ---- one secret in the place of another ---- */
 
 static kvf_store *store_with(const char *url, const char *secret, const char *previous) {
@@ -762,7 +736,6 @@ int main(void) {
         cmocka_unit_test(file_of_another_user),
         cmocka_unit_test(faults_of_files),
         cmocka_unit_test(wrong_options),
-        cmocka_unit_test(sizes_that_are_not_set),
         cmocka_unit_test(rotation),
         cmocka_unit_test(rotation_by_turns),
         cmocka_unit_test(rotation_watched),
