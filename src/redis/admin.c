@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looking after what is stored: walk, remove, clear, info. One command after the other; not for the hot path.
+ * Administration of what is stored: walk, remove, clear, info. One command after the other; not for the hot path.
  */
 #include <stdio.h>
 
@@ -8,7 +8,7 @@
 
 typedef char pattern_text[KVFI_REDIS_MAX_PREFIX + 32];
 
-/* All keys of ours, or those of one space. */
+/* All keys of kvferry, or those of one space. */
 static void pattern_of(pattern_text out, const kvfi_redis *tier, const kvf_digest *space) {
     char hex[17] = "";
     if (space != NULL) {
@@ -32,7 +32,7 @@ typedef struct look {
     bool stopped;
 } look;
 
-/* The key is on another server of a Cluster by now: to a walk through this one it has gone. */
+/* The key has moved to another server of the Cluster: for a walk through this one it is gone. */
 static bool has_moved(const kvfi_talk *talk, const kvfi_reply *reply) {
     return talk->tier->topology != NULL && reply->kind == KVFI_RESP_ERROR &&
            (kvfi_reply_says(reply, "MOVED ") || kvfi_reply_says(reply, "ASK ") || kvfi_reply_says(reply, "TRYAGAIN"));
@@ -65,7 +65,7 @@ typedef struct outline {
     uint8_t head[KVFI_HEADER_BYTES];
     size_t head_len;
     int64_t len;    /* of the first part; -1: not a string */
-    int64_t ttl_ms; /* -2: it has gone meanwhile */
+    int64_t ttl_ms; /* -2: it has disappeared meanwhile */
 } outline;
 
 static kvf_status read_outline(kvfi_talk *talk, outline *out, const char *name) {
@@ -92,9 +92,9 @@ static kvf_status ask_length(kvfi_talk *talk, const kvfi_addr *addr, uint64_t pa
     return hear_number(talk, out);
 }
 
-/* The length of a value in all its parts. Further parts are asked for only where the header announces more than the
- * first holds; one that is not there was evicted, or the record was removed while somebody wrote it: then its head came
- * last, and alone. */
+/* The length of a value in all its parts. Further parts are asked for only if the header announces more than the first
+ * holds. A missing part was evicted, or the record was removed while somebody wrote it: then its head came last, and
+ * alone. */
 static kvf_status sum_parts(kvfi_talk *talk, kvfi_sight *sight, const outline *line, const kvfi_addr *addr) {
     kvfi_header header;
     uint64_t bytes = (uint64_t)line->len;
@@ -134,7 +134,7 @@ static kvf_status read_value(kvfi_talk *talk, uint8_t *value, size_t cap, size_t
             return kvfi_talk_refused(talk, &reply, "reading a value");
         }
         if (reply.kind != KVFI_RESP_BULK || reply.num == 0) {
-            return KVF_OK; /* gone, or longer than a moment ago: what came is shown */
+            return KVF_OK; /* gone, or longer than a moment ago: what was read is shown */
         }
         *out_len += (size_t)reply.num;
     }
@@ -143,7 +143,7 @@ static kvf_status read_value(kvfi_talk *talk, uint8_t *value, size_t cap, size_t
 
 static void show(look *l, const kvfi_sight *sight) {
     l->stopped = l->see(l->ctx, sight) != 0;
-    extend(l->talk, l->step_us); /* the visitor's time is its own */
+    extend(l->talk, l->step_us); /* the visitor's time does not count */
 }
 
 static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) {
@@ -178,7 +178,7 @@ static kvf_status show_record(look *l, const char *name, const kvfi_addr *addr) 
     return status;
 }
 
-/* Parts without the first: who wrote them died before the end, or is still at it. Nothing else would ever show them. */
+/* Parts without the first: their writer died before the end, or is still writing. Nothing else would ever show them. */
 static kvf_status show_orphan(look *l, const char *name, const kvfi_addr *addr) {
     kvfi_sight sight = {
         .kind = KVF_ENTRY_BLOCK, .name = name, .addr = addr, .incomplete = true, .head = (const uint8_t *)""};
@@ -207,7 +207,7 @@ typedef struct session_shape {
     int64_t keys, values, meta, ttl_ms;
 } session_shape;
 
-/* Keys of others lie beside ours, and an ACL keeps this user from them: such a key does not end the walk. */
+/* Keys of other programs are beside ours, and an ACL may deny them to this user: such a key does not end the walk. */
 static kvf_status hear_if_allowed(kvfi_talk *talk, int64_t *out) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
@@ -274,7 +274,7 @@ static kvf_status show_session(look *l, const char *id) {
     }
     KVFI_TRY(read_shape(l->talk, &shape, id));
     if (shape.keys < 0 || shape.values < 0) {
-        return KVF_OK; /* somebody else's */
+        return KVF_OK; /* another program's */
     }
     uint64_t bytes = (uint64_t)shape.keys + (uint64_t)shape.values + (shape.meta > 0 ? (uint64_t)shape.meta : 0);
     KVFI_TRY(sum_more(l->talk, id, "keys", &bytes));
@@ -350,7 +350,7 @@ kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const kvf_digest *sp
     look l = {.see = see, .ctx = ctx, .whole = whole, .step_us = step_us};
     size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);
     kvf_status status = num > 0 ? KVF_OK : nobody(err, tier);
-    /* A server that is away does not hide what is on the others; that something is missing is said at the end. */
+    /* A server that is down does not hide the others. The end of the walk reports that something is missing. */
     for (size_t i = 0; i < num && !l.stopped; i++) {
         kvf_status one = walk_node(&l, status == KVF_OK ? err : NULL, tier, nodes[i], space);
         status = status == KVF_OK ? one : status;
@@ -360,7 +360,7 @@ kvf_status kvfi_redis_walk(kvfi_tier *base, kvf_error *err, const kvf_digest *sp
 
 /* ---- remove and clear ---- */
 
-/* How many parts the record has by its head; 1 where there is none. */
+/* The number of parts of the record, by its head; 1 without a head. */
 static kvf_status ask_parts(kvfi_talk *talk, const kvfi_addr *addr, uint64_t *out) {
     kvfi_name name;
     kvfi_reply reply;
@@ -375,11 +375,12 @@ static kvf_status ask_parts(kvfi_talk *talk, const kvfi_addr *addr, uint64_t *ou
         bool whole = kvfi_stays_whole(header.codec == KVFI_CODEC_SEALED, bytes);
         *out = whole ? 1 : kvfi_num_parts(bytes, talk->tier->conf.part);
     }
-    return KVF_OK; /* what it refuses, it refuses again below */
+    return KVF_OK; /* a refusal is repeated, and handled, below */
 }
 
-/* The first part goes first, so that nobody takes the rest for a value; then those that it had, whether or not one of
- * them was evicted; then what is behind them, until one is not there: its parts may have been shorter than ours. */
+/* The first part is removed first, so that nobody takes the rest for a value; then the others that its head announces,
+ * whether or not one was evicted; then any further parts, until one is missing: its parts may have been shorter than
+ * ours. */
 static kvf_status remove_once(kvfi_talk *talk, const kvfi_addr *addr, bool *was_there) {
     uint64_t parts = 1;
     int64_t gone = 1;
@@ -412,7 +413,7 @@ kvf_status kvfi_redis_remove(kvfi_tier *base, kvf_error *err, const kvfi_addr *a
     return status == KVF_OK && !was_there ? KVF_MISS : status;
 }
 
-/* Removes the keys of a page that are ours; counts the values, not their parts. */
+/* Removes the keys of a page that are ours. Counts values, not their parts. */
 static kvf_status clear_page(kvfi_talk *talk, const kvfi_page *page, uint64_t *removed) {
     for (const char *name = kvfi_page_next(page, NULL); name != NULL; name = kvfi_page_next(page, name)) {
         kvfi_addr addr;
@@ -427,7 +428,7 @@ static kvf_status clear_page(kvfi_talk *talk, const kvfi_page *page, uint64_t *r
     return KVF_OK;
 }
 
-/* Sessions of kvferry have a meta; a HASH with only the two fields may be somebody's own. */
+/* Sessions of kvferry have a meta. A HASH with only the two fields may belong to another program. */
 static kvf_status clear_sessions(kvfi_talk *talk, const kvfi_page *page, uint64_t *removed) {
     for (const char *name = kvfi_page_next(page, NULL); name != NULL; name = kvfi_page_next(page, name)) {
         session_shape shape;

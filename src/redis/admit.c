@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Admission: when the store opens, what a user must be allowed to do is tried once, on a key that is not there, so
- * that nothing is written and nothing removed; and the server is asked what it is set to. One round trip for both.
- * Saves ask it again when it was away, when it was not to be saved to, and, where it has no bound of its own, each
- * time that a part of the budget is used up.
+ * Admission. Opening a store tries once what the user must be allowed to do, on a key that does not exist, so nothing
+ * is written or removed. It also asks the server for its settings. Both take one round trip. Saves ask again when the
+ * server was down, when it must not be saved to, and, if it has no bound of its own, each time a part of the budget is
+ * used up.
  */
 #include <stdio.h>
 
@@ -14,8 +14,7 @@
 
 /* ---- may the user? ---- */
 
-/* The hot path's commands. A server may answer with any other error: it is asked about permissions only, which come
- * before all else. */
+/* The hot path's commands. Only permission errors matter here: a server checks those before everything else. */
 static kvf_status ask_permissions(kvfi_talk *talk, const char *key) {
     KVFI_TRY(kvfi_talk_say(talk, "GETRANGE", key, "0", "0", NULL));
     KVFI_TRY(kvfi_talk_say(talk, "GET", key, NULL));
@@ -41,7 +40,7 @@ static kvf_status hear_permissions(kvfi_talk *talk) {
 
 /* ---- is the server set up for it? ---- */
 
-/* What the log hears of a server: all of it at first, then what forbids saves when that changes. */
+/* What is logged of a server: everything at first, then what forbids saves when that changes. */
 typedef struct listener {
     const kvfi_redis *tier;
     const char *only; /* NULL = all */
@@ -56,7 +55,7 @@ static void say_finding(void *ctx, const kvf_finding *finding) {
              finding->what, finding->mend[0] != '\0' ? "; mend: " : "", finding->mend);
 }
 
-/* What is said depends on the verdict as a whole, so the rules, which are pure, are gone through again, aloud. */
+/* What is logged depends on the verdict as a whole, so the rules, which are pure, run again with logging. */
 static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_verdict *verdict,
                  const kvfi_admission *before) {
     listener to = {.tier = tier, .only = before->logged ? verdict->code : NULL};
@@ -71,8 +70,8 @@ static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_ver
     }
 }
 
-/* How long parts are was settled when the store opened: a server that is found later and takes only shorter ones
- * gets none. */
+/* The length of parts was decided when the store opened. A server that is found later and takes only shorter ones gets
+ * none. */
 static void keep_parts(kvfi_verdict *verdict, const kvfi_redis *tier, const kvfi_facts *facts) {
     if (verdict->saves == KVF_WHY_NONE && facts->max_bulk < tier->conf.part) {
         verdict->saves = KVF_WHY_SETTINGS;
@@ -118,7 +117,7 @@ static kvf_status admit_on(kvfi_talk *talk, const char *key) {
         return status;
     }
     if (status != KVF_OK) {
-        /* One of these may be what ends a connection, too: that shows when it is needed. */
+        /* One of these may end a connection, too: that shows when it is needed. */
         KVFI_TRY(kvfi_talk_renew(talk));
         KVFI_TRY(kvfi_facts_ask(talk, true));
     }
@@ -136,7 +135,7 @@ kvf_status kvfi_redis_admit(kvfi_redis *tier, kvf_error *err) {
     char key[KVFI_REDIS_MAX_PREFIX + 16];
     int64_t deadline_us = kvfi_deadline((int64_t)tier->conf.connect_ms * 1000);
     if (tier->topology != NULL && kvfi_topology_primaries(tier->topology, &node, 1) == 0) {
-        return KVF_OK; /* they are away: no reason to refuse */
+        return KVF_OK; /* it is down: no reason to refuse */
     }
     if (kvfi_talk_begin_on(&talk, tier, &own, node, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
         return KVF_OK;

@@ -73,7 +73,7 @@ static kvf_status read_sentinel(kvfi_redis_conf *conf, kvf_error *err, kvfi_url 
     return KVF_OK;
 }
 
-/* Every entry of a list of hosts must be one, also those that are not asked first. */
+/* Every entry of a list of hosts must be valid, also those that are not used first. */
 static kvf_status check_hosts(kvf_error *err, const kvfi_url *url, uint16_t default_port) {
     kvf_status status = KVF_OK;
     for (size_t i = 0; status == KVF_OK; i++) {
@@ -142,21 +142,21 @@ static kvf_status read_names(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *ur
     return KVF_OK;
 }
 
-/* What was measured best on one host with a server of one thread (docs/stores.md): on a unix socket one connection
- * keeps it busy. Over TCP two are better for loads of values near 1 MiB, and worse for large ones, which then fight for
- * the server's cache. A save has one connection. Who says how many connections, gets them. */
+/* The best measured values on one host with a server of one thread (docs/stores-redis.md): on a unix socket one
+ * connection keeps it busy. Over TCP two are better for loads of values near 1 MiB, and worse for large ones, which
+ * then compete for the server's cache. A save has one connection. An explicit conns= overrides this. */
 static kvf_status read_conns(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     uint32_t asked = 0;
     KVFI_TRY(kvfi_url_take_u32(url, err, "conns", &asked, 1, KVFI_REDIS_MAX_CONNS));
     bool one_will_do = conf->server.path != NULL ||
-                       conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use what is left of the wire */
+                       conf->kind == KVFI_REDIS_CLUSTER; /* the other shards use the rest of the bandwidth */
     conf->conns = asked > 0 ? asked : one_will_do ? 1 : 2;
     conf->save_conns = asked > 0 ? asked : 1;
     conf->share_below = asked > 0 ? UINT64_MAX : LARGE_VALUE;
     return KVF_OK;
 }
 
-/* Behind the host or as a parameter, but not both. */
+/* After the host or as a parameter, but not both. */
 static kvf_status read_db(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     const char *given = NULL;
     KVFI_TRY(kvfi_url_take_text(url, err, "db", &given));
@@ -167,7 +167,7 @@ static kvf_status read_db(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) 
     return kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB);
 }
 
-/* Of a unix socket only: elsewhere it would say what can't be. */
+/* Only for a unix socket: elsewhere nothing can be lent. */
 static kvf_status read_lend(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     const char *given = NULL;
     KVFI_TRY(kvfi_url_take_text(url, err, "lend", &given));
@@ -187,7 +187,7 @@ static kvf_status read_numbers(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *
     KVFI_TRY(kvfi_url_take_size(url, err, "window", &conf->window, 4096, (uint64_t)1 << 32));
     KVFI_TRY(kvfi_url_take_size(url, err, "budget", &conf->budget, 1 << 20, (uint64_t)1 << 50));
     KVFI_TRY(take_yes(&conf->allow_noeviction, err, url, "allow_noeviction", "true", "false"));
-    /* A header must fit into the first part, and 512 MiB is what a server takes unless told otherwise. */
+    /* A header must fit into the first part, and a server takes 512 MiB by default. */
     return kvfi_url_take_size(url, err, "part", &conf->part, 4096, (uint64_t)512 << 20);
 }
 

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * All reading and writing of sockets is in transmit and receive, with TLS or without, and in kvfi_lend.
+ * The bytes of one connection: commands and bodies out, replies in, under deadlines. All reading and writing of sockets
+ * is in transmit and receive, with TLS or without, and in kvfi_lend.
  */
 #include "redis/conn.h"
 
 #include <errno.h>
 #include <stdio.h>
 
-#define CANCEL_STEP_US 50000 /* how often a wait for what may be cancelled looks whether it is */
+#define CANCEL_STEP_US 50000 /* how often a cancellable wait checks whether it is cancelled */
 #define SEND_BUFFER    (1 << 20)
-#define PATIENCE       8          /* a stall is so many times longer than anything before */
-#define PERIOD_US      30000000LL /* what the server took is remembered for that time, and for once more */
+#define PATIENCE       8          /* a stall is this many times longer than any earlier pause */
+#define PERIOD_US      30000000LL /* a pause of the server is remembered for this time, and for one more period */
 #define QUICK_US       1000       /* not worth remembering */
-/* Copied pieces fit into the cache of one core; each that a quick server has to wait for wakes it once more. Of what is
- * lent the server needs the first bytes soon: nothing but the hash of the piece before lies in between. */
+/* Copied pieces fit into the cache of one core. Each piece that a quick server has to wait for wakes it once more. For
+ * lent pieces the server needs the first bytes soon: only the hash of the previous piece lies in between. */
 #define COPIED_PIECE ((size_t)512 << 10)
 #define LENT_PIECE   ((size_t)128 << 10)
 #define AHEAD_BYTES  ((size_t)512 << 10)
-#define MIN_LENT     ((size_t)32 << 10) /* below it a copy is as quick */
-/* What has left the socket and is no whole record yet, at most; and a margin. */
+#define MIN_LENT     ((size_t)32 << 10) /* below this, a copy is as quick */
+/* At most what has left the socket and is not a whole record yet, plus a margin. */
 #define TLS_HOLDS ((size_t)32 << 10)
 
 void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *disconnects) {
@@ -66,7 +67,7 @@ kvf_reason kvfi_conn_broken(kvfi_conn *conn, const char *what) {
     }
     kvfi_log(KVF_LOG_WARN, "redis: %s; the connection is closed", what);
     (void)fail(conn, KVF_WHY_UNREACHABLE);
-    conn->broke = false; /* it has been said */
+    conn->broke = false; /* it was reported */
     return KVF_WHY_UNREACHABLE;
 }
 
@@ -112,9 +113,9 @@ kvfi_cmd *kvfi_conn_room(kvfi_conn *conn, size_t bytes) {
     return out->cap - out->len < bytes ? NULL : out;
 }
 
-/* The buffer of a unix socket is the writer's to choose; the default is 208 KiB. One that takes a value near 1 MiB whole
- * lets us go on while the server reads it. The kernel makes twice as much of what is asked for. Without the right to
- * it, everything works as well. */
+/* The writer chooses the buffer of a unix socket; the default is 208 KiB. A buffer that takes a value near 1 MiB whole
+ * lets us continue while the server reads it. The kernel doubles the requested size. Without the right to set it,
+ * everything works as well. */
 static void set_send_buffer(kvfi_conn *conn) {
     int bytes = SEND_BUFFER;
     if (conn->tcp || conn->roomy) {
@@ -142,17 +143,18 @@ void kvfi_conn_record(kvfi_conn *conn, kvfi_place body, bool may_lend, size_t (*
     conn->fill_arg = fill_arg;
 }
 
-/* The commands in front of the body, or all where there is none. */
+/* The commands before the body, or all if there is none. */
 static size_t gather_commands(const kvfi_conn *conn, struct iovec *iov) {
     size_t stop = kvfi_conn_body_sent(conn) ? conn->out.len : conn->mark;
     *iov = (struct iovec){conn->out.data + conn->sent, stop - conn->sent};
     return stop > conn->sent;
 }
 
-/* Of the body's pieces of memory: all, or those that come first as long as they are smaller than a page, or are not. */
+/* Of the body's pieces of memory: all, or the first ones as long as they are smaller than a page, or as long as they
+ * are not. */
 typedef enum pieces { ALL_PIECES, SMALL_PIECES, LARGE_PIECES } pieces;
 
-/* What may go of those. *rest: bytes of the body that are not among it. */
+/* The part of those that may be sent. *rest: bytes of the body outside it. */
 static size_t gather_body(const kvfi_conn *conn, struct iovec *iov, size_t cap, pieces which, size_t *rest) {
     size_t left = conn->body.bytes - conn->held, skip = conn->body.skip, num = 0;
     *rest = conn->body.bytes;
@@ -171,7 +173,7 @@ static size_t gather_body(const kvfi_conn *conn, struct iovec *iov, size_t cap, 
     return num;
 }
 
-/* In order: commands, the body, commands behind it. */
+/* In order: commands, the body, commands after it. */
 static ssize_t send_copy(kvfi_conn *conn, pieces which) {
     struct iovec *iov = conn->iov;
     size_t rest = 0, num = gather_commands(conn, iov);
@@ -188,9 +190,9 @@ static bool is_lent(const kvfi_conn *conn) {
     return conn->lent && !conn->lender.never;
 }
 
-/* Lent are pieces of a page and more: what is shorter is as well copied, and a record's head and checksum may lie in
- * memory that is used for other things afterwards. Commands are copied, for their buffer is used again before the server
- * has read them. */
+/* Pieces of a page and more are lent. Shorter ones are copied just as quickly, and a record's head and checksum may lie
+ * in memory that is reused afterwards. Commands are copied, because their buffer is reused before the server has read
+ * them. */
 static ssize_t send_some(kvfi_conn *conn) {
     size_t rest = 0, num = 0;
     if (!is_lent(conn) || kvfi_conn_body_sent(conn)) {
@@ -224,7 +226,7 @@ static void fill(kvfi_conn *conn) {
     conn->held -= conn->fill(conn->fill_arg, piece < conn->held ? piece : conn->held);
 }
 
-/* While the socket is full there is time for that: but for no more than stays in the cache until it goes. */
+/* While the socket is full there is time for it, but for no more than stays in the cache until it is sent. */
 static bool fill_ahead(kvfi_conn *conn) {
     if (conn->held == 0 || conn->body.bytes - conn->held >= AHEAD_BYTES) {
         return false;
@@ -304,14 +306,14 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
         int64_t look_us = kvfi_sys->now_us() + CANCEL_STEP_US;
         int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(conn->cancelled != NULL && look_us < until_us ? look_us : until_us));
         if (n > 0) {
-            conn->readable = (p.revents & ~POLLOUT) != 0; /* an end or an error is found by reading, too */
+            conn->readable = (p.revents & ~POLLOUT) != 0; /* reading also detects an end or an error */
             return 1;
         }
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return -1;
         }
         if (is_cancelled(conn)) {
-            return 1; /* as if something had come: who reads finds nothing, and looks why */
+            return 1; /* as if something had arrived: the reader finds nothing, and checks why */
         }
         if (kvfi_sys->now_us() >= until_us) {
             return 0;
@@ -319,8 +321,8 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
     }
 }
 
-/* In the middle of a body over TCP, to be woken for every segment that comes costs both sides more than the copying.
- * (On unix sockets poll takes no notice of SO_RCVLOWAT.) Where it can't be set, everything works without. */
+/* In the middle of a body over TCP, waking up for every segment costs both sides more than the copying. (On unix
+ * sockets poll ignores SO_RCVLOWAT.) If it can't be set, everything works without. */
 static void set_low_water(kvfi_conn *conn) {
     size_t held = conn->tls != NULL ? TLS_HOLDS : 0;
     bool middle = conn->tcp && !conn->slow && kvfi_resp_left(&conn->in) >= KVFI_CONN_BATCH + held;
@@ -384,8 +386,7 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     }
     set_low_water(conn);
     if (conn->low_water > 1) {
-        /* Less than a batch is progress too, if only that of a slow link: the second half of the time waits for any
-         * byte. */
+        /* Less than a batch is progress too, if only of a slow link: the second half of the time waits for any byte. */
         int64_t half_us = now + (int64_t)conn->stall_ms * 1000 / 2;
         moved = poll_until(conn, until_us < half_us ? until_us : half_us);
         conn->slow = moved == 0;
@@ -398,7 +399,7 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
         return fail_errno(conn);
     }
     if (moved > 0) {
-        if (!is_cancelled(conn)) { /* else perhaps nothing came, and the wait says nothing about the server */
+        if (!is_cancelled(conn)) { /* otherwise perhaps nothing arrived, and the wait says nothing about the server */
             kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
         }
         return KVF_WHY_NONE;

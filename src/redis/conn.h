@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One connection: bytes out and in, under deadlines. It knows RESP, and no command.
+ * One connection: bytes out and in, under deadlines. It knows RESP, but no command.
  *
- * Commands are written into a buffer (kvfi_conn_room), with at most one body at a time that leaves straight from the
- * caller's memory (kvfi_conn_body). Answers come through the decoder `in`. The three calls that move bytes (send, recv,
- * wait) are the whole I/O: an exchange is a loop over them, so it can read while its writes are blocked, and several
- * could be driven by one poll.
+ * Commands are written into a buffer (kvfi_conn_room), with at most one body at a time that is sent straight from the
+ * caller's memory (kvfi_conn_body). Replies come through the decoder `in`. The three calls that move bytes (send, recv,
+ * wait) are the whole I/O. An exchange is a loop over them, so it can read while its writes are blocked, and one poll
+ * could drive several.
  *
- * Whatever fails closes the connection, and the call says why. A closed connection touches no memory of the caller any
- * more; what was lent to it (kvfi_conn_record) its server may still read.
+ * Any failure closes the connection, and the call says why. A closed connection no longer touches memory of the caller.
+ * The server may still read pages lent to it (kvfi_conn_record).
  */
 #ifndef KVFI_REDIS_CONN_H
 #define KVFI_REDIS_CONN_H
@@ -23,64 +23,65 @@
 
 #define KVFI_CONN_SCRATCH 32768u /* more than any INFO */
 #define KVFI_CONN_OUT     16384u
-#define KVFI_CONN_BATCH   (128 << 10) /* in the middle of a body we are woken for so much, not for each segment */
+#define KVFI_CONN_BATCH   (128 << 10) /* in the middle of a body we wake up for this much, not for each segment */
 #define KVFI_CONN_IOV     1024u       /* IOV_MAX of Linux */
 
-/* How long the servers of a store have let us wait before they went on: the longest time, of now and of the period
- * before. What is many times longer than that is a stall. */
+/* How long the servers of a store paused before they continued: the longest pause of this period and of the previous
+ * one. A pause many times longer is a stall. */
 typedef struct kvfi_pace {
     _Atomic int64_t longest_us[2];
     _Atomic int64_t turn_us; /* when the first becomes the second */
-    atomic_bool known;       /* they have answered at all */
+    atomic_bool known;       /* they have answered at least once */
 } kvfi_pace;
 
 typedef struct kvfi_conn {
     int fd;             /* -1: closed */
-    kvfi_tls_link *tls; /* NULL: in plain */
-    uint32_t stall_ms;  /* the least that a stall is */
-    uint32_t most_ms;   /* and the most */
-    kvfi_pace *pace;    /* NULL: it is the least */
-    bool patient;       /* for now a wait ends with its deadline only */
+    kvfi_tls_link *tls; /* NULL: no TLS */
+    uint32_t stall_ms;  /* the shortest stall */
+    uint32_t most_ms;   /* and the longest */
+    kvfi_pace *pace;    /* NULL: the shortest applies */
+    bool patient;       /* for now only the deadline ends a wait */
     kvfi_resp in;
     kvfi_cmd out; /* commands; out.data[sent, out.len) is still to be sent */
     size_t sent;
-    kvfi_place body; /* what is left of the body; it stands in front of out.data[mark] */
-    size_t held;     /* bytes at the end of the body that may not go yet: `fill` releases the next of them */
+    kvfi_place body; /* what is left of the body; it is sent before out.data[mark] */
+    size_t held;     /* bytes at the end of the body that may not be sent yet: `fill` releases the next of them */
     size_t (*fill)(void *, size_t bytes);
     void *fill_arg;
-    bool lends; /* where the socket takes it and the body may be lent; set by who has made the connection */
+    bool lends; /* if the socket accepts it and the body may be lent; set by the maker of the connection */
     bool lent;  /* the body */
     kvfi_lender lender;
     size_t mark;
-    uint64_t received; /* bytes, ever */
-    uint64_t owed;     /* answers that nobody will ask for: they come before those of the next command */
+    uint64_t received; /* total bytes */
+    uint64_t owed;     /* replies that nobody will read: they precede those of the next command */
     bool tcp;
     bool readable;                /* the last kvfi_conn_wait saw something to read */
     bool slow;                    /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int low_water;                /* SO_RCVLOWAT now */
     bool roomy;                   /* a larger send buffer was asked for */
     const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
-    bool asking;                  /* each command is preceded by ASKING: the server gets the slot of its key just now */
-    bool stalled;                 /* it was closed because nothing moved */
-    bool broke;                   /* it was closed by the other side, or by what it said */
-    bool reused;                  /* it lay idle before it was taken, for so long: */
-    int64_t idle_us;              /* ... and while it lies there: since when */
+    bool asking;                  /* each command is preceded by ASKING: the server is importing the slot of its key */
+    bool stalled;                 /* closed because nothing arrived */
+    bool broke;                   /* closed by the peer, or because of what it sent */
+    bool reused;                  /* how long it was idle before it was taken */
+    int64_t idle_us;              /* while it is idle: since when */
     uint64_t before;              /* `received` when it was taken */
-    bool mute;                    /* it could not be opened, and the server has not said a byte */
-    bool config;                  /* it was closed for a reason that the operator must mend */
-    bool refuses;                 /* the server refuses saves, all of them */
-    const _Atomic unsigned *loads; /* while they are under way, one value is saved at a time; NULL = whatever they do */
-    uint64_t longest;              /* of the values that it takes */
-    uint64_t most;                 /* of one prefix no more is saved than a part of this; 0 = no bound */
-    _Atomic int64_t *room;         /* bytes that may still be saved; NULL = no bound */
-    char said[200];                /* the last error of the server, for messages */
+    bool mute;                    /* it could not be opened, and the server has not sent a byte */
+    bool config;                  /* closed for a reason that the operator must fix */
+    bool refuses;                 /* the server refuses all saves */
+    /* while loads are under way, one value is saved at a time; NULL = independent of loads */
+    const _Atomic unsigned *loads;
+    uint64_t longest;      /* of the values that it takes */
+    uint64_t most;         /* of one prefix at most a part of this is saved; 0 = no bound */
+    _Atomic int64_t *room; /* bytes that may still be saved; NULL = no bound */
+    char said[200];        /* the server's last error, for messages */
     _Atomic uint64_t *disconnects;
     struct iovec iov[KVFI_CONN_IOV];
     char scratch[KVFI_CONN_SCRATCH];
     char out_buffer[KVFI_CONN_OUT];
 } kvfi_conn;
 
-/* A server's address: a path of a unix socket, or host and port. */
+/* A server's address: the path of a unix socket, or host and port. */
 typedef struct kvfi_endpoint {
     const char *path; /* NULL: host and port */
     char host[256];
@@ -88,11 +89,11 @@ typedef struct kvfi_endpoint {
 } kvfi_endpoint;
 
 void kvfi_conn_init(kvfi_conn *, uint32_t stall_ms, _Atomic uint64_t *disconnects); /* closed */
-/* With TLS where the peer has it. *answered: which address of a name answered last, and is tried first; 0 at first. */
+/* With TLS if the peer has it. *answered: which address of a name answered last, and is tried first; 0 at first. */
 kvf_reason kvfi_conn_open(kvfi_conn *, const kvfi_endpoint *, kvfi_tls_peer *, _Atomic uint32_t *answered,
                           int64_t deadline_us);
-/* When a connection was opened, and no sense came of it: is it that the server speaks TLS and we do not (or the other
- * way round)? Tries it on a connection of its own. */
+/* After a connection whose replies made no sense: does the server speak TLS and we do not (or the other way round)?
+ * Tries it on a separate connection. */
 bool kvfi_conn_is_other_tongue(const kvfi_endpoint *, bool tls, int64_t deadline_us);
 void kvfi_conn_close(kvfi_conn *);
 
@@ -101,13 +102,14 @@ static inline bool kvfi_conn_is_open(const kvfi_conn *conn) {
 }
 
 /* ---- writing */
-/* Where to write commands of up to `bytes` bytes; NULL while there is no room for them: send first. */
+/* Where to write commands of up to `bytes` bytes. NULL if there is no room: send first. */
 kvfi_cmd *kvfi_conn_room(kvfi_conn *, size_t bytes);
-/* The body stands behind what has been written so far. Only when kvfi_conn_body_sent. */
+/* The body follows what has been written so far. Only when kvfi_conn_body_sent. */
 void kvfi_conn_body(kvfi_conn *, kvfi_place body);
-/* The same for a part of a record. With `may_lend` its memory may be lent to the server, where the connection lends at
- * all; then it must stay as it is until the server has answered. With `fill` the part is finished while it goes: when all that may go has gone, or the socket is full, `fill` is called and told how many more should
- * go; it returns how many may: at least one, and no more than that. */
+/* The same for a part of a record. With `may_lend` its memory may be lent to the server, if the connection lends at
+ * all; it must then not change until the server has replied. With `fill` the part is completed while it is sent: when
+ * everything that may be sent has been sent, or the socket is full, `fill` is told how many more bytes should go. It
+ * returns how many may: at least one, and no more than that. */
 void kvfi_conn_record(kvfi_conn *, kvfi_place body, bool may_lend, size_t (*fill)(void *, size_t bytes),
                       void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
@@ -118,34 +120,36 @@ static inline bool kvfi_conn_all_sent(const kvfi_conn *conn) {
 }
 
 /* ---- moving bytes. KVF_WHY_NONE, or the connection is closed. */
-kvf_reason kvfi_conn_send(kvfi_conn *); /* as much as goes without waiting */
+kvf_reason kvfi_conn_send(kvfi_conn *); /* sends as much as possible without waiting */
 kvf_reason kvfi_conn_recv(kvfi_conn *,
-                          bool *got); /* the same; *got: something came. Only after kvfi_resp_next said MORE. */
-/* Waits until there is something to read or, if something is to be sent, room for it. Nothing for kvfi_conn_patience_us:
- * KVF_WHY_STALLED; the deadline: KVF_WHY_BUDGET. */
+                          /* reads as much as possible; *got: something arrived. Only after kvfi_resp_next returned
+                           * MORE. */
+                          bool *got);
+/* Waits until there is something to read or, if something is to be sent, room for it. Nothing for
+ * kvfi_conn_patience_us: KVF_WHY_STALLED. The deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
-/* stall_ms, or several times what the server has taken before, where that is more. */
+/* stall_ms, or a multiple of the server's longest recent pause if that is more. */
 int64_t kvfi_conn_patience_us(const kvfi_conn *);
-/* For who waits for several at once: the server has gone on after that time. */
+/* For callers that wait for several connections at once: the server continued after that time. */
 void kvfi_conn_note_wait(const kvfi_conn *, int64_t waited_us);
-/* Closes it: nothing has come for so long. Returns KVF_WHY_STALLED. */
+/* Closes the connection, because nothing has arrived for too long. Returns KVF_WHY_STALLED. */
 kvf_reason kvfi_conn_stall(kvfi_conn *, int64_t waited_us);
 
-/* Nothing has come on it since it was taken, after it had lain idle: the server, or what stands in front of it, may have
- * given it up long ago. What was sent on it may be sent once more, on another. */
+/* Nothing has arrived since the connection was taken after it had been idle: the server, or a proxy, may have dropped
+ * it long ago. What was sent on it may be sent once more on another. */
 static inline bool kvfi_conn_is_untried(const kvfi_conn *conn) {
     return conn->reused && conn->received == conn->before;
 }
 
-/* For a stream that never has to wait: the deadline has not passed. */
+/* For a stream that never has to wait: has the deadline not passed? */
 kvf_reason kvfi_conn_in_time(kvfi_conn *, int64_t deadline_us);
 
 /* ---- for exchanges that take one answer after the other */
-/* Sends what is to be sent and waits for the next reply. */
+/* Sends what is to be sent, and waits for the next reply. */
 kvf_reason kvfi_conn_next(kvfi_conn *, kvfi_reply *, int64_t deadline_us);
-/* Reads and forgets the rest of an answer, and what is owed. */
+/* Reads and discards the rest of an answer, and of replies that nobody reads. */
 kvf_reason kvfi_conn_skip_owed(kvfi_conn *, int64_t deadline_us);
-/* The server broke the protocol, or answered what can't be: close. Returns KVF_WHY_UNREACHABLE. */
+/* The server broke the protocol, or sent an impossible reply: closes the connection. Returns KVF_WHY_UNREACHABLE. */
 kvf_reason kvfi_conn_broken(kvfi_conn *, const char *what);
 /* Keeps the text of an error reply for messages. */
 void kvfi_conn_note_error(kvfi_conn *, const kvfi_reply *);

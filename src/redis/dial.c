@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connecting: unix sockets, TCP over IPv4 and IPv6. A name is looked up on a thread of its own, since nothing bounds
- * the time that takes.
+ * Connecting: unix sockets, TCP over IPv4 and IPv6. Names are resolved on a separate thread, since nothing bounds the
+ * time of a lookup.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 
 /* ---- names ---- */
 
-/* Shared by the thread that looks up and the one that waits for it; whoever leaves last frees it. */
+/* Shared by the resolving thread and the one that waits for it. The last one to leave frees it. */
 typedef struct lookup {
     pthread_mutex_t lock;
     pthread_cond_t done_cond;
@@ -92,7 +92,7 @@ static kvf_reason resolve_name(struct addrinfo **out, const char *host, const ch
     pthread_mutex_unlock(&l->lock);
     release(l);
     if (done) {
-        pthread_join(thread, NULL); /* it is at its end */
+        pthread_join(thread, NULL); /* it has ended */
     } else {
         pthread_detach(thread); /* it ends when the resolver gives up, whenever that is */
     }
@@ -122,15 +122,15 @@ static bool is_loopback(const struct sockaddr *address) {
     return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
 }
 
-/* None of these is needed to work, so none is checked. */
+/* All of these are optional, so none is checked. */
 static void set_options(int fd, const struct sockaddr *address) {
     int on = 1, idle_s = 15, interval_s = 5, count = 3;
-    static const char plain[] = "reno"; /* every kernel has it, and allows it unless told otherwise */
+    static const char plain[] = "reno"; /* every kernel has it, and allows it by default */
     if (address->sa_family == AF_UNIX) {
         return;
     }
     if (is_loopback(address)) {
-        /* Nothing is lost there, so there is nothing to control: a system that is set to BBR would pace what we send,
+        /* Nothing is lost on the loopback, so there is nothing to control. A system set to BBR would pace our sending,
          * for a tenth of the speed and more. */
         (void)kvfi_sys->setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof plain - 1);
     }
@@ -141,7 +141,7 @@ static void set_options(int fd, const struct sockaddr *address) {
     (void)kvfi_sys->setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
-/* Begins to connect. A socket, or -1 with errno. *done: it is connected already. */
+/* Begins to connect. A socket, or -1 with errno. *done: already connected. */
 static int begin(int family, const struct sockaddr *address, socklen_t len, bool *done) {
     int fd = kvfi_sys->socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
@@ -158,7 +158,7 @@ static int begin(int family, const struct sockaddr *address, socklen_t len, bool
     return -1;
 }
 
-/* A unix socket whose server is behind with accepting says EAGAIN, and can't be polled for that. */
+/* A unix socket whose server accepts too slowly returns EAGAIN, and can't be polled for that. */
 static int dial_unix(const char *path, int64_t deadline_us) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     bool done = false;
@@ -191,7 +191,7 @@ static bool is_socket(const char *path) {
 #define HEAD_START_US 100000
 
 typedef struct race {
-    const struct addrinfo *list[MAX_ADDRESSES]; /* in the order in which they are tried */
+    const struct addrinfo *list[MAX_ADDRESSES]; /* in the order of the attempts */
     size_t num, next;
     struct pollfd fds[MAX_ADDRESSES]; /* under way */
     uint32_t marks[MAX_ADDRESSES];    /* of their addresses */
@@ -219,7 +219,7 @@ static void line_up(race *r, const struct addrinfo *list, uint32_t first) {
     }
 }
 
-/* Starts the next one. A connected socket, or -1. */
+/* Starts the next attempt. A connected socket, or -1. */
 static int start(race *r, uint32_t *mark) {
     const struct addrinfo *a = r->list[r->next++];
     bool done = false;
@@ -239,13 +239,13 @@ static int start(race *r, uint32_t *mark) {
     return -1;
 }
 
-/* Number i is out, or has won. */
+/* Attempt number i has failed, or has won. */
 static void take_out(race *r, size_t i) {
     r->fds[i] = r->fds[--r->num_fds];
     r->marks[i] = r->marks[r->num_fds];
 }
 
-/* Looks who has come to an end. A connected socket, or -1. */
+/* Looks which attempts have ended. A connected socket, or -1. */
 static int look(race *r, uint32_t *mark) {
     for (size_t i = r->num_fds; i-- > 0;) {
         int error = 0, fd = r->fds[i].fd;
@@ -268,7 +268,7 @@ static int look(race *r, uint32_t *mark) {
     return -1;
 }
 
-/* Waits until one comes to an end, or it is time for the next. false: it can't be waited. */
+/* Waits until an attempt ends, or it is time for the next. False: waiting failed. */
 static bool wait_for_one(race *r, int64_t deadline_us) {
     int64_t until_us = r->next < r->num && r->next_us < deadline_us ? r->next_us : deadline_us;
     for (size_t i = 0; i < r->num_fds; i++) {
@@ -325,7 +325,7 @@ static int dial_tcp(const struct addrinfo *list, _Atomic uint32_t *answered, int
 static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, _Atomic uint32_t *answered, int64_t deadline_us) {
     if (to->path != NULL) {
         *out_fd = dial_unix(to->path, deadline_us);
-        if (*out_fd < 0 && errno == ECONNREFUSED) { /* what a file that is none says, too */
+        if (*out_fd < 0 && errno == ECONNREFUSED) { /* a file that is not a socket says this, too */
             errno = is_socket(to->path) ? ECONNREFUSED : ENOTSOCK;
         }
     } else {
@@ -394,7 +394,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
 
 /* ---- the other tongue ---- */
 
-/* PING in plain: does a Redis answer? */
+/* Sends PING without TLS: does a Redis answer? */
 static bool answers_in_plain(int fd, int64_t deadline_us) {
     char text[] = "PING\r\n";
     struct iovec iov = {text, sizeof text - 1};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is wrong with a server, as a cache for large values, and what mends it (rules.h); and the few numbers of `info`.
+ * Finds what is wrong with a server as a cache for large values, and how to fix it (rules.h); and the few numbers of
+ * `info`.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@ typedef struct exam {
     kvfi_talk talk;
     kvf_finding_fn found;
     void *ctx;
-    char where[280]; /* which of several servers; "" = the one */
+    char where[280]; /* which of several servers; "" = the only one */
     unsigned num_bad;
 } exam;
 
@@ -41,7 +42,7 @@ static void say_finding(void *ctx, const kvf_finding *finding) {
 
 /* ---- examining ---- */
 
-/* No connection, or one that ended: who does not answer is told from who is not there. */
+/* No connection, or one that ended: distinguishes a silent server from an absent one. */
 static void say_away(exam *e, const char *what) {
     bool early = e->talk.why == KVF_WHY_BREAKER || e->talk.why == KVF_WHY_BUDGET;
     bool stalled = (early ? kvfi_node_trouble(e->talk.node) : e->talk.why) == KVF_WHY_STALLED;
@@ -52,7 +53,7 @@ static void say_away(exam *e, const char *what) {
         "%s", what);
 }
 
-/* A key of our own, on a slot that the server has. */
+/* A key of ours, on a slot that the server has. */
 static void name_key(const exam *e, char *key, size_t cap) {
     unsigned i = 0;
     do {
@@ -147,7 +148,7 @@ void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
 
 /* ---- info ---- */
 
-/* Adds what one server says. A sum of which a part is not known is not known. */
+/* Adds the numbers of one server. A sum with an unknown term is unknown. */
 static bool add_info(kvfi_redis *tier, kvfi_node *node, kvf_tier_info *out) {
     kvfi_talk talk;
     kvfi_facts facts = {.info = false};
@@ -164,7 +165,7 @@ static bool add_info(kvfi_redis *tier, kvfi_node *node, kvf_tier_info *out) {
     return true;
 }
 
-/* Before anybody is asked: asking is a try, too. */
+/* Before any request: a request counts as an attempt, too. */
 static void count_breakers(kvfi_redis *tier, kvf_tier_info *out) {
     kvfi_node *nodes[KVFI_MAX_NODES];
     size_t num = kvfi_redis_nodes(tier, nodes, KVFI_MAX_NODES);

@@ -93,7 +93,7 @@ static kvf_status hear_info(kvfi_talk *talk, kvfi_facts *facts) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
     while (!reply.last) {
-        KVFI_TRY(kvfi_talk_hear(talk, &reply)); /* an array is no INFO, but must be heard to its end */
+        KVFI_TRY(kvfi_talk_hear(talk, &reply)); /* an array is not an INFO, but must be read to its end */
     }
     facts->info = reply.kind == KVFI_RESP_BULK;
     const char *end = facts->info ? reply.text + reply.len : NULL;
@@ -141,7 +141,7 @@ static void take_setting(kvfi_facts *facts, const field *f, const char *text, si
     }
 }
 
-/* Two bulks, name and value; none where the server does not know the name; or an error. */
+/* Two bulks, name and value; none if the server does not know the name; or an error. */
 static kvf_status hear_setting(kvfi_talk *talk, kvfi_facts *facts, const field *f) {
     kvfi_reply reply = {.last = false};
     for (unsigned num = 0; !reply.last;) {
@@ -192,7 +192,8 @@ static kvf_status hear(kvfi_talk *talk, kvfi_facts *out, unsigned probes) {
     return status;
 }
 
-/* One question on a connection of its own. Where that ends, and the server answers on another, it was the question. */
+/* One question on a separate connection. If that connection ends, and the server answers on another, the question was
+ * the cause. */
 static kvf_status try_one(kvfi_talk *talk, kvfi_facts *out, kvfi_probe probe) {
     char said[sizeof talk->conn->said];
     if (ask(talk, probe) == KVF_OK && hear(talk, out, probe) == KVF_OK) {
@@ -233,7 +234,8 @@ kvf_status kvfi_facts_ask(kvfi_talk *talk, bool settings) {
 kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
     unsigned probes = questions(talk, settings);
     uint32_t stall_ms = talk->conn->stall_ms;
-    talk->conn->stall_ms = talk->tier->conf.stall_ms; /* nothing is saved here, which would be waited for longer */
+    /* nothing is saved here, so the longer wait for saves does not apply */
+    talk->conn->stall_ms = talk->tier->conf.stall_ms;
     forget(out);
     kvf_status status = hear(talk, out, probes);
     if (status != KVF_OK && (probes & ~atomic_load_explicit(&talk->node->heard, memory_order_relaxed)) != 0) {
@@ -251,7 +253,7 @@ static bool is_here(const kvfi_endpoint *server) {
            strcmp(server->host, "localhost") == 0;
 }
 
-/* In a container the number may be that of another process: only one of that name will do. */
+/* In a container the number may be that of another process: it must have the right name. */
 static bool is_server(const char *status) {
     return strncmp(status, "Name:\tredis", 11) == 0 || strncmp(status, "Name:\tvalkey", 12) == 0;
 }
@@ -267,7 +269,7 @@ void kvfi_facts_look_around(kvfi_facts *facts, const kvfi_endpoint *server) {
     if (fd < 0) {
         return;
     }
-    (void)kvfi_sys->preadv(fd, &iov, 1, 0); /* what it can't read stays empty */
+    (void)kvfi_sys->preadv(fd, &iov, 1, 0); /* fields that can't be read stay empty */
     (void)kvfi_sys->close(fd);
     const char *line = strstr(status, "\nVmSwap:");
     unsigned long long kib = 0;

@@ -57,14 +57,14 @@ bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, con
 }
 
 uint64_t kvfi_ttl_ms(uint32_t ttl_s, const kvfi_addr *addr) {
-    /* The key is a hash: two bytes of it are as good as chance, and the same for all parts of a value. */
+    /* The key is a hash, so two bytes of it are as good as random, and equal for all parts of a value. */
     uint64_t ttl_ms = (uint64_t)ttl_s * 1000;
     uint64_t chance = (uint64_t)addr->key.bytes[30] << 8 | addr->key.bytes[31];
     return ttl_ms - ttl_ms / 10 + ttl_ms / 5 * chance / UINT16_MAX;
 }
 
 uint16_t kvfi_addr_slot(const kvfi_addr *addr) {
-    char tag[65]; /* what stands in the braces of its name */
+    char tag[65]; /* the text in the braces of its name */
     kvfi_hex(tag, addr->key.bytes, 32);
     return kvfi_slot_of(tag, 64);
 }

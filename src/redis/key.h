@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names of keys: <prefix>:<16 hex of the space>:{<64 hex of the key>}, and the same with :1, :2 ... for the further
- * parts of a value that one key does not hold. The braces put all parts of a value, and nothing else, on one slot of a
- * Cluster.
+ * Names of keys: <prefix>:<16 hex of the space>:{<64 hex of the key>}, and the same with :1, :2 ... for further parts
+ * of a value that one key can't hold. The braces put all parts of a value, and nothing else, on one slot of a Cluster.
  */
 #ifndef KVFI_REDIS_KEY_H
 #define KVFI_REDIS_KEY_H
@@ -18,18 +17,18 @@ typedef struct kvfi_name {
 } kvfi_name;
 
 void kvfi_name_of(kvfi_name *out, const char *prefix, const kvfi_addr *addr, uint64_t part);
-/* false for what is not such a name. Of the space only the first 8 bytes are known; the rest is zero. */
+/* False if the name does not have this form. Of the space only the first 8 bytes are known; the rest is zero. */
 bool kvfi_name_parse(kvfi_addr *out, uint64_t *out_part, const char *prefix, const char *name, size_t len);
 
-/* The slot of all parts of the value, where the servers are a Cluster. */
+/* The slot of all parts of the value, in a Cluster. */
 uint16_t kvfi_addr_slot(const kvfi_addr *);
-/* The time to live of a key in ms: up to a tenth more or less than asked for, so that what was stored together does not
+/* The time to live of a key in ms: up to a tenth more or less than requested, so that what was stored together does not
  * expire together. */
 uint64_t kvfi_ttl_ms(uint32_t ttl_s, const kvfi_addr *);
 
-/* How many keys hold a value of so many bytes, and how many bytes of it number `part` holds. The first part is what
- * the whole parts leave over, but no less than a header: it is sent last, so its bytes must be hashed before the others
- * go, and all others as they go (save.c). */
+/* The number of keys that hold a value of this length, and the length of part number `part`. The first part is the
+ * remainder, but at least a header. It is sent last, so it must be hashed before the others are sent, and the others as
+ * they are sent (save.c). */
 static inline uint64_t kvfi_num_parts(uint64_t bytes, uint64_t part_bytes) {
     return bytes <= part_bytes ? 1 : (bytes + part_bytes - 1) / part_bytes;
 }

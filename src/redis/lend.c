@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pipe never holds more than what comes next, so to give it up loses nothing: the same bytes are written instead.
+ * Sends by lending pages (lend.h). The pipe never holds more than what is sent next, so discarding it loses nothing:
+ * the same bytes are written instead.
  */
 #include "redis/lend.h"
 
@@ -75,7 +76,7 @@ ssize_t kvfi_lend(kvfi_lender *lender, int fd, const struct iovec *iov, size_t n
         return n;
     }
     if (n <= 0) {
-        return write_instead(lender, fd, iov, num); /* which says so again if it was the socket's fault */
+        return write_instead(lender, fd, iov, num); /* it returns the error again if the socket was the cause */
     }
     lender->inside -= (size_t)n;
     return n;

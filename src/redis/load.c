@@ -2,20 +2,20 @@
  *
  * Loading: GETs pipelined on one connection, each body straight into its place.
  *
- * How many to ask for at once is counted in bytes. A server like Redis 7 executes all commands that it has read before
- * it sends the first answer, so asking for too much makes it hold, and fall out of its cache with, everything at once;
- * asking for too little leaves it idle while we read the end of an answer and check it. So the next value is asked for
- * when it fits into the window beside what is still to come, and in any case when that is only the tail of one.
+ * The amount requested at once is counted in bytes. A server like Redis 7 executes all commands that it has read before
+ * it sends the first reply. Requesting too much makes it hold everything at once, which falls out of its cache;
+ * requesting too little leaves it idle while we read the end of a reply and check it. So the next value is requested
+ * when it fits into the window beside what is still to come, and in any case when only the tail of a value is to come.
  */
 #include "redis/redis.h"
 
 #define RING          256u
-#define WORTH_CLOSING (512u << 10) /* so much on its way costs more than another connection */
-#define TAIL_BYTES    (160u << 10) /* what a unix socket holds by default: by then the server has sent it all */
+#define WORTH_CLOSING (512u << 10) /* discarding this much costs more than another connection */
+#define TAIL_BYTES    (160u << 10) /* the default buffer of a unix socket: by then the server has sent everything */
 
-/* One command that has been sent, or is about to be, and its answer. */
+/* One command that has been sent, or is about to be, and its reply. */
 typedef struct request {
-    kvfi_item *item; /* NULL: a PEXPIRE, whose answer interests nobody */
+    kvfi_item *item; /* NULL: a PEXPIRE, whose reply nobody needs */
     kvfi_place place;
     bool last; /* of its item */
 } request;
@@ -28,13 +28,13 @@ typedef struct loader {
     request ring[RING];
     unsigned head, num;
     uint64_t asked;  /* bytes of the places in the ring */
-    size_t usual;    /* the length of the last value asked for: a guess at the next */
-    kvfi_item *item; /* being asked for, when it has several parts */
+    size_t usual;    /* the length of the last requested value: a guess at the next */
+    kvfi_item *item; /* the item being requested, if it has several parts */
     uint64_t part;   /* its next part */
     kvfi_place rest; /* from there on */
     kvf_reason why;  /* of the item at the head of the ring, so far */
-    bool dry;        /* the feed gives no more */
-    bool named;      /* the decoder knows the place of the reply that comes next */
+    bool dry;        /* the feed has no more */
+    bool named;      /* the decoder knows the place of the next reply */
 } loader;
 
 static request *at(loader *l, unsigned index) {
@@ -48,7 +48,7 @@ static void push(loader *l, const request *r) {
     l->asked += r->item != NULL ? r->place.bytes : 0;
 }
 
-/* Asks for the next part of the item at hand. */
+/* Requests the next part of the current item. */
 static void ask_part(loader *l, kvfi_cmd *out) {
     kvfi_name name;
     kvfi_item *item = l->item;
@@ -73,7 +73,7 @@ static void ask_part(loader *l, kvfi_cmd *out) {
     }
 }
 
-/* Bytes that have been asked for and not been read. */
+/* Bytes that were requested and not read. */
 static uint64_t unread(loader *l) {
     uint64_t left = kvfi_resp_left(&l->conn->in);
     return left > 0 && l->num > 0 ? l->asked - at(l, 0)->place.bytes + left : l->asked;
@@ -150,7 +150,7 @@ static void refresh(loader *l, const kvfi_item *item) {
 
 /* ---- answers ---- */
 
-/* The item at the head is over. Its memory is not touched any more. */
+/* The item at the head is complete. Its memory is not touched any more. */
 static void finish(loader *l, kvfi_item *item) {
     kvf_reason why = l->why;
     l->why = KVF_WHY_NONE;
@@ -160,7 +160,7 @@ static void finish(loader *l, kvfi_item *item) {
     }
 }
 
-/* A part is missing or wrong: the others need not be asked for. Returns true when none of them is on its way. */
+/* A part is missing or wrong, so the others need not be requested. Returns true when none of them is under way. */
 static bool stop_asking(loader *l, const kvfi_item *item) {
     if (l->item != item) {
         return false;
@@ -186,11 +186,11 @@ static kvf_reason judge(loader *l, kvfi_item *item, const kvfi_reply *reply, siz
     case KVFI_RESP_ERROR:
         return kvfi_redis_refusal(l->feed, item, reply);
     default:
-        return KVF_NUM_REASONS; /* no answer to a GET */
+        return KVF_NUM_REASONS; /* not a reply to a GET */
     }
 }
 
-/* What is too long by a little is read and thrown away; what is much too long is not worth that. */
+/* A value slightly too long is read and discarded. For one much too long that is not worth it. */
 static bool is_worth_draining(const loader *l, const kvfi_reply *reply) {
     return reply->kind != KVFI_RESP_OVERSIZE || (uint64_t)reply->num <= 4 * l->tier->conf.part;
 }
@@ -222,7 +222,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
         over = stop_asking(l, r.item) || over;
     }
     if (over) {
-        /* The next value is asked for before this one is checked: the server works meanwhile. */
+        /* The next value is requested before this one is checked: the server works meanwhile. */
         ask(l);
         kvf_reason sent = kvfi_conn_send(l->conn);
         finish(l, r.item);
@@ -235,7 +235,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
 
 /* ---- the exchange ---- */
 
-/* Is there anything that must be waited for? Refreshes are not. */
+/* Must anything be waited for? Refreshes need not. */
 static bool is_busy(loader *l) {
     if (kvfi_resp_draining(&l->conn->in)) {
         return true;
@@ -248,7 +248,8 @@ static bool is_busy(loader *l) {
     return false;
 }
 
-/* Cancelled: what is nearly here comes to its end, which leaves the connection in order; more is given up with it. */
+/* Cancelled: an item that is nearly complete is read to its end, which keeps the connection usable. Otherwise the
+ * connection is dropped with it. */
 static bool is_unwanted(loader *l) {
     if (l->conn->cancelled == NULL || !kvfi_feed_is_cancelled(l->feed)) {
         return false;
@@ -257,7 +258,7 @@ static bool is_unwanted(loader *l) {
     return unread(l) > WORTH_CLOSING;
 }
 
-/* One step: an answer, or some bytes, or a wait. */
+/* One step: a reply, or some bytes, or a wait. */
 static kvf_reason step(loader *l) {
     kvfi_reply reply;
     if (!l->named && l->num > 0 && at(l, 0)->item != NULL) {
@@ -272,7 +273,7 @@ static kvf_reason step(loader *l) {
         return kvfi_conn_broken(l->conn, "the server said what is not RESP");
     }
     if (!is_busy(l)) {
-        return KVF_WHY_NONE; /* the last of what had to be thrown away has come */
+        return KVF_WHY_NONE; /* the last of what had to be discarded has come */
     }
     if (is_unwanted(l)) {
         kvfi_conn_close(l->conn);
@@ -291,8 +292,8 @@ static kvf_reason step(loader *l) {
     return why;
 }
 
-/* The connection is gone, and all items that were on their way are lost, but the first where a part of it has missed
- * already. Last first, since they are taken from a stack. */
+/* The connection is gone, and all items that were under way are lost, except the first if one of its parts has already
+ * missed. Last first, because they are taken from a stack. */
 static void abandon(loader *l, kvf_reason why) {
     kvfi_item *missed = l->num > 0 && l->why != KVF_WHY_NONE ? at(l, 0)->item : NULL;
     const kvfi_item *behind = l->item;
@@ -338,7 +339,7 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
         }
     }
     conn->cancelled = NULL;
-    /* Refreshes are sent, and not waited for: their answers are owed to the next who uses the connection. */
+    /* Refreshes are sent and not waited for: the next user of the connection skips their replies. */
     conn->owed += l.num;
     if (kvfi_conn_send(conn) == KVF_WHY_NONE && !kvfi_conn_all_sent(conn)) {
         kvfi_conn_close(conn);

@@ -9,31 +9,32 @@
 #include "store/pool.h"
 
 #define MIN_BACKOFF_MS 50u
-#define MAX_BACKOFF_MS 500u /* who comes back is in use again within a second */
+#define MAX_BACKOFF_MS 500u /* a server that returns is used again within a second */
 #define MIN_REFUSED_MS 100u
-#define MAX_REFUSED_MS 2000u /* what is refused costs the whole of its way there, and nobody waits for a save */
-/* stall_ms that saves wait: nobody waits for them, and a server that forks or evicts is slow to take them. */
+#define MAX_REFUSED_MS 2000u /* a refused value costs its whole transfer, and nobody waits for a save */
+/* Saves wait this many stall_ms: nobody waits for them, and a server that forks or evicts is slow to accept data. */
 #define STORE_PATIENCE 4u
-#define MOST_PATIENCE  20u /* stall_ms that anything waits, however slow the server was before */
-/* How long a value waits for loads. Beside loads without end that is the share of the saves, and they never starve: one
- * value in that time on each connection that saves. */
+#define MOST_PATIENCE  20u /* the longest wait in stall_ms, however slow the server was before */
+/* How long a value waits for loads. Beside endless loads this is the share of the saves, so they never starve: one
+ * value in that time on each saving connection. */
 #define YIELD_US 10000
-/* A server that did not answer within that time is to blame, and not the caller's haste. */
+/* If a server did not answer within that time, the server is to blame, not a short deadline of the caller. */
 #define FAIR_TRY_US     10000
-#define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once, when asked in its own tongue */
-#define RECHECK_US      2000 /* how often someone who waits for a connection looks whether there is work left for it */
-/* What stands between us and a server gives up connections that lie idle, most of it after a minute or more. */
+#define OTHER_TONGUE_US 100000 /* a server that broke off at once answers at once when asked with the right protocol */
+/* How often a thread that waits for a connection checks whether there is work left for it. */
+#define RECHECK_US 2000
+/* Proxies and firewalls drop connections that are idle, most of them after a minute or more. */
 #define MAX_IDLE_US (30 * 1000000LL)
 #define MIN_IDLE_US 100000
-/* A connection that was given up may have been idle for too long, or the server stood still: the first is believed for
- * that long, and twice as long each further time. */
+/* Either a dropped connection was idle for too long, or the server stood still. The first is assumed for this time, and
+ * twice as long each further time. */
 #define DOUBT_US     (60 * 1000000LL)
 #define MOST_DOUBTS  6u
-#define SURE_IDLE_US 100000  /* a connection that was in use so recently is there */
-#define QUIET_US     1000000 /* the log hears once in that time that connections end */
+#define SURE_IDLE_US 100000  /* a connection used so recently is still there */
+#define QUIET_US     1000000 /* the log reports ended connections at most once in this time */
 
 kvf_reason kvfi_reply_reason(const kvfi_reply *reply) {
-    /* A key of another type was not written by us: it is no record. */
+    /* A key of another type was not written by us: it is not a record. */
     return kvfi_reply_says(reply, "WRONGTYPE") ? KVF_WHY_VERSION : KVF_WHY_SERVER;
 }
 
@@ -55,7 +56,7 @@ bool kvfi_reply_refuses_saves(const kvfi_reply *reply, bool several) {
 
 /* ---- breakers; all under the lock ---- */
 
-/* After a failure one may try, once the backoff is over; it has `patience_ms` for that before another may. */
+/* After a failure one caller may try once the backoff has passed. It has `patience_ms` before another may. */
 static bool may_try(kvfi_breaker *breaker, uint32_t patience_ms) {
     int64_t now = kvfi_sys->now_us();
     if (breaker->until_us > now) {
@@ -73,7 +74,7 @@ static void trip(kvfi_breaker *breaker, uint32_t min_ms, uint32_t max_ms) {
     uint16_t chance = 0;
     backoff_ms = backoff_ms < min_ms ? min_ms : backoff_ms;
     backoff_ms = backoff_ms > max_ms ? max_ms : backoff_ms;
-    /* Up to a quarter less, so that many processes do not knock at the same moment. Without chance it still works. */
+    /* Up to a quarter less, so that many processes do not try at the same moment. It works without randomness too. */
     (void)kvfi_sys->random(&chance, sizeof chance);
     uint32_t jittered_ms = backoff_ms - backoff_ms / 4 * chance / UINT16_MAX;
     *breaker = (kvfi_breaker){.until_us = kvfi_sys->now_us() + (int64_t)jittered_ms * 1000, .backoff_ms = backoff_ms};
@@ -92,11 +93,11 @@ static void note_success(kvfi_node *node) {
 }
 
 static void note_failure(kvfi_node *node) {
-    node->admission.known = false; /* it may come back set up otherwise */
+    node->admission.known = false; /* it may return with other settings */
     trip(&node->breaker, MIN_BACKOFF_MS, MAX_BACKOFF_MS);
 }
 
-/* Nothing was learned: the next one may try. */
+/* Nothing was learned: the next caller may try. */
 static void note_nothing(kvfi_node *node) {
     node->breaker.until_us = 0;
     node->breaker.trying = false;
@@ -134,7 +135,7 @@ void kvfi_node_was_heard(kvfi_node *node, kvfi_probe probe) {
 
 typedef enum step { STEP_OPEN, STEP_AUTH, STEP_SELECT, STEP_PING, STEP_NAME } step;
 
-/* A user without a password is one who needs none (nopass): any will do, but without AUTH we would be `default`. */
+/* A user without a password needs none (nopass): any password is accepted, but without AUTH we would be `default`. */
 static void put_auth(kvfi_cmd *out, const kvfi_redis_conf *conf) {
     kvfi_cmd_array(out, conf->user != NULL ? 3 : 2);
     kvfi_cmd_text(out, "AUTH");
@@ -144,7 +145,7 @@ static void put_auth(kvfi_cmd *out, const kvfi_redis_conf *conf) {
     kvfi_cmd_text(out, conf->password != NULL ? conf->password : "");
 }
 
-/* Every server answers PING. The name comes behind it, when all else is well. */
+/* Every server answers PING. The name comes after it, when everything else succeeded. */
 static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf, bool named,
                                    step steps[4], size_t *num) {
     size_t n = 0;
@@ -173,7 +174,7 @@ static kvf_status put_introduction(kvfi_conn *conn, kvf_error *err, const kvfi_r
     return out->full ? kvfi_fail(err, KVF_CONFIG, "%s: user or password are too long", conf->text) : KVF_OK;
 }
 
-/* The sentence for what the operator must change; KVF_MISS for what passes by itself. */
+/* The sentence for what the operator must change. KVF_MISS for what passes by itself. */
 static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const kvfi_redis_conf *conf,
                                   const kvfi_reply *reply, step at) {
     if (kvfi_reply_says(reply, "NOAUTH") && conf->password == NULL) {
@@ -202,14 +203,14 @@ static kvf_status explain_refusal(kvf_error *err, const kvfi_conn *conn, const k
     return kvfi_fail(err, KVF_MISS, "%s: the server refuses: %s", conf->text, conn->said);
 }
 
-/* The URL without its parameters, and not too much of it. */
+/* The URL without its parameters, shortened. */
 static int short_len(const kvfi_redis_conf *conf) {
     size_t len = strcspn(conf->text, "?");
     return len < 60 ? (int)len : 60;
 }
 
 static kvf_status no_connection(const kvfi_conn *conn, kvf_error *err, const kvfi_redis_conf *conf) {
-    /* What the operator must mend is told whole, with less of the URL. */
+    /* What the operator must fix is reported in full, with less of the URL. */
     return conn->config ? kvfi_fail(err, KVF_CONFIG, "%.*s: %s", short_len(conf), conf->text, conn->said)
                         : kvfi_fail(err, KVF_MISS, "%s: no connection: %s", conf->text, conn->said);
 }
@@ -220,14 +221,14 @@ static kvf_status not_redis(kvfi_conn *conn, kvf_error *err, const kvfi_redis_co
                      conf->text);
 }
 
-/* A server that refuses PING for another reason than us (it loads its data, can't write to its disk, does not let us say
- * PING) knows us already. */
+/* A server that refuses PING for a reason other than us (it loads its data, can't write to its disk, denies PING) has
+ * already accepted our login. */
 static bool is_acquainted(const kvfi_reply *reply) {
     return !kvfi_reply_says(reply, "NOAUTH") && !kvfi_reply_says(reply, "DENIED") &&
            !kvfi_reply_says(reply, "ERR max number of clients");
 }
 
-/* Reads the answer to one step. KVF_OK, KVF_CONFIG, or KVF_MISS with the reason. */
+/* Reads the reply to one step. KVF_OK, KVF_CONFIG, or KVF_MISS with the reason. */
 static kvf_status read_step(kvfi_node *node, kvfi_conn *conn, kvf_error *err, step at, kvf_reason *why,
                             int64_t deadline_us) {
     kvfi_reply reply;
@@ -247,20 +248,20 @@ static kvf_status read_step(kvfi_node *node, kvfi_conn *conn, kvf_error *err, st
         return not_redis(conn, err, node->conf);
     }
     if (at == STEP_NAME) {
-        kvfi_node_is_mute(node, KVFI_PROBE_NAME, conn->said); /* whatever it says of our name */
+        kvfi_node_is_mute(node, KVFI_PROBE_NAME, conn->said); /* whatever it replies to our name */
         return KVF_OK;
     }
     return at == STEP_PING && is_acquainted(&reply) ? KVF_OK : explain_refusal(err, conn, node->conf, &reply, at);
 }
 
-/* The answer to our name is waited for less long than all the others took together, several times. */
+/* The wait for the reply to our name is shorter: a multiple of the time that all other replies took together. */
 static int64_t name_deadline(const kvfi_node *node, int64_t began_us, int64_t deadline_us) {
     int64_t now = kvfi_sys->now_us();
     int64_t until_us = now + 4 * (now - began_us) + (int64_t)node->conf->stall_ms * 1000;
     return until_us < deadline_us ? until_us : deadline_us;
 }
 
-/* *at: the step that was not answered, where it fails. */
+/* *at: on failure, the step that was not answered. */
 static kvf_status introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool named, step *at, kvf_reason *why,
                             int64_t deadline_us) {
     step steps[4];
@@ -280,7 +281,7 @@ static kvf_status introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bo
     return KVF_OK;
 }
 
-/* One side speaks TLS and the other does not: that shows as silence or as a broken connection, and so is asked for. */
+/* If only one side speaks TLS, that shows as silence or as a broken connection, so it is tested. */
 static bool is_other_tongue(const kvfi_node *node, const kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     bool tls = node->conf->tls != NULL;
     if (kvfi_conn_is_open(conn) || conn->config || conn->stalled || (tls && !conn->mute) ||
@@ -294,8 +295,8 @@ static bool is_other_tongue(const kvfi_node *node, const kvfi_conn *conn, kvf_er
     return true;
 }
 
-/* Who is met again may have become slower, so a server has all of connect_ms to answer; but in a Cluster whose servers are
- * known to be quicker the others are not to wait for one, the first time. */
+/* A server that was seen before may have become slower, so it has all of connect_ms to answer. But in a Cluster whose
+ * servers are known to be quicker, one new server must not delay the others. */
 static bool is_greeted_patiently(kvfi_node *node) {
     const kvfi_pace *pace = node->conf->pace;
     bool known = pace != NULL && atomic_load_explicit(&pace->known, memory_order_relaxed);
@@ -323,15 +324,15 @@ static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, b
     return why;
 }
 
-/* Did the connection end for our name? What stands in front of a server may break off, or fall silent, when it sees a
- * command that it does not let through. */
+/* Did the connection end because of our name? A proxy may break off, or fall silent, when it sees a command that it
+ * does not let through. */
 static bool is_about_name(const kvfi_node *node, step at, kvf_reason why) {
     bool known = (atomic_load_explicit(&node->heard, memory_order_relaxed) & KVFI_PROBE_NAME) != 0;
     bool ended = why == KVF_WHY_UNREACHABLE || (why == KVF_WHY_BUDGET && at == STEP_NAME);
     return !known && ended && at != STEP_OPEN;
 }
 
-/* Such a connection is tried once more without it. Where that works it is left out from then on. */
+/* Such a connection is tried once more without the name. If that works, the name is left out from then on. */
 static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     bool named = node->conf->name[0] != '\0' && kvfi_node_answers(node, KVFI_PROBE_NAME);
     step at;
@@ -351,8 +352,8 @@ static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
-/* With an explanation: somebody will read it, and the server has never made sense yet, so the last quarter of the time
- * goes into it where there was no answer. */
+/* With an explanation for the reader of the error. Since the server has never made sense yet, the last quarter of the
+ * time goes into the explanation if there was no answer. */
 static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error *err, bool explain,
                                      int64_t deadline_us) {
     bool tls = node->conf->tls != NULL;
@@ -366,7 +367,7 @@ static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
-/* Connects within connect_ms, or the caller's deadline when that comes first, and tells the breaker. */
+/* Connects within connect_ms, or by the caller's deadline if that is earlier, and informs the breaker. */
 static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     kvf_error own = {.status = KVF_OK};
     int64_t from_us = kvfi_sys->now_us();
@@ -390,12 +391,12 @@ static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, i
 
 /* ---- lanes ---- */
 
-/* Room for four at once that load, save or look up: the next waits. */
+/* Room for four simultaneous loads, saves or lookups: the next waits. */
 static unsigned lane_max(const kvfi_node *node) {
     return 4 * node->conf->conns;
 }
 
-/* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it gives up
+/* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it releases
  * while it waits. */
 static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed,
                             int64_t deadline_us) {
@@ -436,8 +437,8 @@ void kvfi_node_yield(kvfi_node *node) {
     pthread_mutex_unlock(&node->lock);
 }
 
-/* Is a connection that lay idle still good? The server may have closed it; it may still owe answers. Anything else that
- * it says unasked is the beginning of a misunderstanding. */
+/* Is an idle connection still usable? The server may have closed it. It may still owe replies. Anything else that it
+ * sent unasked would be misread. */
 static bool is_fit(kvfi_node *node, kvfi_conn *conn, int64_t deadline_us) {
     if (!kvfi_conn_is_open(conn)) {
         return false;
@@ -528,7 +529,7 @@ kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi
     return KVF_WHY_NONE;
 }
 
-/* PING on a connection that is in step. false: it is closed. */
+/* PING on a connection without outstanding replies. False: it is closed. */
 static bool answers_ping(kvfi_conn *conn, int64_t deadline_us) {
     kvfi_reply reply = {.last = false};
     kvfi_cmd *out = kvfi_conn_room(conn, KVFI_CONN_OUT / 2); /* nothing else is under way: there is room */
@@ -583,7 +584,7 @@ bool kvfi_node_forgives(kvfi_node *node, kvfi_conn *conn, unsigned *stalls) {
     return true;
 }
 
-/* At most once in QUIET_US: what ends one connection often ends them all. */
+/* At most once in QUIET_US: one cause often ends many connections. */
 static void say_that_it_ended(kvfi_node *node, const kvfi_conn *conn) {
     int64_t now = kvfi_sys->now_us();
     pthread_mutex_lock(&node->lock);
@@ -603,7 +604,7 @@ void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
         say_that_it_ended(node, conn);
     }
     if (!kvfi_conn_is_open(conn) && conn->stalled) {
-        /* A server that hangs still accepts connections; each would cost the no-progress deadline again. */
+        /* A hanging server still accepts connections. Each would cost the stall time again. */
         locked(node, note_failure);
     }
     give_slot(node, kind, conn);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looking up: GETRANGE key 0 127 for every key, all in one round trip. Questions go out and answers come in at the same
- * time, so that their number is bounded by nothing: a client that only writes, and a server that only answers, would
- * wait for each other.
+ * Lookups: GETRANGE key 0 127 for every key, all in one round trip. Questions are sent and answers read at the same
+ * time, so their number is not bounded: a client that only writes and a server that only answers would wait for each
+ * other.
  */
 #include "redis/redis.h"
 
@@ -17,8 +17,8 @@ typedef struct lookup {
     uint8_t *fates;        /* by number of the key */
     kvfi_node **asks;
     kvfi_node *node;
-    bool half;        /* the answer to an ASKING has come; the next is to its question */
-    int64_t moved_us; /* when something came last */
+    bool half;        /* the reply to an ASKING has come; the next belongs to its question */
+    int64_t moved_us; /* when something arrived last */
     kvf_reason why;
 } lookup;
 
@@ -69,7 +69,7 @@ static bool read_answer(lookup *l, size_t number, const kvfi_reply *reply) {
     return true;
 }
 
-/* Takes all answers that are there. */
+/* Takes all replies that have arrived. */
 static kvf_reason hear(lookup *l) {
     kvfi_reply reply;
     kvfi_resp_event event = KVFI_RESP_MORE;
@@ -106,13 +106,13 @@ static kvf_reason run(lookup *l, int64_t deadline_us) {
     return why;
 }
 
-/* What is not answered yet, on one connection. *again: that it ended may have been its own fault alone. */
+/* Reads what is not answered yet, on one connection. *again: perhaps only the connection was at fault for its end. */
 static kvf_reason try_once(lookup *l, uint64_t *round_trips, unsigned *stalls, bool *again, int64_t deadline_us) {
     kvfi_node *node = &l->tier->node;
     kvf_reason why = kvfi_node_take(node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, deadline_us);
     *again = false;
     if (why != KVF_WHY_NONE) {
-        return l->why != KVF_WHY_NONE ? l->why : why; /* of the first connection, where there is no second */
+        return l->why != KVF_WHY_NONE ? l->why : why; /* of the first connection, if there is no second */
     }
     (*round_trips)++;
     l->asked = l->answered;
@@ -142,7 +142,7 @@ void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_p
 
 /* ---- several servers: all are asked before any answer is waited for ---- */
 
-#define MAX_SHARES    64u /* servers of one round; keys of further ones wait for the next */
+#define MAX_SHARES    64u /* servers of one round; keys of further servers wait for the next round */
 #define MAX_ROUNDS    6u  /* the first, and five redirections */
 #define FIRST_WAIT_MS 5
 
@@ -151,7 +151,7 @@ typedef struct lookups {
     const kvfi_addr *addrs;
     kvfi_peek *out;
     int64_t deadline_us;
-    kvfi_node **asks;  /* for each key: whom to ask but this once */
+    kvfi_node **asks;  /* for each key: the server to ask this once */
     uint32_t *order;   /* numbers of keys, share after share */
     uint32_t *pending; /* numbers of the keys of the next round */
     uint8_t *place;    /* for each pending one: its share */
@@ -221,7 +221,7 @@ static bool is_running(const lookup *l) {
     return l->conn != NULL && l->why == KVF_WHY_NONE && l->answered < l->num;
 }
 
-/* As much as goes without waiting. Returns true when something moved. */
+/* Moves as much as possible without waiting. Returns true when something moved. */
 static bool step(lookup *l) {
     bool got = false;
     size_t before = l->asked;
@@ -244,7 +244,7 @@ static bool step(lookup *l) {
     return true;
 }
 
-/* Who stalls is given up, and everybody is once the deadline has passed. */
+/* Drops servers that stall, and all servers at the deadline. */
 static void give_up_late(lookups *all) {
     int64_t now = kvfi_sys->now_us();
     for (unsigned i = 0; i < all->num_shares; i++) {
@@ -271,7 +271,7 @@ static void wait_for_any(lookups *all) {
         }
     }
     if (num > 0) {
-        (void)kvfi_sys->poll(fds, num, kvfi_poll_ms(until_us)); /* a failure is no worse than waking up early */
+        (void)kvfi_sys->poll(fds, num, kvfi_poll_ms(until_us)); /* a failure is like waking up early */
     }
 }
 
@@ -291,7 +291,7 @@ static bool run_all(lookups *all) {
     return running;
 }
 
-/* The first questions go out as soon as there is a connection, before the next server is so much as greeted. */
+/* The first questions are sent as soon as there is a connection, before the next server is even contacted. */
 static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
     if (l->node == NULL) {
         return;
@@ -306,12 +306,12 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
     }
 }
 
-/* Keys without an answer: where the map now has another server for them, that is asked in the next round. */
+/* Keys without an answer: if the map now has another server for them, that one is asked in the next round. */
 static void end(lookups *all, lookup *l) {
     kvfi_topology *t = all->tier->topology;
     bool again = false;
     if (l->conn != NULL) {
-        unsigned stalls = 1; /* the others are not to wait for one that stalls */
+        unsigned stalls = 1; /* the others must not wait for one that stalls */
         again = kvfi_node_forgives(l->node, l->conn, &stalls);
         l->conn->asking = false;
         kvfi_node_give(l->node, KVFI_LANE_LOOKUP, l->conn);
@@ -327,7 +327,7 @@ static void end(lookups *all, lookup *l) {
     }
 }
 
-/* What is not over is pending again. Returns false when that is nothing, or there is no time. */
+/* Items that are not complete become pending again. Returns false if there are none, or there is no time. */
 static bool gather(lookups *all, unsigned round) {
     bool wait = false, refresh = false;
     all->num_pending = 0;

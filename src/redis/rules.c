@@ -9,14 +9,14 @@
 #define MIN_PART     (((uint64_t)64 << 10) - 4096)
 #define MIN_WINDOW   ((uint64_t)64 << 10)
 #define MIN_BACKLOG  ((uint64_t)256 << 20)
-#define SWAP_MATTERS ((uint64_t)64 << 20) /* a smaller server says little by what of it is resident */
+#define SWAP_MATTERS ((uint64_t)64 << 20) /* a smaller server: its resident part says little */
 #define WHAT_BYTES   400u
 
 typedef struct look {
     const kvfi_facts *facts;
     const kvfi_redis_conf *conf;
     kvfi_verdict *verdict;
-    char *what; /* out: what was found, where something was */
+    char *what; /* out: what was found, if anything */
 } look;
 
 #define SAY(l, ...) snprintf((l)->what, WHAT_BYTES, __VA_ARGS__)
@@ -64,7 +64,7 @@ static kvf_severity is_no_node(look *l) {
 /* ---- memory: does it have a bound, and is there room? ---- */
 
 static bool has_bound(const look *l) {
-    return l->facts->maxmemory != 0; /* or that is not known */
+    return l->facts->maxmemory != 0; /* or that is unknown */
 }
 
 static uint64_t budget_of(const look *l) {
@@ -79,8 +79,8 @@ static kvf_severity is_bounded(look *l) {
     return has_bound(l) ? KVF_FINE : l->conf->budget > 0 ? KVF_NOTE : KVF_WARNING;
 }
 
-/* A server that evicts nothing by itself is asked now and then how much it holds. A little at a time, for others may
- * store there too. */
+/* A server without eviction is asked from time to time how much it holds. The steps are small, since others may store
+ * there too. */
 static kvf_severity has_room(look *l) {
     uint64_t budget = budget_of(l);
     if (has_bound(l) || l->facts->used == KVFI_UNKNOWN) {
@@ -99,7 +99,7 @@ static kvf_severity has_room(look *l) {
     return KVF_FINE;
 }
 
-/* Where nothing has a bound, nothing is evicted by any policy: that is the rule above. */
+/* Without a bound nothing is evicted by any policy: the rule above covers that. */
 static kvf_severity forbidden(const look *l) {
     return has_bound(l) && !l->conf->allow_noeviction ? KVF_FATAL : KVF_WARNING;
 }
@@ -132,8 +132,8 @@ static kvf_severity has_jemalloc(look *l) {
     return l->facts->allocator[0] != '\0' && strncmp(l->facts->allocator, "jemalloc", 8) != 0 ? KVF_NOTE : KVF_FINE;
 }
 
-/* Of a server on another host only what is resident can be seen, and what was never touched isn't either; a value is
- * charged for a quarter more than it touches (docs/stores-redis.md), so half is no accident. */
+/* Of a server on another host only the resident part is visible, and memory that was never touched is not resident
+ * either. A value is charged a quarter more than it touches (docs/stores-redis.md), so half is significant. */
 static kvf_severity is_in_memory(look *l) {
     const kvfi_facts *f = l->facts;
     if (f->swapped != KVFI_UNKNOWN) {
@@ -148,19 +148,20 @@ static kvf_severity is_in_memory(look *l) {
 
 typedef uint64_t cost_fn(const kvfi_fit *);
 
-/* What of a value may lie in the server's buffers is charged for up to a quarter more, and each client for its own. */
+/* The part of a value that may lie in the server's buffers is charged up to a quarter more, separately for each
+ * client. */
 static uint64_t charged(uint64_t bytes) {
     return bytes / 4 * 5 + (64 << 10);
 }
 
-/* Answers to one connection that loads (load.c): within the window, or one part behind the tail of another. One that has
- * gone in part is still charged as a whole: it lies in one block, which is freed with its last byte (redis/src/networking.c,
+/* Replies to one loading connection (load.c): within the window, or one part after the tail of another. A partly sent
+ * reply is still charged as a whole: it lies in one block, which is freed with its last byte (redis/src/networking.c,
  * _writeToClient). */
 static uint64_t answers_cost(const kvfi_fit *fit) {
     return charged(fit->part + (fit->part > fit->window ? fit->part : fit->window));
 }
 
-/* A connection that saves has a part in the making, and the server makes room for another one (redis#11830). */
+/* A saving connection has one part in progress, and the server makes room for another (redis#11830). */
 static uint64_t clients_cost(const kvfi_fit *fit) {
     return fit->conns * answers_cost(fit) + fit->save_conns * charged(2 * fit->part);
 }
@@ -173,7 +174,7 @@ static uint64_t part_cost(const kvfi_fit *fit) {
     return fit->part;
 }
 
-/* The next shorter part that fills a size of jemalloc. */
+/* The next shorter part that fills a size class of jemalloc. */
 static uint64_t shorter(uint64_t part) {
     uint64_t best = part;
     for (uint64_t size = MIN_PART; size < part; size = 2 * (size + 4096) - 4096) {
@@ -182,7 +183,7 @@ static uint64_t shorter(uint64_t part) {
     return best;
 }
 
-/* One step towards less: fewer connections, a narrower window, shorter parts, whichever of them helps first. */
+/* One step down: fewer connections, a narrower window, shorter parts, whichever helps first. */
 static bool step(kvfi_fit *fit, cost_fn *cost) {
     kvfi_fit less[3] = {*fit, *fit, *fit};
     less[0].conns -= fit->conns > 1;
@@ -200,7 +201,7 @@ static bool step(kvfi_fit *fit, cost_fn *cost) {
     return false;
 }
 
-/* Keeps to the bound. Says what came of that behind what was found. */
+/* Stays within the bound. Appends the result to the finding. */
 static kvf_severity keep_to(look *l, uint64_t bound, cost_fn *cost) {
     kvfi_fit fit = l->verdict->fit;
     while (cost(&fit) > bound) {
@@ -244,7 +245,7 @@ static kvf_severity lets_answers_wait(look *l) {
     return keep_to(l, max, answers_cost);
 }
 
-/* Other engines want their share, too: four times as much is fine. */
+/* Other engines need their share, too: four times as much is fine. */
 static kvf_severity lets_clients_have_buffers(look *l) {
     uint64_t max = l->facts->clients_limit;
     uint64_t cost = clients_cost(&l->verdict->fit);
@@ -318,10 +319,10 @@ static kvf_severity has_threads(look *l) {
 
 typedef enum source { INFO, CONFIG, ANY } source;
 
-/* A finding that is KVF_FATAL forbids to save there, with that reason. */
+/* A finding that is KVF_FATAL forbids saves, with that reason. */
 static const struct rule {
     const char *code;
-    source from; /* not looked at where that is not shown */
+    source from; /* not checked if that is not shown */
     kvf_severity (*holds)(look *);
     kvf_reason why;
     const char *mend;
@@ -365,7 +366,7 @@ static uint64_t at_most(uint64_t value, uint64_t bound) {
     return value < bound ? value : bound;
 }
 
-/* The longest value that is saved whole, where each connection may have one on the way; see charged above. */
+/* The longest value that is saved whole, with one under way on each connection; see charged above. */
 static uint64_t longest_value(const kvfi_facts *facts, const kvfi_fit *fit) {
     uint64_t longest = KVFI_MAX_WHOLE;
     if (is_limit(facts->max_bulk)) {

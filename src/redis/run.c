@@ -20,10 +20,10 @@ typedef struct run {
     kvfi_exchange *exchange;
     bool asking;
     kvfi_lost lost;
-    unsigned stalls; /* that were forgiven */
+    unsigned stalls; /* stalls that were forgiven */
 } run;
 
-/* Runs the exchange on a connection. True when the feed gives no more. */
+/* Runs the exchange on a connection. True when the feed has no more. */
 static bool run_once(run *r, kvfi_conn *conn) {
     conn->asking = r->asking;
     conn->refuses = false;
@@ -35,7 +35,7 @@ static bool run_once(run *r, kvfi_conn *conn) {
     return done;
 }
 
-/* What all servers of the tier hold before they evict, where each holds as much as this one; 0 = not known. */
+/* What all servers of the tier hold before they evict, if each holds as much as this one; 0 = unknown. */
 static uint64_t most_of(kvfi_redis *tier, kvfi_node *node) {
     kvfi_node *nodes[KVFI_MAX_NODES];
     uint64_t most = atomic_load_explicit(&node->most, memory_order_relaxed), all = 0;
@@ -43,7 +43,7 @@ static uint64_t most_of(kvfi_redis *tier, kvfi_node *node) {
     return __builtin_mul_overflow(most, (uint64_t)num, &all) ? 0 : all;
 }
 
-/* The same for saves, where they may go. KVF_WHY_UNREACHABLE: the connection is gone. */
+/* The same for saves, if they are admitted. KVF_WHY_UNREACHABLE: the connection is gone. */
 static kvf_reason save_once(run *r, kvfi_conn *conn, bool *done) {
     *done = false;
     kvf_reason why = kvfi_redis_may_save(r->tier, r->node, conn, r->feed->deadline_us);
@@ -58,7 +58,7 @@ static kvf_reason save_once(run *r, kvfi_conn *conn, bool *done) {
     if (*done || conn->refuses) {
         kvfi_node_note_saves(r->node, conn->refuses);
     }
-    *done = *done && kvfi_feed_is_dry(r->feed); /* loads went first, or it is to be asked for more room */
+    *done = *done && kvfi_feed_is_dry(r->feed); /* loads go first, or the server must be asked for more room */
     return conn->refuses ? KVF_WHY_BREAKER : KVF_WHY_NONE;
 }
 
@@ -68,14 +68,14 @@ static void give_back(run *r, kvf_reason why) {
     }
 }
 
-/* Nobody waits for what is lost: cancelled, cut short by a store that closes, or late. */
+/* Nobody waits for what is lost: cancelled, interrupted by a store that closes, or late. */
 static bool is_over(const run *r) {
     const kvfi_feed *whole = r->feed->whole != NULL ? r->feed->whole : r->feed;
     return kvfi_feed_is_cancelled(r->feed) || atomic_load_explicit(&whole->limit, memory_order_relaxed) == 0 ||
            kvfi_sys->now_us() >= r->feed->deadline_us;
 }
 
-/* What was on a connection that ended is tried once more where that may have been the connection's fault alone. */
+/* Requests on a connection that ended are repeated if that may have been only the connection's fault. */
 static void settle(run *r, kvfi_conn *conn) {
     if (!kvfi_node_forgives(r->node, conn, &r->stalls) || is_over(r)) {
         give_back(r, r->lost.why);
@@ -88,13 +88,13 @@ static bool is_wanted(const run *r) {
 
 static kvf_reason run_all(run *r) {
     bool done = false;
-    unsigned lost = 0; /* connections, before anything went over them */
+    unsigned lost = 0; /* connections that ended before anything went over them */
     while (!done && is_wanted(r)) {
         kvfi_conn *conn = NULL;
         if (r->lane == KVFI_LANE_STORE) {
             kvfi_node_yield(r->node);
         }
-        const kvfi_feed *feed = r->lost.num > 0 ? NULL : r->feed; /* a dry one is not waited for */
+        const kvfi_feed *feed = r->lost.num > 0 ? NULL : r->feed; /* a dry feed is not waited for */
         kvf_reason why = kvfi_node_take(r->node, &conn, NULL, r->lane, feed, r->feed->deadline_us);
         if (why != KVF_WHY_NONE) {
             return why;

@@ -2,13 +2,14 @@
  *
  * Saving: SETs pipelined on one connection, each body straight from its memory.
  *
- * A value is hashed piece by piece, each just before it goes (seal.h), and its checksum ends it. As soon as the socket
- * has swallowed one value the next one follows, though the first has not been answered: while we hash, the server still
- * has something to read. How much may be unanswered is bounded in bytes, or two values where they are large.
+ * A value is hashed piece by piece, each just before it is sent (seal.h), and its checksum ends it. As soon as the
+ * socket has taken one value, the next one follows, although the first has not been answered: while we hash, the server
+ * still has something to read. The unanswered amount is bounded in bytes, or by two values if they are large.
  *
- * A value of several parts becomes visible with its first part, which has the header. That is sent last, and only once
- * the server has said OK to all others. It is the shortest, since it is hashed before any of them goes. Two that write
- * the same value at once send the same parts; a sealed record, of which that is not so, is never in parts.
+ * A value of several parts becomes visible with its first part, which has the header. That part is sent last, and only
+ * once the server has answered OK to all others. It is the shortest, because it is hashed before any of them is sent.
+ * Two simultaneous writers of the same value send the same parts. That is not so for a sealed record, which is
+ * therefore never in parts.
  */
 #include "redis/redis.h"
 #include "store/seal.h"
@@ -34,7 +35,7 @@ typedef struct saver {
     kvfi_item *item;     /* being sent */
     uint64_t sent_parts; /* of it */
     kvfi_place rest;     /* its next part, from there on */
-    kvf_reason why;      /* of the item at the head of the ring, so far */
+    kvf_reason why;      /* of the item at the head of the ring */
     bool dry;
     bool drawn; /* at least one item */
 } saver;
@@ -53,7 +54,7 @@ static size_t hash_piece(void *seal, size_t bytes) {
     return kvfi_seal_next(seal, bytes);
 }
 
-/* How long the item is to live; 0: for ever. */
+/* The time to live of the item; 0: no end. */
 static uint64_t time_of(const saver *s) {
     if (s->item->ttl_s > 0) {
         return (uint64_t)s->item->ttl_s * 1000;
@@ -84,7 +85,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     }
 }
 
-/* Sends the next part of the item at hand: 1, 2, ..., and 0 at the end. */
+/* Sends the next part of the current item: 1, 2, ..., and 0 at the end. */
 static void send_part(saver *s, kvfi_cmd *out) {
     uint64_t parts = num_parts(s);
     uint64_t part = (s->sent_parts + 1) % parts;
@@ -106,17 +107,17 @@ static void send_part(saver *s, kvfi_cmd *out) {
     }
 }
 
-/* A server that evicts nothing has room for so much only (admit.c). */
+/* A server without eviction has limited room (admit.c). */
 static bool has_room(const saver *s) {
     return s->conn->room == NULL || atomic_load_explicit(s->conn->room, memory_order_relaxed) > 0;
 }
 
-/* Loads under way to this server go first: after each value they are waited for (run.c). */
+/* Loads under way to this server go first: after each value the save waits for them (run.c). */
 static bool must_yield(const saver *s) {
     return s->drawn && s->conn->loads != NULL && atomic_load_explicit(s->conn->loads, memory_order_relaxed) > 0;
 }
 
-/* The server takes no value of that length, and would end the connection over it. */
+/* The server accepts no value of that length, and would end the connection over it. */
 static bool is_too_long(const saver *s) {
     return s->item->whole && s->item->bytes > s->conn->longest;
 }
@@ -157,7 +158,7 @@ static void finish(saver *s, kvfi_item *item) {
     kvfi_feed_done(s->feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
 }
 
-/* Puts the next SET on its way, if it is time for it. Returns true when it did. */
+/* Sends the next SET if it is time for it. Returns true when it did. */
 static bool offer(saver *s) {
     kvfi_cmd *out = kvfi_conn_room(s->conn, KVFI_COMMAND_BYTES);
     if (out == NULL || s->num + 1 >= RING || !kvfi_conn_body_sent(s->conn)) {
@@ -174,7 +175,7 @@ static bool offer(saver *s) {
     }
     bool commits = num_parts(s) > 1 && s->sent_parts + 1 == num_parts(s);
     if (commits && s->num > 0) {
-        return false; /* not before the other parts are there */
+        return false; /* not before the other parts are stored */
     }
     send_part(s, out);
     return true;
@@ -189,7 +190,7 @@ static kvf_reason judge(saver *s, kvfi_item *item, const kvfi_reply *reply) {
     return reply->kind == KVFI_RESP_ERROR ? kvfi_redis_refusal(s->feed, item, reply) : KVF_NUM_REASONS;
 }
 
-/* A part was refused: what has not been sent of the item is not sent any more. */
+/* A part was refused: the rest of the item is not sent any more. */
 static bool stop_sending(saver *s, const kvfi_item *item) {
     if (s->item != item) {
         return false;
@@ -198,7 +199,7 @@ static bool stop_sending(saver *s, const kvfi_item *item) {
     if (s->num == 0) {
         return true;
     }
-    at(s, s->num - 1)->last = true; /* it is a part of the item, since nothing goes behind that before its end */
+    at(s, s->num - 1)->last = true; /* it is a part of the item, since nothing later is sent before the item's end */
     return false;
 }
 
@@ -230,7 +231,7 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
         over = stop_sending(s, r.item) || over;
         if (kvfi_reply_refuses_saves(reply, s->feed->again != NULL)) {
             s->conn->refuses = true;
-            s->dry = true; /* the next would go all the way only to be refused as well */
+            s->dry = true; /* the next would be transferred only to be refused as well */
         }
     }
     if (over) {
@@ -241,7 +242,7 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
 
 /* ---- the exchange ---- */
 
-/* Takes the answers that have come. With `wait` something must move first. */
+/* Takes the replies that have arrived. With `wait` something must move first. */
 static kvf_reason hear(saver *s) {
     for (;;) {
         kvfi_reply reply;
@@ -271,14 +272,14 @@ static kvf_reason wait_and_hear(saver *s) {
     return why == KVF_WHY_NONE && got ? hear(s) : why;
 }
 
-/* The server has not answered: it may read later what was lent to it. */
+/* The server has not answered: it may still read later what was lent to it. */
 static void lose(saver *s, kvfi_item *item) {
     item->lent = item->lent || (item->may_lend && s->conn->lends && !s->conn->tcp);
     kvfi_lost_add(s->lost, item);
 }
 
-/* The connection is gone, and all items that were on their way are lost, but the first where a part of it was refused
- * already. Last first, since they are taken from a stack. */
+/* The connection is gone, and all items that were under way are lost, except the first if one of its parts was already
+ * refused. Last first, because they are taken from a stack. */
 static void abandon(saver *s, kvf_reason why) {
     kvfi_item *refused = s->num > 0 && s->why != KVF_WHY_NONE ? at(s, 0)->item : NULL;
     const kvfi_item *behind = s->item;

@@ -4,7 +4,7 @@
  */
 #include "redis/scan.h"
 
-#define MAX_NAME 1024u /* longer ones are none of ours */
+#define MAX_NAME 1024u /* longer ones are not ours */
 
 static bool add_name(kvfi_page *page, const char *text, size_t len) {
     if (len > MAX_NAME || memchr(text, '\0', len) != NULL) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Going through the keys of a server, a page at a time (SCAN). Not for the hot path.
+ * Lists the keys of a server, a page at a time (SCAN). Not for the hot path.
  */
 #ifndef KVFI_REDIS_SCAN_H
 #define KVFI_REDIS_SCAN_H
@@ -25,7 +25,7 @@ typedef struct kvfi_scan {
 /* The next page, which may be empty. *more is false once all have been seen. */
 kvf_status kvfi_scan_next(kvfi_scan *, bool *more);
 void kvfi_scan_cleanup(kvfi_scan *);
-/* The name behind `name` in the page; the first for NULL; NULL behind the last. */
+/* The name after `name` in the page; the first for NULL; NULL after the last. */
 const char *kvfi_page_next(const kvfi_page *, const char *name);
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions as other clients know them: a HASH named by the id, a field for each part. It is written under another name
- * and then renamed, so that a reader sees the old one or the new one. The time to live comes along with the rename.
+ * Sessions as other clients know them: a HASH named by the id, with a field for each part. It is written under another
+ * name and then renamed, so a reader sees the old one or the new one. The time to live stays with the renamed key.
  */
 #include <stdio.h>
 
 #include "redis/facts.h"
 
 #define MAX_ID_BYTES     512u
-#define TEMPORARY_MS     "600000" /* what a writer that dies halfway leaves behind goes away by itself */
+#define TEMPORARY_MS     "600000" /* the leftover of a writer that dies halfway expires */
 #define DEFAULT_MAX_BULK ((uint64_t)512 << 20)
 
-/* A server that copies a field of hundreds of megabytes into its answer does not move for a second or more, which says
- * nothing about its health: such a talk has no other limit than its deadline. */
+/* A server that copies a field of hundreds of megabytes into its reply stands still for a second or more, which says
+ * nothing about its health. So such a talk is limited only by its deadline. */
 static kvf_status begin_patient(kvfi_talk *talk, kvfi_tier *base, kvf_error *err, const char *id, kvfi_lane_kind lane,
                                 int64_t deadline_us) {
     KVFI_TRY(kvfi_talk_begin(talk, kvfi_redis_of(base), err, kvfi_slot_of(id, strlen(id)), lane, deadline_us));
@@ -27,9 +27,9 @@ static void end_patient(kvfi_talk *talk) {
 
 typedef char temporary_name[MAX_ID_BYTES + 48];
 
-/* A name on the same slot of a Cluster as the id, since RENAME needs that: a name is on the slot of what stands in its
- * first {...}, or of itself where nothing does. An id with a stray } has no such name that could be made like this; on
- * a single server it doesn't matter. */
+/* A name on the same slot of a Cluster as the id, which RENAME requires: a name is on the slot of the text in its first
+ * {...}, or of the whole name without braces. For an id with a stray } no such name can be made this way. On a single
+ * server that does not matter. */
 static kvf_status name_temporary(temporary_name out, kvf_error *err, const char *id) {
     uint64_t chance = 0;
     const char *open = strchr(id, '{');
@@ -58,7 +58,7 @@ static kvf_status hear_int(kvfi_talk *talk, const char *doing) {
 static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *part) {
     kvfi_cmd *out = kvfi_conn_room(talk->conn, MAX_ID_BYTES + KVFI_COMMAND_BYTES);
     if (out == NULL) {
-        return kvfi_fail(talk->err, KVF_IO, "no room for a command"); /* can't be: each answer is waited for */
+        return kvfi_fail(talk->err, KVF_IO, "no room for a command"); /* impossible: each reply is waited for */
     }
     kvfi_cmd_array(out, 4);
     kvfi_cmd_text(out, "HSET");
@@ -71,7 +71,7 @@ static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *p
     return hear_int(talk, "writing a session");
 }
 
-/* What has the id now is replaced, but not when it is something else than a session. */
+/* What has the id now is replaced, unless it is not a session. */
 static kvf_status check_type(kvfi_talk *talk, const char *id) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_say(talk, "TYPE", id, NULL));
@@ -86,8 +86,7 @@ static kvf_status check_type(kvfi_talk *talk, const char *id) {
     return KVF_OK;
 }
 
-/* The smallest part goes first: from then on the key exists, and can be given the time after which it goes away by
- * itself. */
+/* The smallest part is sent first: from then on the key exists, and can be given a time after which it expires. */
 static size_t smallest(const kvfi_part *parts, size_t num) {
     size_t best = 0;
     for (size_t i = 1; i < num; i++) {
@@ -126,10 +125,10 @@ static kvf_status publish(kvfi_talk *talk, const char *key, const char *id, uint
     return reply.kind == KVFI_RESP_STATUS ? KVF_OK : kvfi_talk_refused(talk, &reply, "publishing a session");
 }
 
-/* Takes the temporary key away after a failure; where the connection is gone, its time to live does. */
+/* Removes the temporary key after a failure. If the connection is gone, its time to live does. */
 static void clean_up(kvfi_talk *talk, const char *key) {
     kvf_error *err = talk->err;
-    talk->err = NULL; /* what failed first is what the caller hears of */
+    talk->err = NULL; /* the caller is told of the first failure */
     if (kvfi_conn_is_open(talk->conn) && kvfi_talk_say(talk, "UNLINK", key, NULL) == KVF_OK) {
         kvfi_reply reply;
         (void)kvfi_talk_hear(talk, &reply);
@@ -161,14 +160,14 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
         KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_STORE, deadline_us));
         status = put_once(&talk, key, id, parts, num, ttl_s);
         end_patient(&talk);
-        talk.ask = NULL; /* on a slot that is only coming nothing can be renamed: it is waited for */
+        talk.ask = NULL; /* nothing can be renamed on a slot that is being imported: wait for it */
     } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));
     return status;
 }
 
 /* ---- get ---- */
 
-/* A key of another type is no session. */
+/* A key of another type is not a session. */
 static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
     if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "WRONGTYPE")) {
         return kvfi_fail(talk->err, KVF_MISS, "%s: no such session: the key holds something else than a HASH",
@@ -177,7 +176,7 @@ static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const 
     return kvfi_talk_refused(talk, reply, doing);
 }
 
-/* All questions go out before the first answer is heard: the server then answers them in one go, without another client
+/* All questions are sent before the first reply is read: the server then answers them in one go, without another client
  * in between. */
 static kvf_status ask_all(kvfi_talk *talk, const char *command, const char *id, const kvfi_part *parts, size_t from,
                           size_t to) {
@@ -203,7 +202,7 @@ static kvf_status sizes(kvfi_talk *talk, const char *id, kvfi_part *parts, size_
         }
         parts[i].data.iov_len = (size_t)reply.num;
     }
-    /* A length of 0 may be a field that is empty, or none. */
+    /* A length of 0 may be an empty field, or none. */
     KVFI_TRY(ask_all(talk, "HEXISTS", id, parts, from, to));
     for (size_t i = from; i < to; i++) {
         kvfi_reply reply;
@@ -279,7 +278,7 @@ kvf_status kvfi_redis_session_get(kvfi_tier *base, kvf_error *err, const char *i
 
 /* ---- remove, limits ---- */
 
-/* Only what is a session: any key of the server could be named here. */
+/* Only a session: any key of the server could be named here. */
 static kvf_status remove_once(kvfi_talk *talk, const char *id) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_say(talk, "HEXISTS", id, "keys", NULL));
@@ -307,7 +306,7 @@ kvf_status kvfi_redis_session_remove(kvfi_tier *base, kvf_error *err, const char
     return status;
 }
 
-/* As the server is set up; DEFAULT_MAX_BULK where it does not say. */
+/* The server's setting; DEFAULT_MAX_BULK if it does not tell. */
 static kvf_status ask_max_bulk(kvfi_talk *talk, uint64_t *max) {
     kvfi_facts facts;
     *max = DEFAULT_MAX_BULK;

@@ -10,7 +10,7 @@
 
 /* ---- the slot of a key ---- */
 
-/* CRC16-CCITT (XMODEM), four bits at a time: the table fits into a line of the cache. */
+/* CRC16-CCITT (XMODEM), four bits at a time: the table fits into a cache line. */
 static uint16_t crc16(const char *bytes, size_t len) {
     static const uint16_t table[16] = {0x0000, 0x1021, 0x2042, 0x3063, 0x4084, 0x50a5, 0x60c6, 0x70e7,
                                        0x8108, 0x9129, 0xa14a, 0xb16b, 0xc18c, 0xd1ad, 0xe1ce, 0xf1ef};
@@ -37,7 +37,7 @@ uint16_t kvfi_slot_of(const char *key, size_t len) {
 
 /* ---- hosts ---- */
 
-/* false: too long, or not what a host can be called. */
+/* False: too long, or not a possible host name. */
 static bool set_name(kvfi_host *host, const char *text, size_t len) {
     if (len == 1 && text[0] == '?') {
         len = 0;
@@ -91,17 +91,17 @@ static bool end_range(kvfi_slots *slots) {
     }
     for (int64_t slot = slots->first; slot <= slots->last; slot++) {
         if (slots->owner[slot] != KVFI_NO_OWNER) {
-            return false; /* two owners: one of them is a lie */
+            return false; /* two owners: one of them is wrong */
         }
         slots->owner[slot] = (uint16_t)owner;
     }
     return true;
 }
 
-/* One element of a range: its first and last slot; the primary's array comes third. */
+/* One element of a range: its first and last slot; the primary's array is the third. */
 static bool take_range(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     if (index >= 2) {
-        slots->usable = index > 2 && slots->usable; /* until the primary has said where it is */
+        slots->usable = index > 2 && slots->usable; /* until the primary has given its address */
         return reply->kind == KVFI_RESP_ARRAY;
     }
     if (reply->kind != KVFI_RESP_INT || reply->num < 0 || reply->num >= KVFI_NUM_SLOTS) {
@@ -111,7 +111,7 @@ static bool take_range(kvfi_slots *slots, const kvfi_reply *reply, int64_t index
     return index == 0 || slots->first <= slots->last;
 }
 
-/* The host of a primary: nil stands for that of the server asked, "?" is one that nobody knows. */
+/* The host of a primary: nil stands for the host that was asked, "?" for an unknown one. */
 static bool take_host(kvfi_slots *slots, const kvfi_reply *reply) {
     bool nil = reply->kind == KVFI_RESP_NIL;
     if (!nil && reply->kind != KVFI_RESP_BULK) {
@@ -123,8 +123,8 @@ static bool take_host(kvfi_slots *slots, const kvfi_reply *reply) {
     return true;
 }
 
-/* One element of a primary: its host and port; more may follow. A node whose address its Cluster has lost has the port
- * 0. What can't be connected to owns nothing, and the others of the map are as good as before. */
+/* One element of a primary: its host and port; more may follow. A node whose address the Cluster has lost has port 0. A
+ * node that can't be connected to owns nothing, and the rest of the map remains valid. */
 static bool take_primary(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     if (index == 0) {
         return take_host(slots, reply);
@@ -136,8 +136,7 @@ static bool take_primary(kvfi_slots *slots, const kvfi_reply *reply, int64_t ind
     return true;
 }
 
-/* Behind host, port and id of a primary: names and values. "hostname" is of use for TLS where the host is an
- * address. */
+/* After host, port and id of a primary: names and values. "hostname" is useful for TLS if the host is an address. */
 static bool take_metadata(kvfi_slots *slots, const kvfi_reply *reply, int64_t index) {
     kvfi_host value = {.port = 0};
     if (index % 2 == 0) {
@@ -155,7 +154,7 @@ static bool take_element(kvfi_slots *slots, const kvfi_reply *reply) {
     case 2:
         return take_range(slots, reply, slots->index[1]);
     case 3:
-        return slots->index[1] != 3 || take_primary(slots, reply, slots->index[2]); /* replicas are of no interest */
+        return slots->index[1] != 3 || take_primary(slots, reply, slots->index[2]); /* replicas are not used */
     case 4:
         return slots->index[1] != 3 || take_metadata(slots, reply, slots->index[3]);
     default:

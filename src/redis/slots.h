@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hash slots of a Redis Cluster: which slot a key is on, which server has a slot, and what a server says about both.
- * Pure: no I/O, no allocation.
+ * Hash slots of a Redis Cluster: the slot of a key, the server of a slot, and what servers say about both. Pure: no
+ * I/O, no allocation.
  */
 #ifndef KVFI_SLOTS_H
 #define KVFI_SLOTS_H
@@ -12,17 +12,17 @@
 #define KVFI_NO_OWNER  UINT16_MAX
 #define KVFI_MAX_NODES 256u /* of one Cluster with slots; more are refused */
 
-/* The slot of a key: CRC16 of what stands in its first {...}, or of all of it where nothing does. */
+/* The slot of a key: CRC16 of the text in its first {...}, or of the whole key without braces. */
 uint16_t kvfi_slot_of(const char *key, size_t len);
 
 typedef struct kvfi_host {
-    char name[256];  /* "" = that of the server which said so */
-    bool empty;      /* it was said as an empty string: only the server itself is meant, if it has that port */
-    char alias[256]; /* what it is called, where `name` is an address (cluster-announce-hostname); or "" */
+    char name[256];  /* "" = the server that sent this */
+    bool empty;      /* it was an empty string, which means the server itself, if it has that port */
+    char alias[256]; /* its host name, if `name` is an address (cluster-announce-hostname); or "" */
     uint16_t port;
 } kvfi_host;
 
-/* The answer to CLUSTER SLOTS, taken reply by reply as the decoder hands them out. */
+/* The reply to CLUSTER SLOTS, taken piece by piece as the decoder hands it out. */
 typedef struct kvfi_slots {
     uint16_t owner[KVFI_NUM_SLOTS];  /* an index into hosts, or KVFI_NO_OWNER: also where the host can't be used */
     kvfi_host hosts[KVFI_MAX_NODES]; /* primaries only */
@@ -39,7 +39,7 @@ typedef struct kvfi_slots {
 } kvfi_slots;
 
 void kvfi_slots_init(kvfi_slots *);
-/* Takes one reply. false: this is no map of slots, and the rest of the answer need not be read. */
+/* Takes one reply. False: this is not a slot map, and the rest of the answer need not be read. */
 bool kvfi_slots_take(kvfi_slots *, const kvfi_reply *);
 
 /* "MOVED 3999 127.0.0.1:6381", "ASK 3999 [::1]:6381"; a host may be missing or "?". `text` is an error reply without

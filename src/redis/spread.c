@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A batch over several servers: its items are sorted by the server that has their slot, and each server's share is a
- * feed of its own, moved by the same exchange as with a single server (run.c), at the same time as the others.
+ * A batch over several servers: its items are divided by the server that has their slot. Each server's share is a
+ * separate feed, moved by the same exchange as with a single server (run.c), at the same time as the others.
  *
- * What a server sends elsewhere (MOVED, ASK), or can't serve just now (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY ...),
- * is not over but goes into the next round, of which there are few. What is on a server that is away misses at once,
- * unless the map turns out to be old.
+ * An item that a server redirects (MOVED, ASK), or can't serve at the moment (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY
+ * ...), goes into the next round; there are few rounds. Items of a server that is down miss at once, unless the map
+ * turns out to be stale.
  */
 #include <stdio.h>
 
 #include "redis/redis.h"
 
 #define MAX_ROUNDS    6u  /* the first, and five redirections */
-#define MAX_GROUPS    64u /* of one round; what belongs to further servers waits for the next */
+#define MAX_GROUPS    64u /* of one round; items of further servers wait for the next */
 #define FIRST_WAIT_MS 5
 
 /* ---- a batch under way ---- */
 
-/* What becomes of an item in the next round. */
+/* What happens to an item in the next round. */
 typedef struct plan {
     kvfi_node *ask; /* only this once: ASKING */
     uint8_t fate;
-    uint8_t why; /* in case there is no next round */
+    uint8_t why; /* if there is no next round */
 } plan;
 
 struct flight;
@@ -32,7 +32,7 @@ typedef struct group {
     struct flight *flight;
     kvfi_node *node;
     bool asking;
-    size_t from; /* where its numbers stand in flight->order */
+    size_t from; /* the position of its numbers in flight->order */
 } group;
 
 typedef struct flight {
@@ -55,7 +55,7 @@ static plan *plan_of(const group *g, const kvfi_item *item) {
     return &g->flight->plans[item - g->flight->whole->items];
 }
 
-/* kvfi_feed.again: an item that failed goes into the next round, if something was planned for it. */
+/* kvfi_feed.again: a failed item goes into the next round, if something was planned for it. */
 static bool again(kvfi_feed *feed, kvfi_item *item) {
     return plan_of((group *)(void *)feed, item)->fate != KVFI_FATE_OVER;
 }
@@ -80,7 +80,7 @@ kvf_reason kvfi_redis_refusal(kvfi_feed *feed, const kvfi_item *item, const kvfi
 
 /* ---- one server's share ---- */
 
-/* The server is away. What the map now gives to another goes there; the rest misses. */
+/* The server is down. Items that the map now gives to another server go there; the rest misses. */
 static void give_up(group *g, kvf_reason why) {
     kvfi_topology *t = g->flight->tier->topology;
     if (why != KVF_WHY_BUDGET && why != KVF_WHY_NOMEM && why != KVF_WHY_FULL) {
@@ -106,7 +106,7 @@ static void run_group(group *g) {
     }
 }
 
-/* One thread: begins with a server of its own, and then helps wherever it may. */
+/* One thread: begins with one server, and then helps with any other. */
 static void work(void *arg) {
     flight *f = arg;
     unsigned start = atomic_fetch_add(&f->next_start, 1);
@@ -121,7 +121,7 @@ static void work(void *arg) {
 
 /* ---- rounds ---- */
 
-/* The group of that server, a new one if need be; MAX_GROUPS: no room in this round. */
+/* The group of that server, a new one if necessary; MAX_GROUPS: no room in this round. */
 static unsigned group_of(flight *f, kvfi_node *node, bool asking) {
     for (unsigned i = 0; i < f->num_groups; i++) {
         if (f->groups[i].node == node && f->groups[i].asking == asking) {
@@ -135,7 +135,7 @@ static unsigned group_of(flight *f, kvfi_node *node, bool asking) {
     return f->num_groups++;
 }
 
-/* Sorts what is pending by server. What finds no room stays pending. */
+/* Divides pending items by server. Items without room stay pending. */
 static void sort(flight *f) {
     size_t left = 0, at = 0;
     f->num_groups = 0;
@@ -178,7 +178,7 @@ static void sort(flight *f) {
     f->num_pending = left;
 }
 
-/* Gathers what is not over. Returns true when some of it should be given a little time. */
+/* Collects incomplete items. Returns true if some of them should be given a little time. */
 static bool gather(flight *f) {
     bool wait = false;
     f->num_pending = 0;

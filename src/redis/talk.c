@@ -36,7 +36,7 @@ kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, ui
         status = kvfi_talk_begin_on(talk, tier, err, node, lane, deadline_us);
     }
     if (status == KVF_IO) {
-        /* It may have moved; only then is it worth another try. */
+        /* It may have moved. Only then another try is worthwhile. */
         kvfi_node *before = node;
         kvfi_topology_refresh(tier->topology, deadline_us);
         node = kvfi_topology_node(tier->topology, slot);
@@ -58,7 +58,7 @@ bool kvfi_talk_again(const kvfi_talk *talk, unsigned *tries) {
     if (talk->ask != NULL) {
         return kvfi_sys->now_us() < talk->deadline_us;
     }
-    int wait_ms = 10 << (enough ? MAX_TRIES : *tries); /* 20 to 320 ms: what moves is about to have moved */
+    int wait_ms = 10 << (enough ? MAX_TRIES : *tries); /* 20 to 320 ms: a moving slot is then likely to have moved */
     if (kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= talk->deadline_us) {
         return false;
     }
@@ -85,7 +85,7 @@ size_t kvfi_redis_nodes(kvfi_redis *tier, kvfi_node **out, size_t cap) {
 void kvfi_talk_end(kvfi_talk *talk) {
     if (talk->conn != NULL) {
         if (talk->unheard > 0) {
-            kvfi_conn_close(talk->conn); /* what is still to come would be taken for the answers to something else */
+            kvfi_conn_close(talk->conn); /* outstanding replies would be taken for answers to other commands */
         }
         talk->conn->asking = false;
         kvfi_node_give(talk->node, talk->lane, talk->conn);
@@ -107,7 +107,7 @@ static kvf_status lost(kvfi_talk *talk) {
     return kvfi_fail(talk->err, KVF_IO, "%s: %s", talk->tier->conf.text, talk->conn->said);
 }
 
-/* Room for one more command, waiting for it if need be. */
+/* Makes room for one more command, waiting if necessary. */
 static kvf_status make_room(kvfi_talk *talk, size_t bytes) {
     kvf_reason why = KVF_WHY_NONE;
     while (why == KVF_WHY_NONE && kvfi_conn_room(talk->conn, bytes) == NULL) {

@@ -70,7 +70,7 @@ static kvf_status open_topology(kvfi_redis *tier, kvf_error *err) {
                               &tier->base.disconnects);
 }
 
-/* Makes use of as many threads as there are connections. A Cluster that is away has three shards, for now. */
+/* Uses as many threads as there are connections. A Cluster that is down counts as three shards, for now. */
 static void count_threads(kvfi_redis *tier) {
     kvfi_node *nodes[KVFI_MAX_NODES];
     if (tier->topology == NULL) {
@@ -87,8 +87,8 @@ static void count_threads(kvfi_redis *tier) {
     tier->base.get_threads = tier->base.put_threads = threads < MAX_THREADS ? (uint32_t)threads : MAX_THREADS;
 }
 
-/* Connects once, so that what the operator must change is said now. A server that is away is no such thing. The
- * connection stays, for the first lookup. */
+/* Connects once, so that what the operator must change is reported now. A server that is down is not an error. The
+ * connection is kept for the first lookup. */
 static kvf_status try_server(kvfi_redis *tier, kvf_error *err) {
     kvf_error own = {.status = KVF_OK};
     kvfi_conn *conn = NULL;

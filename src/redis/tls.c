@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 #define MAX_PEM_BYTES ((off_t)4 << 20)
-#define READ_BUFFER   (64 << 10) /* what one read of the socket takes in: a few records */
+#define READ_BUFFER   (64 << 10) /* what one read of the socket takes: a few records */
 
 struct kvfi_tls {
     kvfi_tls_conf conf;
@@ -26,12 +26,12 @@ struct kvfi_tls_link {
     kvfi_tls_peer *peer;
     SSL *ssl;
     int fd;
-    int error;  /* of the last system call that failed in earnest */
+    int error;  /* of the last system call that really failed */
     bool ended; /* the server has closed its side */
     bool more;
-    bool greeted; /* the first byte has come, and it is this one: */
+    bool greeted; /* the first byte has come, and it is: */
     uint8_t first;
-    bool heard;  /* data came, so the handshake is over for the server, too */
+    bool heard;  /* data came, so the handshake is complete for the server, too */
     bool wanted; /* the server asked for a certificate, and we have none */
     kvfi_tls_trouble trouble;
 };
@@ -125,7 +125,7 @@ static void date_of(char out[24], const ASN1_TIME *when) {
     }
 }
 
-/* Certificates that don't hold, in the operator's words. Seen as the chain is verified: later they are not kept. */
+/* Explains invalid certificates to the operator. Recorded while the chain is verified: later they are not kept. */
 static int see_verdict(int good, X509_STORE_CTX *store) {
     if (good == 1) {
         return 1;
@@ -185,7 +185,7 @@ static void explain_refused(kvfi_tls_link *l) {
     }
 }
 
-/* A link that broke: `result` is that of the call on it. */
+/* A broken link: `result` is that of the call on it. */
 static void explain(kvfi_tls_link *l) {
     unsigned long code = ERR_peek_error();
     int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
@@ -216,7 +216,7 @@ static void explain(kvfi_tls_link *l) {
     }
     bool broke = l->ended || l->error != 0;
     if ((broke || reason == SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE) && l->wanted && !l->heard) {
-        explain_refused(l); /* a server that closes at once may take its own explanation along */
+        explain_refused(l); /* a server that closes at once may discard its own explanation */
     } else if (reason != 0 && !broke) {
         note(l, false, "TLS broke: %.100s", ERR_reason_error_string(code));
     }
@@ -229,7 +229,7 @@ static kvf_status cant_read(kvf_error *err, const char *param, const char *path)
     return kvfi_fail(err, KVF_CONFIG, "%s=%.100s can't be read: %s", param, path, strerror_r(errno, text, sizeof text));
 }
 
-/* A whole file, for OpenSSL to take PEM from. */
+/* A whole file, from which OpenSSL takes PEM. */
 static kvf_status read_file(char **out, size_t *out_len, kvf_error *err, const char *param, const char *path) {
     struct stat st = {0};
     int fd = kvfi_sys->open(path, O_RDONLY | O_CLOEXEC, 0);
@@ -271,7 +271,7 @@ static kvf_status read_file(char **out, size_t *out_len, kvf_error *err, const c
     return KVF_OK;
 }
 
-/* The same as a BIO to parse it by. To be closed by close_pem. */
+/* The same as a BIO for parsing. To be closed by close_pem. */
 typedef struct pem {
     char *data;
     size_t len;
@@ -331,7 +331,7 @@ static kvf_status trust_dir(kvfi_tls *tls, kvf_error *err) {
     if (!S_ISDIR(st.st_mode)) {
         return kvfi_fail(err, KVF_CONFIG, "ssl_ca_path=%.100s is no folder: a file is named by ssl_ca_certs=", path);
     }
-    /* OpenSSL looks into it by itself, when it needs a certificate. */
+    /* OpenSSL reads the folder itself when it needs a certificate. */
     return SSL_CTX_load_verify_dir(tls->ctx, path) == 1 ? KVF_OK
                                                         : kvfi_fail(err, KVF_NOMEM, "no memory for ssl_ca_path");
 }
@@ -349,7 +349,7 @@ static kvf_status trust(kvfi_tls *tls, kvf_error *err) {
     return KVF_OK;
 }
 
-/* The client's certificate, with those that lead from it to its CA. */
+/* The client's certificate, with those that lead to its CA. */
 static kvf_status take_cert(kvfi_tls *tls, kvf_error *err) {
     const char *path = tls->conf.cert_file;
     unsigned num = 0;
@@ -394,7 +394,7 @@ static kvf_status take_key(kvfi_tls *tls, kvf_error *err) {
 
 /* ---- trust and identity of a store ---- */
 
-/* A ticket came: the next connection to that server may use it. */
+/* A ticket arrived: the next connection to that server may use it. */
 static int keep_session(SSL *ssl, SSL_SESSION *session) {
     kvfi_tls_link *l = SSL_get_app_data(ssl);
     SSL_SESSION_free(atomic_exchange(&l->peer->session, session));
@@ -405,7 +405,7 @@ void kvfi_tls_forget(kvfi_tls_peer *peer) {
     SSL_SESSION_free(atomic_exchange(&peer->session, NULL));
 }
 
-/* Called where the server asks for a certificate and we have none. */
+/* Called if the server asks for a certificate and we have none. */
 static int see_want(SSL *ssl, X509 **cert, EVP_PKEY **key) {
     (void)cert;
     (void)key;
@@ -415,14 +415,14 @@ static int see_want(SSL *ssl, X509 **cert, EVP_PKEY **key) {
 }
 
 static kvf_status make_context(kvfi_tls *tls, kvf_error *err) {
-    /* An engine may exit while our threads are still at work: what they use stays. */
+    /* An engine may exit while our threads still work: what they use is not freed. */
     bool good = OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, NULL) == 1;
     tls->ctx = good ? SSL_CTX_new(TLS_client_method()) : NULL;
     tls->method = tls->ctx != NULL ? BIO_meth_new(BIO_TYPE_SOURCE_SINK, "kvferry") : NULL;
     if (tls->method == NULL || BIO_meth_set_write(tls->method, bio_write) != 1 ||
         BIO_meth_set_read(tls->method, bio_read) != 1 || BIO_meth_set_ctrl(tls->method, bio_ctrl) != 1 ||
         SSL_CTX_set_min_proto_version(tls->ctx, TLS1_2_VERSION) != 1 ||
-        /* All three are safe; 128 bits are the fastest where the processor knows AES. */
+        /* All three are safe; 128 bits are the fastest if the processor supports AES. */
         SSL_CTX_set_ciphersuites(tls->ctx,
                                  "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1) {
         return kvfi_fail(err, KVF_NOMEM, "OpenSSL could not be set up: %.100s",
@@ -475,7 +475,7 @@ kvf_status kvfi_tls_open(kvfi_tls **out, kvf_error *err, const kvfi_tls_conf *co
 
 /* ---- the handshake ---- */
 
-/* Who must be at the other end. Addresses are not sent as SNI (RFC 6066), and are looked for among the certificate's
+/* The identity of the peer. Addresses are not sent as SNI (RFC 6066), and are compared with the certificate's
  * addresses. */
 static bool name_peer(kvfi_tls_link *l) {
     const kvfi_tls_conf *conf = &l->peer->tls->conf;
@@ -507,7 +507,7 @@ static bool set_up(kvfi_tls_link *l) {
     SSL_set_app_data(l->ssl, l);
     SSL_SESSION *session = atomic_exchange(&l->peer->session, NULL);
     if (session != NULL) {
-        (void)SSL_set_session(l->ssl, session); /* without it the handshake is a whole one */
+        (void)SSL_set_session(l->ssl, session); /* without it the handshake is a full one */
         SSL_SESSION_free(session);
     }
     return name_peer(l);
@@ -527,7 +527,7 @@ static int wait_for(const kvfi_tls_link *l, short events, int64_t deadline_us) {
     }
 }
 
-/* KVF_WHY_NONE, or why not, with the link's trouble. */
+/* KVF_WHY_NONE, or why it failed, with the link's trouble. */
 static kvf_reason shake_hands(kvfi_tls_link *l, int64_t deadline_us) {
     char text[64];
     for (;;) {
@@ -564,7 +564,7 @@ void kvfi_tls_free(kvfi_tls_link *l) {
         return;
     }
     if (l->ssl != NULL) {
-        SSL_set_quiet_shutdown(l->ssl, 1); /* says nothing more; without it the session would not be resumed */
+        SSL_set_quiet_shutdown(l->ssl, 1); /* sends no more data; without it the session could not be resumed */
         (void)SSL_shutdown(l->ssl);
         SSL_free(l->ssl);
         ERR_clear_error();
@@ -615,7 +615,7 @@ bool kvfi_tls_is_spoken(int fd, int64_t deadline_us) {
 
 /* ---- bytes ---- */
 
-/* What a call says that moved nothing: as readv and writev do. */
+/* The result of a call that moved nothing: as of readv and writev. */
 static ssize_t nothing_moved(kvfi_tls_link *l, int result) {
     switch (SSL_get_error(l->ssl, result)) {
     case SSL_ERROR_WANT_READ:
@@ -636,7 +636,7 @@ static ssize_t nothing_moved(kvfi_tls_link *l, int result) {
     return -1;
 }
 
-/* The server has closed, and we were about to write: why it did may have come before. */
+/* The server has closed while we were about to write: its reason may have arrived before. */
 static ssize_t hear_last_words(kvfi_tls_link *l) {
     int error = l->error;
     char byte;
@@ -681,8 +681,7 @@ ssize_t kvfi_tls_recv(kvfi_tls_link *l, const struct iovec *iov, size_t num) {
             int result = SSL_read_ex(l->ssl, (char *)iov[i].iov_base + at, iov[i].iov_len - at, &len);
             if (result != 1) {
                 ssize_t moved = nothing_moved(l, result);
-                l->more =
-                    moved >= 0 || errno != EAGAIN; /* an end or an error is told again, when it is asked for alone */
+                l->more = moved >= 0 || errno != EAGAIN; /* an end or an error is reported again by the next call */
                 return total > 0 ? (ssize_t)total : moved;
             }
             l->heard = true;

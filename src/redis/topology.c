@@ -27,15 +27,15 @@ static void free_node(kvfi_node *node) {
     }
 }
 
-/* Is it the one with that address? With TLS also by that name, where one was announced. */
+/* Does the member have that address? With TLS also that name, if one was announced. */
 static bool is_member(const kvfi_node *node, const char *host, uint16_t port, const char *name) {
     bool named = name == NULL || node->conf->tls == NULL || node->conf->tls_conf.server_name != NULL;
     return node->server.port == port && strcmp(node->server.host, host) == 0 &&
            (named || strcmp(node->name, name) == 0);
 }
 
-/* The number of the member with that address, which may be new; KVF_NO_OWNER where there is no room. `name`: what it is
- * called, or NULL. Of those with the same address, the last is right: it may have been given a name. */
+/* The number of the member with that address, which may be new; KVF_NO_OWNER if there is no room. `name`: its host
+ * name, or NULL. Among members with the same address the last is right: it may have been given a name. */
 static uint16_t member(kvfi_topology *t, const char *host, uint16_t port, const char *name) {
     for (size_t i = t->num_members; i-- > 0;) {
         if (is_member(t->members[i], host, port, name)) {
@@ -53,7 +53,7 @@ static uint16_t member(kvfi_topology *t, const char *host, uint16_t port, const 
     return (uint16_t)t->num_members++;
 }
 
-/* The primaries are known anew: those that are none any more need no connections. Returns their number. */
+/* The primaries have changed: former ones need no connections. Returns their number. */
 static size_t sift(kvfi_topology *t, kvfi_node *gone[KVFI_MAX_MEMBERS]) {
     bool had[KVFI_MAX_MEMBERS];
     size_t num = 0;
@@ -72,7 +72,7 @@ static size_t sift(kvfi_topology *t, kvfi_node *gone[KVFI_MAX_MEMBERS]) {
     return num;
 }
 
-/* Puts a new map in place. */
+/* Installs a new map. */
 static void install(kvfi_topology *t, const kvfi_slots *slots, const kvfi_node *from) {
     kvfi_node *gone[KVFI_MAX_MEMBERS];
     uint16_t numbers[KVFI_MAX_NODES];
@@ -153,7 +153,7 @@ static kvf_status ask_slots(kvfi_topology *t, kvfi_conn *conn, kvf_error *err, k
     return status;
 }
 
-/* An answer that is an array of short strings, of which the first two are kept. */
+/* A reply that is an array of short strings, of which the first two are kept. */
 static kvf_status hear_two(kvfi_conn *conn, char first[256], char second[256], kvf_error *err, const kvfi_node *node,
                            const char *command, int64_t deadline_us) {
     kvfi_reply reply = {.last = false};
@@ -176,7 +176,7 @@ static kvf_status hear_two(kvfi_conn *conn, char first[256], char second[256], k
     return KVF_OK;
 }
 
-/* Closes what is not in step any more. */
+/* Closes a connection with outstanding replies. */
 static void give(kvfi_node *node, kvfi_conn *conn, kvf_status status) {
     if (status != KVF_OK) {
         kvfi_conn_close(conn);
@@ -192,7 +192,7 @@ static kvf_status take(kvfi_node *node, kvfi_conn **conn, kvf_error *err, int64_
     return kvfi_fail(err, own.status == KVF_OK ? KVF_MISS : own.status, "%s", own.what);
 }
 
-/* Sentinels may name a master that has just been one: only its own word counts. */
+/* Sentinels may name a master that no longer is one: only its own word counts. */
 static kvf_status check_role(kvf_error *err, kvfi_node *node, int64_t deadline_us) {
     static const char *const words[] = {"ROLE"};
     kvfi_conn *conn = NULL;
@@ -250,7 +250,7 @@ static kvf_status ask(kvfi_topology *t, kvf_error *err, kvfi_node *node, int64_t
 
 /* ---- refreshing ---- */
 
-/* Whom to ask after number `at`: NULL behind the last. First those that have slots, then those that the URL names. */
+/* The member to ask after number `at`: NULL after the last. First those that have slots, then those in the URL. */
 static kvfi_node *candidate(kvfi_topology *t, size_t at, size_t *number) {
     if (t->conf->kind == KVFI_REDIS_SENTINEL) {
         *number = (t->asked + at) % t->num_sentinels;
@@ -270,8 +270,7 @@ static kvfi_node *candidate(kvfi_topology *t, size_t at, size_t *number) {
     return node;
 }
 
-/* Asks one after the other until one answers. The error is that of the last, or the first that an operator must
- * mend. */
+/* Asks one after the other until one answers. The error is that of the last, or the first that an operator must fix. */
 static kvf_status ask_any(kvfi_topology *t, kvf_error *err, int64_t deadline_us) {
     kvf_error worst = {.status = KVF_MISS};
     snprintf(worst.what, sizeof worst.what, "%s: nobody to ask", t->conf->text);
@@ -286,7 +285,7 @@ static kvf_status ask_any(kvfi_topology *t, kvf_error *err, int64_t deadline_us)
         }
         kvf_error own = {.status = KVF_OK};
         if (ask(t, &own, node, deadline_us) == KVF_OK) {
-            t->asked = number; /* only the one who refreshes writes and reads this */
+            t->asked = number; /* only the refreshing thread writes and reads this */
             return KVF_OK;
         }
         if (worst.status != KVF_CONFIG) {

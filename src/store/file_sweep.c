@@ -29,7 +29,7 @@ typedef struct census {
     kvfi_file *file;
     int64_t deadline_us;
     uint64_t bytes, records;
-    bool cut; /* by the deadline: the figures are of a part only */
+    bool cut; /* stopped by the deadline: the figures cover a part only */
     candidate *oldest;
     size_t num, cap;
 } census;
@@ -40,7 +40,7 @@ static int by_age(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Room for one more candidate: by growing, else by forgetting the younger half. */
+/* Room for one more candidate: by growing, otherwise by dropping the younger half. */
 static bool make_place(census *c) {
     if (c->num < c->cap) {
         return true;
@@ -61,7 +61,7 @@ static bool make_place(census *c) {
     return c->num < c->cap;
 }
 
-/* A time of the future was set by a clock that was wrong: it counts as now, so that its file grows old like others. */
+/* A time in the future was set by a wrong clock. It counts as now, so that the file grows old like others. */
 static int64_t last_use(const kvfi_file_name *name, const struct stat *st) {
     int64_t used_ns = kvfi_file_used_ns(st), now_ns = kvfi_sys->wall_us() * 1000;
     if (used_ns <= now_ns) {
@@ -119,7 +119,7 @@ static int drop_stale(void *ctx, int dir, const char *base) {
     if (fd < 0) {
         return 0;
     }
-    /* Where there are no locks, age alone must tell: no writer takes so long. */
+    /* Without locks only the age tells: no writer takes that long. */
     bool dead =
         kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && (age_s > DEAD_S || age_s < -DEAD_S));
     if (dead) {
@@ -188,21 +188,21 @@ bool kvfi_file_sweep_due(const kvfi_file *file) {
     return age > most || age < -most || file->writers > RECOUNT_WRITERS;
 }
 
-/* A sweep that was of little use is not repeated for every value. */
+/* A sweep of little use is not repeated for every value. */
 static int64_t rest_since(int64_t began_us) {
     int64_t now = kvfi_sys->now_us();
     int64_t pause = 10 * (now - began_us);
     return now + (pause > REST_US ? pause : REST_US);
 }
 
-/* Scans all. What it counted replaces the shared count; a scan that was cut short can only raise it. Returns true when
- * it saw everything. */
+/* Scans everything. The result replaces the shared count. An interrupted scan can only raise it. Returns true when it
+ * saw everything. */
 static bool take_census(census *c, kvfi_usage *usage) {
-    uint8_t first = 0; /* a scan that is cut short begins elsewhere the next time */
+    uint8_t first = 0; /* after an interrupted scan the next one begins elsewhere */
     (void)kvfi_sys->random(&first, sizeof first);
     drop_stale_temporaries(c->file);
     kvf_status status = kvfi_file_scan(c->file, NULL, NULL, first, meet, c);
-    /* What this user may not look into, he can't evict either: it stays out of the count. */
+    /* This user can't evict what he can't read, so it is not counted. */
     bool whole = (status == KVF_OK || status == KVF_CONFIG) && !c->cut;
     if (whole || usage->bytes < c->bytes) {
         usage->bytes = c->bytes;
@@ -216,7 +216,7 @@ static bool take_census(census *c, kvfi_usage *usage) {
     return whole;
 }
 
-/* `fd` is the locked usage file, or -1 where the lock's holder is stuck: then the count stays in this process. */
+/* `fd` is the locked usage file, or -1 if the lock's holder is stuck: then the count stays in this process. */
 static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadline_us) {
     kvfi_usage usage = {.bytes = file->shared_bytes};
     if (fd >= 0) {
@@ -252,8 +252,8 @@ static uint64_t sweep(kvfi_file *file, int fd, uint64_t must_free, int64_t deadl
     return freed;
 }
 
-/* While somebody else sweeps, a little more than the bound is let in. If that was not enough, the other one is slow, or
- * stopped. */
+/* While another process sweeps, slightly more than the bound is accepted. If that is not enough, the other process is
+ * slow or stopped. */
 static uint64_t slack(const kvfi_file *file) {
     return file->max_bytes / 8;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: how much there is. Each process counts what it writes and adds it now and then to a small file that
- * all share; so nobody has to scan the folder to know that the bound is near. The figure is a hint: what a killed
- * process had not added yet is missing from it until the next sweep counts.
+ * The folder store: how much there is. Each process counts what it writes, and from time to time adds that to a small
+ * shared file, so nobody has to scan the folder to know that the bound is near. The figure is a hint: it lacks what a
+ * killed process had not added yet, until the next sweep counts.
  *
- * It is read and written under a lock that is never waited for: whoever does not get it adds later. It is not mapped,
- * because a mapping fails with a signal on a full disk.
+ * It is read and written under a lock that nobody waits for: a process that does not get it adds later. It is not
+ * mapped, because a mapping fails with a signal on a full disk.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ static void encode(uint8_t out[USAGE_BYTES], const kvfi_usage *usage) {
     kvfi_put32(out + 4, kvfi_xxh32(out + 8, USAGE_BYTES - 8));
 }
 
-/* What no folder can hold is no count, whatever its checksum says: then nothing is known, and all is counted. */
+/* An impossible figure is not believed, whatever its checksum: then everything is counted. */
 static bool is_plausible(const kvfi_usage *usage) {
     const uint64_t most = (uint64_t)1 << 62;
     return usage->bytes <= most && usage->records <= most && usage->writers <= most && usage->swept_s >= 0;
@@ -81,7 +81,7 @@ int kvfi_file_usage_lock(const kvfi_file *file) {
     kvfi_path path;
     kvfi_file_path_below(file, &path, "usage");
     int fd = kvfi_sys->open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-    /* A file system without locks must not be one without a count: two who write it at once only make it wrong. */
+    /* A file system without locks still needs a count: two simultaneous writers only make it wrong. */
     if (fd >= 0 && kvfi_sys->flock(fd, LOCK_EX | LOCK_NB) != 0 && errno != ENOLCK && errno != ENOSYS &&
         errno != EOPNOTSUPP && errno != EINVAL) {
         int error = errno;
@@ -103,12 +103,12 @@ void kvfi_file_usage_set(kvfi_file *file, int fd, const kvfi_usage *usage) {
     uint8_t raw[USAGE_BYTES];
     encode(raw, usage);
     struct iovec iov = {raw, sizeof raw};
-    (void)kvfi_sys->pwritev(fd, &iov, 1, 0); /* a full disk: the hint grows old, this process still knows */
+    (void)kvfi_sys->pwritev(fd, &iov, 1, 0); /* a full disk: the hint becomes stale, but this process still knows */
     remember(file, usage);
 }
 
 void kvfi_file_usage_merge(kvfi_file *file, int fd, kvfi_usage *out) {
-    (void)read_from(fd, out); /* what is no count is a count of nothing that was never made */
+    (void)read_from(fd, out); /* without a valid count, count as if nothing had ever been counted */
     out->bytes = plus(out->bytes, atomic_exchange(&file->pending_bytes, 0));
     out->records = plus(out->records, atomic_exchange(&file->pending_records, 0));
     if (!atomic_exchange(&file->is_writer, true)) {
@@ -162,7 +162,7 @@ void kvfi_file_usage_distrust(kvfi_file *file) {
     }
 }
 
-/* How much a process may know for itself: little beside the bound, however many processes there are. */
+/* How much a process may keep to itself: little compared to the bound, for any number of processes. */
 static int64_t step(const kvfi_file *file) {
     uint64_t bytes = file->max_bytes / 256;
     return bytes > (16u << 20) ? 16 << 20 : (int64_t)bytes;

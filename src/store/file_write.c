@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: writing. A value is written to a file without a name, which is then linked into its place; where
- * that is not to be had (no such files, hard links denied, no /proc), to a named temporary that is renamed. Either way a
- * killed writer leaves no half value behind. Nothing is synced to the disk: what a power failure tears is found by its
- * length or checksum and is a miss.
+ * The folder store: writing. A value is written to an unnamed file, which is then linked into its place. If that is
+ * impossible (no unnamed files, hard links denied, no /proc), it is written to a named temporary that is renamed.
+ * Either way a killed writer leaves no half value behind. Nothing is synced to the disk: a value torn by a power
+ * failure is recognised by its length or checksum, and is a miss.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,12 +17,13 @@
 #define CHUNK_IOVS  256u
 #define TRY_US      ((int64_t)5000000)
 
-/* A value on its way into the folder. */
+/* A value being written into the folder. */
 typedef struct draft {
     int fd;         /* -1: none */
-    kvfi_path name; /* its temporary name; "" while it has none */
-    bool unnamed;   /* it was made without a name, and that can't be done here, or it can't be given one: it is to be
-                       written again, with a name from the start */
+    kvfi_path name; /* its temporary name, or "" */
+    /* it was made without a name, and the system does not allow that, or can't give it a name: it must be written
+     * again, with a name from the start */
+    bool unnamed;
 } draft;
 
 static kvf_reason reason_of(int error) {
@@ -58,7 +59,7 @@ static kvf_reason make_name(const kvfi_file *file, kvfi_path *out) {
     return KVF_WHY_NONE;
 }
 
-/* The folder of temporaries is made when it is missed. */
+/* The folder of temporaries is created when it is missing. */
 static int make_folder_of(kvfi_path *path) {
     char *slash = strrchr(path->text, '/');
     *slash = '\0';
@@ -67,7 +68,7 @@ static int make_folder_of(kvfi_path *path) {
     return rc;
 }
 
-/* The lock tells a sweep that the writer lives. */
+/* The lock shows a sweep that the writer is alive. */
 static kvf_reason open_named(kvfi_file *file, draft *d) {
     kvf_reason why = make_name(file, &d->name);
     if (why != KVF_WHY_NONE) {
@@ -98,7 +99,8 @@ static bool may_write_to(const kvfi_path *folder) {
     return may;
 }
 
-/* Would a named file do where an unnamed one was refused? A policy (seccomp, SELinux) denies with the errno of a mode. */
+/* Would a named file work where an unnamed one was refused? A policy (seccomp, SELinux) denies with the errno of a
+ * mode. */
 static bool knows_no_tmpfile(int error, const kvfi_path *folder) {
     switch (error) {
     case EOPNOTSUPP:
@@ -114,7 +116,7 @@ static bool knows_no_tmpfile(int error, const kvfi_path *folder) {
     }
 }
 
-/* `folder` is where the value will lie: made when it is missed. */
+/* `folder` is the destination of the value. It is created when missing. */
 static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder, bool named) {
     *d = (draft){.fd = -1};
     if (named) {
@@ -133,7 +135,7 @@ static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder, bool 
 }
 
 static void close_draft(draft *d) {
-    int error = errno; /* of what went wrong before */
+    int error = errno; /* of the earlier failure */
     if (d->name.text[0] != '\0') {
         (void)kvfi_sys->unlinkat(AT_FDCWD, d->name.text, 0);
     }
@@ -186,7 +188,7 @@ static bool is_without_proc(void) {
     return without;
 }
 
-/* Can't an unnamed file be linked here at all? Some systems deny hard links (Android, containers, FAT behind a layer). */
+/* Can't unnamed files be linked here at all? Some systems deny hard links (Android, containers, FAT behind a layer). */
 static bool knows_no_links(int error) {
     switch (error) {
     case EACCES:
@@ -218,7 +220,7 @@ static int name_draft(const kvfi_file *file, draft *d) {
     return -1;
 }
 
-/* 0, or -1 with errno: EEXIST where there is a value already and `replace` is false. */
+/* 0, or -1 with errno: EEXIST if there is a value already and `replace` is false. */
 static int publish(const kvfi_file *file, draft *d, const kvfi_path *path, bool replace) {
     if (d->name.text[0] == '\0' && !replace) {
         return link_draft(d, path);
@@ -245,9 +247,9 @@ static int publish_again(const kvfi_file *file, draft *d, kvfi_path *path, bool 
 /* ---- what is there already */
 
 typedef struct standing {
-    bool any;        /* something lies under the name */
+    bool any;        /* something exists under the name */
     bool same;       /* ... and it is this value */
-    uint64_t charge; /* what it takes */
+    uint64_t charge; /* its size on disk */
 } standing;
 
 static standing look(kvfi_file *file, const kvfi_path *path, const kvfi_item *item) {
@@ -269,7 +271,7 @@ static standing look(kvfi_file *file, const kvfi_path *path, const kvfi_item *it
 
 /* ---- put */
 
-/* d->unnamed: it did not come so far, and would with a name. */
+/* d->unnamed: it failed, and would succeed with a name. */
 static kvf_reason write_draft(kvfi_file *file, draft *d, const kvfi_item *item, kvfi_path *path, standing found,
                               int64_t deadline_us) {
     kvf_reason why = write_all(d->fd, item, deadline_us);
@@ -306,8 +308,7 @@ static kvf_reason try_to_write(kvfi_file *file, const kvfi_item *item, kvfi_path
     return why;
 }
 
-/* What one draft has shown stands for others only once a named one came through: until then, each finds out for
- * itself. */
+/* The failure of one draft counts for others only once a named one succeeded. Until then each tries for itself. */
 static kvf_reason write_value(kvfi_file *file, const kvfi_item *item, kvfi_path *path, standing found,
                               int64_t deadline_us) {
     bool named = file->no_tmpfile;
@@ -321,7 +322,7 @@ static kvf_reason write_value(kvfi_file *file, const kvfi_item *item, kvfi_path 
 
 static kvf_reason put_one(kvfi_file *file, const kvfi_item *item, int64_t deadline_us) {
     uint64_t charge = kvfi_file_charge(item->bytes);
-    if (charge > file->max_bytes - file->max_bytes / 10 || /* an eviction leaves no more than this */
+    if (charge > file->max_bytes - file->max_bytes / 10 || /* an eviction leaves at most this much */
         kvfi_is_too_deep(item, file->max_bytes)) {
         return KVF_WHY_FULL;
     }
@@ -349,7 +350,7 @@ void kvfi_file_put(kvfi_tier *tier, kvfi_feed *feed) {
     }
 }
 
-/* A file is published the way that a value is, and taken away again. */
+/* Publishes a file as a save does, and removes it again. */
 bool kvfi_file_try_write(kvfi_file *file) {
     static uint8_t text[] = "kvferry doctor\n";
     struct iovec iov = {text, sizeof text - 1};

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The memory store: values of this process, bounded in bytes, least recently used first out.
+ * The memory store: values of this process, bounded in bytes, with LRU eviction.
  *
- * One mutex guards a hash table, the list of values by last use, and a few idle buffers; the bytes of a value are
- * copied outside of it. Whoever reads a value holds a reference: removed or replaced, it lives on until the last reader
- * is done.
+ * One mutex guards a hash table, the list of values by last use, and a few idle buffers. The bytes of a value are
+ * copied outside of it. A reader holds a reference: a value that is removed or replaced lives until its last reader is
+ * done.
  *
- * Page faults cost more than the copy itself on many machines, so a large value lies in a mapping of its own, and the
- * mapping of an evicted value becomes that of the next one: a store that is full, with values of one size, maps nothing
- * any more.
+ * Page faults cost more than the copy itself on many machines. So a large value has its own mapping, and the mapping of
+ * an evicted value is reused for the next one: a full store with values of one size maps nothing any more.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -36,7 +35,7 @@ struct entry {
     size_t len;
     int64_t stored_s;
     uint32_t refs; /* readers */
-    bool linked;   /* in the table; else it is freed with its last reader */
+    bool linked;   /* in the table; otherwise freed with its last reader */
 };
 
 typedef struct bucket {
@@ -52,7 +51,7 @@ typedef struct mem {
     entry *oldest, *newest;
     buffer idle[MAX_IDLE];
     size_t num_idle;
-    uint64_t used_bytes; /* table, entries, buffers, idle buffers, and what is promised to values on their way */
+    uint64_t used_bytes; /* table, entries, buffers, idle buffers, and what is reserved for values being written */
 } mem;
 
 /* ---- buffers */
@@ -78,7 +77,8 @@ static void free_data(buffer buf) {
     }
 }
 
-/* An idle buffer that holds `cap` bytes and wastes less than an eighth; data NULL when there is none. Stays counted. */
+/* An idle buffer that holds `cap` bytes and wastes less than an eighth; data NULL if there is none. It stays
+ * counted. */
 static buffer take_idle(mem *m, size_t cap) {
     for (size_t i = 0; i < m->num_idle; i++) {
         buffer buf = m->idle[i];
@@ -173,7 +173,7 @@ static void unref(mem *m, entry *e) {
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Twice the buckets when they fill up. Without memory, chains grow longer instead. */
+/* Doubles the buckets when they fill up. Without memory, chains grow longer instead. */
 static void grow(mem *m) {
     size_t num = 2 * m->num_buckets;
     size_t more = m->num_buckets * sizeof(bucket);
@@ -212,7 +212,7 @@ static void link_entry(mem *m, entry *e) {
 
 /* ---- room */
 
-/* Evicts the value that was not used for longest, passing over those that are being read: they are in use now. */
+/* Evicts the value that was not used for longest, skipping values that are being read. */
 static bool evict_one(mem *m) {
     for (size_t i = m->num_entries; i > 0; i--) {
         entry *e = m->oldest;
@@ -225,8 +225,7 @@ static bool evict_one(mem *m) {
     return false;
 }
 
-/* Room for one more entry with a buffer of `cap` bytes, counted from here on. *out gets an idle buffer where one fits.
- */
+/* Room for one more entry with a buffer of `cap` bytes, counted from here on. *out gets an idle buffer if one fits. */
 static bool make_room(mem *m, buffer *out, size_t cap) {
     for (;;) {
         bool fits = m->used_bytes + sizeof(entry) <= m->max_bytes;
@@ -377,7 +376,7 @@ static void get_one(mem *m, kvfi_feed *feed, kvfi_item *item) {
     copy_out(item, e->buf.data);
     kvfi_feed_moved(feed, item->bytes);
     kvfi_feed_done(feed, item, KVF_OK, KVF_WHY_NONE);
-    if (item->why == KVF_WHY_CHECKSUM) { /* somebody wrote over our memory, or it is broken: never a hit again */
+    if (item->why == KVF_WHY_CHECKSUM) { /* somebody wrote over our memory, or it is faulty: never a hit again */
         drop(m, e);
     }
     unref(m, e);
@@ -406,7 +405,7 @@ static void peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek 
 }
 
 static kvf_reason borrow(kvfi_tier *tier, kvfi_loan *out, const kvfi_addr *addr, size_t bytes, int64_t deadline_us) {
-    (void)bytes; /* our own memory, which holds it already: the layer above compares */
+    (void)bytes; /* our own memory already holds it: the layer above compares */
     (void)deadline_us;
     entry *e = acquire((mem *)tier, addr);
     if (e == NULL) {
@@ -459,7 +458,7 @@ static kvf_status clear(kvfi_tier *tier, uint64_t *removed, kvf_error *err, cons
     return KVF_OK;
 }
 
-/* The addresses of all values, so that the walk calls out without the lock. */
+/* The addresses of all values, so that the walk calls its visitor without the lock. */
 static kvfi_addr *list_addrs(mem *m, size_t *out_num, const kvf_digest *space) {
     pthread_mutex_lock(&m->lock);
     kvfi_addr *addrs = kvfi_alloc_zero(m->num_entries + 1, sizeof *addrs);

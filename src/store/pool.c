@@ -12,7 +12,7 @@
 
 struct kvfi_pool {
     pthread_mutex_t lock;
-    pthread_cond_t work; /* a job was queued, or the pool ends */
+    pthread_cond_t work; /* a job was queued, or the pool is ending */
     pthread_cond_t done; /* a helper has returned */
     kvfi_job *first, *last;
     unsigned max, num_threads, num_idle;
@@ -75,7 +75,7 @@ static void *serve(void *arg) {
         if (job != NULL) {
             unlink_job(pool, job);
             void (*run)(void *) = job->run;
-            void *run_arg = job->arg; /* the job's memory may be gone once run has been called */
+            void *run_arg = job->arg; /* the job's memory may be gone once run was called */
             pthread_mutex_unlock(&pool->lock);
             run(run_arg);
             pthread_mutex_lock(&pool->lock);

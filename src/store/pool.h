@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads that help. A pool starts its threads when there is use for them, at most `max`, and keeps them until it is
- * freed.
+ * Helper threads. A pool starts threads when there is work for them, at most `max`, and keeps them until it is freed.
  */
 #ifndef KVFI_POOL_H
 #define KVFI_POOL_H
@@ -23,18 +22,18 @@ typedef struct kvfi_job {
 kvfi_pool *kvfi_pool_new(unsigned max_threads); /* NULL without memory */
 void kvfi_pool_free(kvfi_pool *);               /* runs what is queued, then ends the threads */
 
-/* kvfi_pool_post queues a job. Jobs run in order, as threads get free. false when there is no thread and none can be
- * started: the job is not queued. */
+/* kvfi_pool_post queues a job. Jobs start in order, as threads become free. False if there is no thread and none can be
+ * started: the job is then not queued. */
 bool kvfi_pool_post(kvfi_pool *, kvfi_job *);
 
-/* kvfi_pool_share calls run(arg) on the calling thread and, meanwhile, on up to `helpers` threads of the pool, and
- * returns when all of these calls have returned. Helpers that have not begun by then are called off, so this never
- * waits for a busy pool, and may be used by a job of the same pool. */
+/* kvfi_pool_share calls run(arg) on the calling thread and, meanwhile, on up to `helpers` threads of the pool. It
+ * returns when all of these calls have returned. Helpers that have not begun by then are cancelled, so this never waits
+ * for a busy pool, and a job of the same pool may call it. */
 void kvfi_pool_share(kvfi_pool *, void (*run)(void *arg), void *arg, unsigned helpers);
 
 /* A condition that waits by the monotonic clock, as deadlines do. */
 int kvfi_cond_init(pthread_cond_t *);
-/* Waits for a signal or the deadline; false when the deadline has passed. */
+/* Waits for a signal or the deadline. False when the deadline has passed. */
 bool kvfi_cond_wait(pthread_cond_t *, pthread_mutex_t *, int64_t deadline_us);
 
 #endif

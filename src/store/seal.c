@@ -27,7 +27,7 @@ static void write_sum(kvfi_seal *seal) {
     item->unsealed = false;
 }
 
-/* How many of the first `bytes` bytes of the item lie behind its header and before its checksum. */
+/* The number of bytes among the first `bytes` of the item that are after its header and before its checksum. */
 static size_t hashed_of(const kvfi_item *item, size_t bytes) {
     size_t end = item->bytes - KVFI_SUM_BYTES;
     size_t upto = bytes < end ? bytes : end;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The checksum of a value that is being sent: hashed piece by piece, each just before it goes. Whoever copies the piece
- * then, the kernel or the reader of lent pages, finds it in the cache, and has work from the first piece on.
+ * The checksum of a value that is being sent, computed piece by piece, each just before it is sent. The copy by the
+ * kernel, or by the reader of lent pages, then finds the piece in the cache, and starts with the first piece.
  */
 #ifndef KVFI_SEAL_H
 #define KVFI_SEAL_H
@@ -11,14 +11,14 @@
 typedef struct kvfi_seal {
     kvfi_xxh3 sum;
     kvfi_item *item;
-    kvfi_cursor at; /* what has not been hashed begins here */
+    kvfi_cursor at; /* the first byte that is not hashed yet */
     size_t done;    /* bytes of the item that may be sent */
 } kvfi_seal;
 
-/* The item's header is prepared, and lies in its first iovec; its checksum is the end of its last one. */
+/* The item's header is prepared, in its first iovec. Its checksum is the end of its last one. */
 void kvfi_seal_begin(kvfi_seal *, kvfi_item *);
-/* Hashes what has to be for `bytes` more of the item, header and checksum included, to be sent, or for what is left of
- * it; writes the checksum when all is hashed. Returns how many more may be sent. */
+/* Hashes as much as necessary to send `bytes` more of the item, header and checksum included, or the rest of it. Writes
+ * the checksum when everything is hashed. Returns how many more bytes may be sent. */
 size_t kvfi_seal_next(kvfi_seal *, size_t bytes);
 
 void kvfi_item_seal(kvfi_item *); /* all at once */

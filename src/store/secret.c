@@ -43,7 +43,7 @@ static kvf_status check_file(kvf_error *err, const char *path, const struct stat
     return KVF_OK;
 }
 
-/* Without the line end that editors leave. */
+/* Without the newline that editors add. */
 static size_t without_newline(const uint8_t *bytes, size_t len) {
     if (len > 0 && bytes[len - 1] == '\n') {
         len--;
@@ -52,7 +52,7 @@ static size_t without_newline(const uint8_t *bytes, size_t len) {
     return len;
 }
 
-/* As many bytes as there are, up to `cap`; -1 on an error. */
+/* As many bytes as are available, up to `cap`; -1 on an error. */
 static ssize_t read_some(int fd, uint8_t *out, size_t cap) {
     size_t done = 0;
     while (done < cap) {
@@ -74,7 +74,7 @@ static ssize_t read_some(int fd, uint8_t *out, size_t cap) {
 
 static kvf_status add_open_file(kvfi_secrets *secrets, kvf_error *err, const char *path, int fd) {
     struct stat st;
-    uint8_t bytes[KVFI_MAX_SECRET_BYTES + 3]; /* with a line end, and one byte too many */
+    uint8_t bytes[KVFI_MAX_SECRET_BYTES + 3]; /* with a newline, and one byte too many */
     if (kvfi_sys->fstat(fd, &st) != 0) {
         return kvfi_fail(err, KVF_CONFIG, "the secret file %.150s: %s", path, strerror(errno));
     }
@@ -97,7 +97,7 @@ static kvf_status add_open_file(kvfi_secrets *secrets, kvf_error *err, const cha
 }
 
 static kvf_status add_file(kvfi_secrets *secrets, kvf_error *err, const char *path) {
-    /* Not to wait for a pipe that somebody put there. */
+    /* Does not wait for a pipe in place of the file. */
     int fd = kvfi_sys->open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0) {
         if (errno == ENOENT) {

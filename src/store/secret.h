@@ -9,7 +9,7 @@
 #include "record/record.h"
 #include "record/space.h"
 
-#define KVFI_MAX_SECRETS 2u /* the one that writes, and the one before it */
+#define KVFI_MAX_SECRETS 2u /* the current secret, and the previous one */
 
 typedef struct kvfi_tenant {
     kvfi_secret secret, seal;
@@ -18,18 +18,18 @@ typedef struct kvfi_tenant {
 } kvfi_tenant;
 
 typedef struct kvfi_secrets {
-    kvfi_tenant of[KVFI_MAX_SECRETS]; /* the first writes */
+    kvfi_tenant of[KVFI_MAX_SECRETS]; /* the first is used for writing */
     size_t num;
     bool seal_sessions;
 } kvfi_secrets;
 
 /* KVF_CONFIG: a file is missing, open to others, too short or too long, or both files and bytes are given. KVF_LIMIT:
- * bytes without a use. */
+ * bytes of an invalid length. */
 kvf_status kvfi_secrets_init(kvfi_secrets *, kvf_error *, const kvf_options *);
 void kvfi_secrets_cleanup(kvfi_secrets *);
 
-/* kvfi_secrets_admit is kvfi_header_admit of a sealed header with the first secret that fits: that one, or NULL. Whether
- * it is the right one only the tag proves. */
+/* kvfi_secrets_admit is kvfi_header_admit of a sealed header. Returns the first secret that fits, or NULL. Only the tag
+ * proves that it is the right one. */
 const kvfi_tenant *kvfi_secrets_admit(const kvfi_secrets *, kvfi_header *);
 
 #endif

@@ -8,7 +8,7 @@
 #include "kvferry/store.h"
 
 #define LOOKUP_THREADS 2u
-/* For batches of queues: they have deadlines, and must not wait for a writer that has none to speak of. */
+/* For batches of queues: they have deadlines, and must not wait for a writer, whose deadline is far. */
 #define BATCH_THREADS         4u
 #define DRAIN_US              5000000
 #define FLUSH_US              10000000
@@ -130,7 +130,7 @@ void kvf_store_close(kvf_store *store) {
         return;
     }
     if (!kvfi_store_is_ours(store)) {
-        return; /* the parent's threads are not here: there is nothing that could be waited for */
+        return; /* the parent's threads do not exist here: there is nothing to wait for */
     }
     if (store->backlog.store != NULL) {
         (void)kvfi_backlog_flush(&store->backlog, kvfi_deadline(store->drain_us));
@@ -184,7 +184,7 @@ static void run_op(void *arg) {
     r->op(r->tier, r->feed);
 }
 
-/* Without time to wait, memory alone is asked. */
+/* Without time to wait, only memory is asked. */
 static bool is_in_reach(const kvfi_tier *tier, int64_t deadline_us) {
     return deadline_us != KVFI_AT_ONCE || tier->volatile_;
 }
@@ -223,7 +223,7 @@ static void run_feed(kvfi_pool *pool, kvfi_tier *tier, kvfi_feed *feed, bool put
 
 /* ---- get ---- */
 
-/* What was sealed has been opened where it lies, and is sealed anew. */
+/* A sealed record was decrypted in place, and is sealed again. */
 static bool seal_again(kvfi_staged *staged, const kvfi_item *item, const kvfi_secret *seal) {
     kvfi_header header;
     if (kvfi_header_decode(&header, item->iov[0].iov_base) != KVF_WHY_NONE ||
@@ -274,7 +274,7 @@ static void note_got(kvf_store *store, const kvfi_item *item, size_t tier, bool 
     }
 }
 
-/* The only tier, or the first when every item may be there: no copies of items. */
+/* The only tier, or the first if every item may be there: needs no copies of items. */
 static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     feed->last = !feed->once_more;
     run_feed(store->load_pool, store->tiers[tier], feed, false);
@@ -283,7 +283,7 @@ static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     }
 }
 
-/* The items that are still missing and that this tier may have, as a feed of their own. */
+/* The items that are still missing and that this tier may have, as a separate feed. */
 static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     kvfi_item *subset = kvfi_alloc_zero(all->num, sizeof *subset + sizeof(size_t));
     if (subset == NULL) {
@@ -341,7 +341,7 @@ void kvfi_store_get(kvf_store *store, kvfi_feed *feed) {
 
 /* ---- put ---- */
 
-/* Memory in front of what lasts keeps the fronts of prompts only: that it has no room for more is no failure. */
+/* Memory before a lasting tier keeps only the fronts of prompts. That it has no room for more is not a failure. */
 static bool is_left_to_others(const kvf_store *store, const kvfi_item *item, size_t tier) {
     bool lasts = false;
     for (size_t i = 0; i < store->num_tiers; i++) {
