@@ -12,6 +12,8 @@
 #include <cmocka.h>
 
 #include "redis/facts.h"
+#include "redis/topology.h"
+#include "store/pool.h"
 #include "support/kit.h"
 #include "support/sim.h"
 #include "support/tiers.h"
@@ -26,9 +28,15 @@
 static struct {
     const char *info, *config; /* NULL: an error */
     const char *has_field;     /* to HEXISTS; NULL: an error */
-    bool mute_name;            /* no answer to CLIENT SETNAME */
-    unsigned refuses;          /* the n-th SET from now on; 0 = none */
-    unsigned sets, refreshed, removed, infos, configs, names, pages;
+    const char *get;           /* to GET; NULL: the value */
+    const char *slots;         /* to CLUSTER SLOTS; NULL: the map of the simulation */
+    const char *key;           /* SCAN finds it; NULL: pages of nothing */
+    const char *cant_be_read;  /* a GET of it is refused */
+    int64_t info_takes_ms;
+    bool mute;        /* no answer to PING */
+    bool mute_name;   /* no answer to CLIENT SETNAME */
+    unsigned refuses; /* the n-th SET from now on; 0 = none */
+    unsigned sets, gets, refreshed, removed, infos, configs, names, pages, maps;
     unsigned breaks_at; /* the n-th write from now on fails; 0 = none */
     bool narrow, full;  /* after each read nothing can be written until somebody waits */
     unsigned sets_before_wait;
@@ -54,9 +62,14 @@ static void replace(kvft_buffer *reply, const char *text) {
     }
 }
 
-/* Each page of keys is empty and takes a while. */
+/* One page with the key; or each is empty and takes a while. */
 static void say_page(kvft_buffer *reply) {
-    char text[64], cursor[16];
+    char text[256], cursor[16];
+    if (server.key != NULL) {
+        snprintf(text, sizeof text, "*2\r\n$1\r\n0\r\n*1\r\n$%zu\r\n%s\r\n", strlen(server.key), server.key);
+        replace(reply, text);
+        return;
+    }
     kvft_sim_sleep_ms(30);
     snprintf(cursor, sizeof cursor, "%u", ++server.pages % NUM_PAGES);
     snprintf(text, sizeof text, "*2\r\n$%zu\r\n%s\r\n*0\r\n", strlen(cursor), cursor);
@@ -66,15 +79,25 @@ static void say_page(kvft_buffer *reply) {
 static void answer(void *ctx, const char *command, const char *arg, kvft_buffer *reply) {
     static const struct {
         const char *command, *reply;
-    } rows[] = {{"TYPE", "+none\r\n"}, {"HSET", ":1\r\n"}, {"PERSIST", ":1\r\n"}, {"RENAME", "+OK\r\n"}};
+    } rows[] = {
+        {"TYPE", "+none\r\n"}, {"HSET", ":1\r\n"}, {"PERSIST", ":1\r\n"}, {"RENAME", "+OK\r\n"}, {"PTTL", ":-1\r\n"}};
     (void)ctx;
-    (void)arg;
     server.refreshed += strcmp(command, "PEXPIRE") == 0;
     server.removed += strcmp(command, "UNLINK") == 0;
     if (strcmp(command, "SET") == 0) {
         server.sets++;
         replace(reply, server.refuses > 0 && --server.refuses == 0 ? "-ERR not this one\r\n" : NULL);
+    } else if (strcmp(command, "GET") == 0) {
+        bool refused = server.cant_be_read != NULL && strcmp(arg, server.cant_be_read) == 0;
+        server.gets++;
+        replace(reply, refused ? "-ERR not this one\r\n" : server.get);
+    } else if (strcmp(command, "CLUSTER") == 0) {
+        server.maps++;
+        replace(reply, server.slots);
+    } else if (strcmp(command, "PING") == 0) {
+        replace(reply, server.mute ? "" : NULL);
     } else if (strcmp(command, "INFO") == 0) {
+        kvft_sim_sleep_ms(server.info_takes_ms);
         server.infos++;
         replace(reply, server.info);
     } else if (strcmp(command, "CONFIG") == 0) {
@@ -126,7 +149,8 @@ static int see_wait(struct pollfd *fds, nfds_t num, int timeout_ms) {
 }
 
 static void watch(void) {
-    server.sets = server.refreshed = server.removed = server.infos = server.configs = server.pages = 0;
+    server.sets = server.gets = server.refreshed = server.removed = server.infos = server.configs = server.pages =
+        server.maps = 0;
     server.waited = false;
     server.len = 0;
     memset(server.sent, 0, sizeof server.sent);
@@ -180,6 +204,20 @@ static void an_introduction(void **state) {
     assert_true(auth != NULL && auth < database && database < ping && ping < name);
     assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
     assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
+/* One that takes connections and says nothing has stalled. */
+static void a_mute_server_has_stalled(void **state) {
+    (void)state;
+    server.mute = true;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    kvft_sim_sleep_ms(1000);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_STALLED);
+    assert_int_equal(kvfi_node_trouble(&kvfi_redis_of(tier)->node), KVF_WHY_STALLED);
+    server.mute = false;
+    kvft_sim_sleep_ms(1000);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
     tier->ops->close(tier);
 }
 
@@ -290,11 +328,13 @@ static void a_part_is_refused(void **state) {
 
 /* ---- loads ---- */
 
-static void get_all(kvfi_tier *tier, size_t num) {
+/* Returns how many were on their way when a connection ended. */
+static size_t get_most(kvfi_tier *tier, size_t num, size_t payload_bytes) {
     static kvft_value values[MANY];
     static kvfi_item items[MANY];
+    size_t lost = 0;
     for (size_t i = 0; i < num; i++) {
-        kvft_value_init(&values[i], 1000 + i, 100);
+        kvft_value_init(&values[i], 1000 + i, payload_bytes);
         items[i] = values[i].item;
         memset(values[i].bytes, 0, items[i].bytes);
     }
@@ -303,9 +343,15 @@ static void get_all(kvfi_tier *tier, size_t num) {
     watch();
     tier->ops->get(tier, &feed);
     for (size_t i = 0; i < num; i++) {
-        assert_int_equal(items[i].why, KVF_WHY_NONE);
+        assert_true(items[i].why == KVF_WHY_NONE || items[i].why == KVF_WHY_UNREACHABLE);
+        lost += items[i].why != KVF_WHY_NONE;
         kvft_value_cleanup(&values[i]);
     }
+    return lost;
+}
+
+static void get_all(kvfi_tier *tier, size_t num, size_t payload_bytes) {
+    assert_int_equal(get_most(tier, num, payload_bytes), 0);
 }
 
 /* What is loaded after a quarter of its time lives on; of many at once, as many as there is room to say so. */
@@ -316,23 +362,182 @@ static void what_is_used_lives_on(void **state) {
         assert_int_equal(kvft_put(tier, 1000 + i, 100), KVF_WHY_NONE);
     }
     kvft_sim_sleep_ms(890 * 1000);
-    get_all(tier, 8);
+    get_all(tier, 8, 100);
     assert_int_equal(server.refreshed, 0);
     kvft_sim_sleep_ms(20 * 1000);
-    get_all(tier, 8);
+    get_all(tier, 8, 100);
     assert_int_equal(server.refreshed, 8);
-    get_all(tier, MANY);
+    get_all(tier, MANY, 100);
     assert_in_range(server.refreshed, 50, MANY);
     server.narrow = true;
-    get_all(tier, MANY);
+    get_all(tier, MANY, 100);
     server.narrow = false;
-    get_all(lasting, 8);
+    get_all(lasting, 8, 100);
     assert_int_equal(server.refreshed, 0);
     tier->ops->close(tier);
     lasting->ops->close(lasting);
 }
 
+/* A connection that breaks off takes with it what was on its way, and nothing if it lay idle before; all else goes over
+ * another one. Nothing more is written to it. */
+static void a_load_breaks_off(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?window=65536");
+    for (uint64_t i = 0; i < 8; i++) {
+        assert_int_equal(kvft_put(tier, 1000 + i, 30000), KVF_WHY_NONE);
+    }
+    get_all(tier, 8, 30000);
+    for (unsigned nth = 1; nth <= 5; nth++) {
+        kvft_sim_sleep_ms(10);
+        server.breaks_at = nth;
+        size_t lost = get_most(tier, 8, 30000);
+        assert_in_range(lost, nth == 1 ? 0 : 1, nth == 1 ? 0 : 3);
+        assert_int_equal(server.breaks_at, 0);
+        assert_int_equal(tier->disconnects, nth);
+    }
+    tier->ops->close(tier);
+}
+
+/* ---- several servers ---- */
+
+#define ALL_TO_ONE "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:7000\r\n"
+
+static unsigned count_idle(const kvfi_node *node) {
+    unsigned num = 0;
+    for (unsigned kind = 0; kind < KVFI_NUM_LANES; kind++) {
+        num += node->lanes[kind].num_idle;
+    }
+    return num;
+}
+
+/* Connections to a server that has no slots any more are closed. */
+static void what_has_no_slots_needs_no_connections(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    kvfi_topology *t = kvfi_redis_of(tier)->topology;
+    for (uint64_t i = 0; i < 20; i++) {
+        assert_int_equal(kvft_put(tier, i, 100), KVF_WHY_NONE);
+    }
+    assert_int_equal(t->num_members, 3);
+    for (size_t i = 0; i < 3; i++) {
+        assert_in_range(count_idle(t->members[i]), 1, 2);
+    }
+    server.slots = ALL_TO_ONE;
+    kvft_sim_sleep_ms(1000);
+    kvfi_topology_refresh(t, kvfi_deadline(1000000));
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(count_idle(t->members[i]) > 0, t->members[i]->server.port == 7000);
+    }
+    tier->ops->close(tier);
+}
+
+/* What no server takes is over after six rounds, or with the time; where a little time may help, it is waited for. The
+ * map is asked for anew where it may be wrong. */
+static void rounds_come_to_an_end(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    kvft_value value;
+    kvft_value_init(&value, 1, 1000);
+    kvfi_feed feed = {.items = &value.item, .num = 1, .limit = 1, .check = kvft_value_check};
+    static const struct {
+        const char *reply;
+        int64_t time_us;
+        unsigned gets;
+        bool doubts_map;
+        int64_t least_us, most_us;
+    } rows[] = {{"-TRYAGAIN\r\n", 10000000, 6, true, 155000, 200000},
+                {"-TRYAGAIN\r\n", 30000, 3, true, 15000, 30000},
+                {"-MOVED 1 127.0.0.1:7001\r\n", 10000000, 6, true, 0, 100000},
+                {"-ASK 1 127.0.0.1:7001\r\n", 10000000, 6, false, 0, 100000},
+                {"-ERR other\r\n", 10000000, 1, false, 0, 10000}};
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        server.get = rows[i].reply;
+        kvft_sim_sleep_ms(1000);
+        watch();
+        int64_t from_us = kvfi_sys->now_us();
+        feed.deadline_us = from_us + rows[i].time_us;
+        atomic_store(&feed.next, 0);
+        tier->ops->get(tier, &feed);
+        assert_int_equal(value.item.status, KVF_MISS);
+        assert_int_equal(value.item.why, KVF_WHY_SERVER);
+        assert_int_equal(server.gets, rows[i].gets);
+        assert_int_equal(server.maps > 0, rows[i].doubts_map);
+        assert_in_range(kvfi_sys->now_us() - from_us, rows[i].least_us, rows[i].most_us);
+    }
+    kvft_value_cleanup(&value);
+    tier->ops->close(tier);
+}
+
+/* Threads that are started and have no time yet. */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    void *(*run)(void *);
+    void *arg;
+} begun;
+static unsigned num_begun;
+
+static void *begin_late(void *arg) {
+    (void)arg;
+    pthread_mutex_lock(&gate);
+    pthread_mutex_unlock(&gate);
+    return begun.run(begun.arg);
+}
+
+static int count_thread(void *out, void *(*run)(void *), void *arg) {
+    num_begun++;
+    begun.run = run;
+    begun.arg = arg;
+    return kvfi_sys_real.thread(out, begin_late, NULL);
+}
+
+static void expect_helpers(kvfi_tier *tier, size_t num, unsigned helpers) {
+    kvft_value values[MAX_VALUES];
+    kvfi_item items[MAX_VALUES];
+    for (size_t i = 0; i < num; i++) {
+        kvft_value_init(&values[i], 1 + i, 100);
+        items[i] = values[i].item;
+    }
+    kvfi_feed feed = {
+        .items = items, .num = num, .limit = num, .deadline_us = kvfi_deadline(10000000), .check = kvft_value_check};
+    kvfi_pool *pool = kvfi_pool_new(16);
+    assert_non_null(pool);
+    num_begun = 0;
+    table.thread = count_thread;
+    pthread_mutex_lock(&gate);
+    kvfi_redis_spread(kvfi_redis_of(tier), &feed, pool, KVFI_LANE_LOAD, kvfi_redis_load_on);
+    pthread_mutex_unlock(&gate);
+    kvfi_pool_free(pool);
+    assert_int_equal(num_begun, helpers);
+    for (size_t i = 0; i < num; i++) {
+        assert_int_equal(items[i].why, KVF_WHY_NONE);
+        kvft_value_cleanup(&values[i]);
+    }
+}
+
+/* As many threads as there are connections to the servers that are concerned, one of them the caller's; no more than
+ * there are values. */
+static void as_many_help_as_are_of_use(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL "?conns=2");
+    for (uint64_t i = 0; i < MAX_VALUES; i++) {
+        assert_int_equal(kvft_put(tier, 1 + i, 100), KVF_WHY_NONE);
+    }
+    expect_helpers(tier, MAX_VALUES, 5);
+    expect_helpers(tier, 4, 3);
+    expect_helpers(tier, 1, 0);
+    tier->ops->close(tier);
+}
+
 /* ---- what a server says of itself ---- */
+
+/* As a bulk string; until the next call. */
+static const char *bulk(const char *text) {
+    static char out[256];
+    snprintf(out, sizeof out, "$%zu\r\n%s\r\n", strlen(text), text);
+    return out;
+}
 
 static const char loading[] = "$32\r\nredis_version:8.0.0\r\nloading:1\r\n\r\n";
 static const char ready[] = "$32\r\nredis_version:8.0.0\r\nloading:0\r\n\r\n";
@@ -379,6 +584,72 @@ static void a_known_question_stays(void **state) {
     server.refuses = 1;
     tier->ops->doctor(tier, count_refusals, &found);
     assert_int_equal(found, 1);
+    tier->ops->close(tier);
+}
+
+/* One that was not answered is not asked again where the other one is in question. */
+static void a_mute_question_is_not_asked(void **state) {
+    (void)state;
+    unsigned found = 0;
+    kvf_tier_info info;
+    kvft_sim_plan plan = {.refuse = 65536};
+    kvft_sim_plan_set(&plan);
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    plan.refuse = 0;
+    kvft_sim_plan_set(&plan);
+    kvft_sim_sleep_ms(1000);
+    server.info = NONSENSE;
+    watch();
+    tier->ops->info(tier, &info);
+    assert_false(is_answered(tier, KVFI_PROBE_INFO));
+    assert_int_equal(server.configs, 0);
+    server.config = NONSENSE;
+    watch();
+    tier->ops->doctor(tier, count_refusals, &found);
+    assert_false(is_answered(tier, KVFI_PROBE_CONFIG));
+    assert_int_equal(server.infos, 0);
+    tier->ops->close(tier);
+}
+
+/* What it does not say, or later than connect_ms, is not known. */
+static void what_it_holds(void **state) {
+    (void)state;
+    static const struct {
+        const char *says;
+        int64_t takes_ms, used, max;
+    } rows[] = {{"used_memory:5\r\nmaxmemory:7\r\n", 0, 5, 7},
+                {"used_memory:5\r\nmaxmemory:1\r\n", 900, 5, 1},
+                {"used_memory:5\r\nmaxmemory:7\r\n", 1100, -1, -1},
+                {"used_memory:5\r\nmaxmemory:0\r\n", 0, 5, -1},
+                {"maxmemory:7\r\n", 0, -1, 7},
+                {"used_memory:0\r\n", 0, 0, -1}};
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?connect_ms=1000");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvf_tier_info info = {.used_bytes = 0};
+        server.info = bulk(rows[i].says);
+        server.info_takes_ms = rows[i].takes_ms;
+        tier->ops->info(tier, &info);
+        assert_int_equal(info.reachable, 1);
+        assert_int_equal(info.used_bytes, rows[i].used);
+        assert_int_equal(info.max_bytes, rows[i].max);
+    }
+    tier->ops->close(tier);
+}
+
+/* Where nothing is evicted it is asked how much it holds once the room that it had is used up, to the last byte. */
+static void room_is_asked_for_when_none_is_left(void **state) {
+    (void)state;
+    server.info = bulk("used_memory:1000000\r\nmaxmemory:0\r\n");
+    server.config = NO_SETTING;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?budget=100M");
+    _Atomic int64_t *room = &kvfi_redis_of(tier)->node.room;
+    assert_true(atomic_load(room) > 1000000);
+    for (int64_t left = 1; left >= 0; left--) {
+        atomic_store(room, left);
+        watch();
+        assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+        assert_int_equal(server.infos, left == 0);
+    }
     tier->ops->close(tier);
 }
 
@@ -460,6 +731,35 @@ static void each_page_has_its_time(void **state) {
     assert_int_equal(tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(100)), KVF_OK);
     assert_int_equal(server.pages, 2 * NUM_PAGES);
     assert_int_equal(removed, 0);
+    tier->ops->close(tier);
+}
+
+static int count_sight(void *ctx, const kvfi_sight *sight) {
+    assert_true(sight->head_len > KVFI_HEADER_BYTES);
+    ++*(unsigned *)ctx;
+    return 0;
+}
+
+/* What goes while it is looked at is not shown, and of what can't be read whole no part. */
+static void values_that_can_not_be_read(void **state) {
+    (void)state;
+    char key[128], second[128];
+    kvfi_addr addr;
+    kvf_error err = {0};
+    unsigned shown = 0;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?part=4096");
+    kvft_addr(&addr, 1);
+    assert_int_equal(kvft_put(tier, 1, 6000), KVF_WHY_NONE);
+    snprintf(key, sizeof key, "%s", kvft_redis_key(1, 0));
+    snprintf(second, sizeof second, "%s", kvft_redis_key(1, 1));
+    server.key = key;
+    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, count_sight, &shown, 100000), KVF_OK);
+    assert_int_equal(shown, 1);
+    server.get = "$-1\r\n";
+    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, see_nothing, NULL, 100000), KVF_OK);
+    server.get = NULL;
+    server.cant_be_read = second;
+    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, see_nothing, NULL, 100000), KVF_IO);
     tier->ops->close(tier);
 }
 
@@ -551,17 +851,26 @@ static void only_sessions_are_removed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(an_introduction),
+        TEST(a_mute_server_has_stalled),
         cmocka_unit_test_setup_teardown(no_memory_for_a_lookup, set_up_cluster, tear_down),
         TEST(saves_are_pipelined),
         TEST(lost_saves_are_sent_again),
         TEST(a_part_is_refused),
         TEST(what_is_used_lives_on),
+        TEST(a_load_breaks_off),
+        cmocka_unit_test_setup_teardown(what_has_no_slots_needs_no_connections, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(rounds_come_to_an_end, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(as_many_help_as_are_of_use, set_up_cluster, tear_down),
         TEST(one_question_ends_the_connection),
         TEST(a_known_question_stays),
+        TEST(a_mute_question_is_not_asked),
+        TEST(what_it_holds),
+        TEST(room_is_asked_for_when_none_is_left),
         TEST(the_log_hears_of_changes),
         TEST(prefix_that_is_too_long),
         TEST(a_name_is_not_waited_for),
         TEST(each_page_has_its_time),
+        TEST(values_that_can_not_be_read),
         TEST(no_part_stays),
         TEST(the_smallest_field_first),
         TEST(only_sessions_are_removed),
