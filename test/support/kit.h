@@ -33,6 +33,9 @@ void kvft_prompt_poison(kvft_prompt *);              /* overwrites them, before 
 size_t kvft_prompt_wrong(const kvft_prompt *, uint64_t seed, size_t run);
 
 double kvft_now_ms(void); /* of a clock that only goes forward */
+/* For a state that must come, and for a call that must end before something that takes longer. It guards against a hang
+ * and promises nothing: beside other programs all takes as long as they do. */
+#define KVFT_PATIENCE_MS 30000
 void kvft_nap_ms(long ms);
 
 uint64_t kvft_random(uint64_t *state); /* splitmix64 */
