@@ -32,8 +32,6 @@ static void info(kvfi_tier *tier, kvf_tier_info *out) {
     snprintf(out->url, sizeof out->url, "%s", tier->url->text);
     out->reachable = kvfi_sys->fstatat(AT_FDCWD, file->root, &st, 0) == 0;
     out->max_bytes = (int64_t)file->max_bytes;
-    out->num_records = -1;
-    out->used_bytes = -1;
     kvfi_file_usage_flush(file);
     if (kvfi_file_usage_read(file, &usage)) {
         out->num_records = (int64_t)usage.records;
@@ -136,11 +134,8 @@ static kvf_status find_folder(kvfi_file *file, kvf_error *err, const char *folde
     }
     if (fd < 0 && errno == EACCES) {
         kvfi_path path;
-        kvfi_culprit culprit;
         snprintf(path.text, sizeof path.text, "%s", file->root);
-        kvfi_file_culprit(file, &culprit, &path);
-        return kvfi_fail(err, KVF_CONFIG, "the folder %.100s%s can't be read by this user. %.110s", culprit.path.text,
-                         culprit.owner, culprit.mend);
+        return kvfi_file_unreadable(file, err, &path, EACCES);
     }
     if (fd >= 0) {
         kvfi_sys->close(fd);

@@ -21,6 +21,8 @@
 
 #define KVFI_FILE_DIR     "kvf1"
 #define KVFI_FILE_TENANTS "tenants"
+/* The folder of values on their way, which is made when it is missed. */
+#define KVFI_FILE_TEMPORARIES "tmp"
 
 typedef struct kvfi_file {
     kvfi_tier tier;
@@ -65,6 +67,8 @@ typedef struct kvfi_culprit {
     char mend[224]; /* a sentence */
 } kvfi_culprit;
 void kvfi_file_culprit(const kvfi_file *, kvfi_culprit *out, const kvfi_path *);
+/* Returns KVF_CONFIG, where this user may not read that path or what leads to it, else KVF_IO; err says what helps. */
+kvf_status kvfi_file_unreadable(const kvfi_file *, kvf_error *, const kvfi_path *, int error);
 /* Warns, once for reading and once for writing, of what this user may not do there. errno has the cause, and is
  * kept. */
 void kvfi_file_warn(kvfi_file *, const kvfi_path *, bool writing);

@@ -53,19 +53,28 @@ int kvfi_file_make_dirs(char *path) {
 
 /* ---- what is in the way */
 
+/* A command is given whole or not at all: cut short it would name another folder. */
+static void say_command(kvfi_culprit *out, const char *before, const char *path, size_t path_len, const char *behind) {
+    char text[sizeof out->mend];
+    int len = snprintf(text, sizeof text, "As root: %s %.*s%s", before, (int)path_len, path, behind);
+    if (len > 0 && (size_t)len < sizeof text) {
+        memcpy(out->mend, text, sizeof text);
+    }
+}
+
 /* Of a folder that belongs to another user. Above the store's own folder, changing the owner is not ours to suggest. */
 static void say_mend(const kvfi_file *file, kvfi_culprit *out) {
     size_t len = strlen(out->path.text);
+    char chown[32];
+    snprintf(chown, sizeof chown, "chown -R %u", (unsigned)geteuid());
     if (len >= file->root_len) {
-        snprintf(out->mend, sizeof out->mend, "As root: chown -R %u %.180s", (unsigned)geteuid(), file->root);
+        say_command(out, chown, file->root, file->root_len, "");
     } else if (len < file->folder_len) {
-        snprintf(out->mend, sizeof out->mend, "As root: chmod a+x %.190s", out->path.text);
+        say_command(out, "chmod a+x", out->path.text, len, "");
     } else if (!file->shared) {
-        snprintf(out->mend, sizeof out->mend, "As root: chown -R %u %.180s", (unsigned)geteuid(), out->path.text);
+        say_command(out, chown, out->path.text, len, "");
     } else {
-        int folder = (int)(file->folder_len < 80 ? file->folder_len : 80);
-        snprintf(out->mend, sizeof out->mend, "As root: chmod 755 %.*s && chmod 1777 %.*s/" KVFI_FILE_TENANTS, folder,
-                 file->root, folder, file->root);
+        say_command(out, "cd", file->root, file->folder_len, " && chmod 755 . && chmod 1777 " KVFI_FILE_TENANTS);
     }
 }
 
@@ -85,6 +94,16 @@ void kvfi_file_culprit(const kvfi_file *file, kvfi_culprit *out, const kvfi_path
         say_mend(file, out);
     }
     errno = error;
+}
+
+kvf_status kvfi_file_unreadable(const kvfi_file *file, kvf_error *err, const kvfi_path *path, int error) {
+    kvfi_culprit culprit;
+    char what[sizeof err->what];
+    kvfi_file_culprit(file, &culprit, path);
+    bool denied = error == EACCES || error == EPERM;
+    snprintf(what, sizeof what, "%.100s%s can't be read: %s.", culprit.path.text, culprit.owner, strerror(error));
+    bool told = denied && strlen(what) + strlen(culprit.mend) + 2 <= sizeof what;
+    return kvfi_fail(err, denied ? KVF_CONFIG : KVF_IO, "%s%s%s", what, told ? " " : "", told ? culprit.mend : "");
 }
 
 void kvfi_file_warn(kvfi_file *file, const kvfi_path *path, bool writing) {
@@ -173,7 +192,7 @@ static int scan_space(scan *s, int space_dir, const char *space_name) {
 }
 
 static bool is_own_name(const char *base) {
-    return strcmp(base, "usage") == 0 || strcmp(base, "tmp") == 0;
+    return strcmp(base, "usage") == 0 || strcmp(base, KVFI_FILE_TEMPORARIES) == 0;
 }
 
 static int meet_space(void *ctx, int dir, const char *base) {
@@ -209,10 +228,6 @@ kvf_status kvfi_file_scan(const kvfi_file *file, kvf_error *err, const kvf_diges
         return KVF_OK;
     }
     kvfi_path path;
-    kvfi_culprit culprit;
     snprintf(path.text, sizeof path.text, "%s%s", file->root, s.denied.text);
-    kvfi_file_culprit(file, &culprit, &path);
-    bool denied = s.error == EACCES || s.error == EPERM;
-    return kvfi_fail(err, denied ? KVF_CONFIG : KVF_IO, "%.100s%s can't be read: %s. %s", culprit.path.text,
-                     culprit.owner, strerror(s.error), denied ? culprit.mend : "");
+    return kvfi_file_unreadable(file, err, &path, s.error);
 }
