@@ -73,7 +73,7 @@ static kvf_status choose_part_bytes(const kvfi_session_call *call, kvfi_session_
 
 kvf_status kvfi_session_save_fields(const kvfi_session_call *call, kvfi_session_meta *meta, const void *keys,
                                     const void *values, uint32_t ttl_s) {
-    parts all = {0};
+    parts all;
     uint8_t *text = NULL;
     size_t text_len = 0;
     KVFI_TRY(choose_part_bytes(call, meta));
@@ -205,7 +205,7 @@ static kvf_status read_arrays(const kvfi_session_call *call, kvfi_loaded *loaded
 
 static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, bool *again) {
     enum { PAGE = 4096 };
-    parts all = {0};
+    parts all;
     kvfi_loaded *loaded = NULL;
     KVFI_TRY(parts_init(&all, call->err, plan->keys_bytes, plan->values_bytes, plan->meta.part_bytes, 0));
     kvf_status status = KVF_OK;

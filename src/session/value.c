@@ -100,11 +100,10 @@ static stored find_stored(const kvfi_session_call *call) {
     kvfi_addr addrs[2];
     kvfi_peek peeks[2] = {{.why = KVF_WHY_ABSENT}, {.why = KVF_WHY_ABSENT}};
     int64_t newest_s = INT64_MIN;
-    uint64_t round_trips = 0;
     for (unsigned i = 0; i < num_places(call); i++) {
         kvfi_session_addr(&addrs[i], call->id, call->tenant, i);
     }
-    call->tier->ops->peek(call->tier, addrs, num_places(call), peeks, &round_trips, call->deadline_us);
+    kvfi_tier_look(call->tier, addrs, num_places(call), peeks, call->deadline_us);
     for (unsigned i = 0; i < num_places(call); i++) {
         kvfi_header header;
         if (peeks[i].why != KVF_WHY_NONE || kvfi_header_decode(&header, peeks[i].header) != KVF_WHY_NONE) {
@@ -228,8 +227,7 @@ static kvf_status cut(kvfi_session_meta *meta, const uint8_t **keys, const uint8
 static kvf_status look(const kvfi_session_call *call, const kvfi_addr *addr, uint64_t *out_payload_bytes) {
     kvfi_peek peek = {.why = KVF_WHY_ABSENT};
     kvfi_header header;
-    uint64_t round_trips = 0;
-    call->tier->ops->peek(call->tier, addr, 1, &peek, &round_trips, call->deadline_us);
+    kvfi_tier_look(call->tier, addr, 1, &peek, call->deadline_us);
     kvf_reason why = peek.why;
     if (why == KVF_WHY_NONE) {
         why = kvfi_header_decode(&header, peek.header);

@@ -213,9 +213,8 @@ static kvf_status see_whole(walk *w, kvfi_tier *tier, kvf_error *err, kvfi_sight
 static kvf_status see_one(walk *w, kvfi_tier *tier, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
     kvfi_peek peek = {.why = KVF_WHY_ABSENT};
     kvfi_header header;
-    uint64_t round_trips = 0;
     kvfi_sight sight = {.kind = KVF_ENTRY_BLOCK, .name = "", .ttl_ms = -1, .addr = addr};
-    tier->ops->peek(tier, addr, 1, &peek, &round_trips, deadline_us);
+    kvfi_tier_look(tier, addr, 1, &peek, deadline_us);
     if (peek.why == KVF_WHY_ABSENT) {
         return KVF_OK;
     }

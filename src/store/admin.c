@@ -81,9 +81,8 @@ static bool get_card(kvfi_tier *tier, const kvfi_addr *addr, const kvfi_tenant *
 static kvf_reason read_card(const kvf_store *store, kvfi_tier *tier, char **out, const kvfi_addr *addr) {
     kvfi_peek peek;
     kvfi_header header;
-    uint64_t round_trips = 0;
     const kvfi_tenant *tenant = NULL;
-    tier->ops->peek(tier, addr, 1, &peek, &round_trips, kvfi_deadline(STEP_US));
+    kvfi_tier_look(tier, addr, 1, &peek, kvfi_deadline(STEP_US));
     if (peek.why != KVF_WHY_NONE || kvfi_header_decode(&header, peek.header) != KVF_WHY_NONE) {
         return KVF_WHY_ABSENT;
     }

@@ -219,7 +219,6 @@ static uint32_t look_for(kvf_store *store, kvfi_tier *tier, const group *g) {
     kvfi_addr addrs[GROUP_ITEMS];
     kvfi_peek peeks[GROUP_ITEMS];
     size_t numbers[GROUP_ITEMS], num = 0;
-    uint64_t round_trips = 0;
     uint32_t there = 0;
     for (size_t i = 0; i < g->num; i++) {
         if (may_be_there(store, g->staged[i])) {
@@ -228,7 +227,7 @@ static uint32_t look_for(kvf_store *store, kvfi_tier *tier, const group *g) {
         }
     }
     if (num > 0 && !tier->volatile_) {
-        tier->ops->peek(tier, addrs, num, peeks, &round_trips, kvfi_deadline(LOOK_BUDGET_US));
+        kvfi_tier_look(tier, addrs, num, peeks, kvfi_deadline(LOOK_BUDGET_US));
         for (size_t i = 0; i < num; i++) {
             there |= is_the_record(&peeks[i], g->staged[numbers[i]]) ? 1u << numbers[i] : 0;
         }

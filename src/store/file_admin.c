@@ -300,7 +300,7 @@ static int look_at_space(void *ctx, int dir, const char *base) {
     uint8_t digest[8];
     char path[64];
     bool space = kvfi_unhex(digest, base, sizeof digest);
-    if (!space && strcmp(base, "tmp") != 0) {
+    if (!space && strcmp(base, KVFI_FILE_TEMPORARIES) != 0) {
         return 0;
     }
     look_at_folder(f, dir, base, base);

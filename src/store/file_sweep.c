@@ -131,7 +131,7 @@ static int drop_stale(void *ctx, int dir, const char *base) {
 
 static void drop_stale_temporaries(const kvfi_file *file) {
     kvfi_path path;
-    kvfi_file_path_below(file, &path, "tmp");
+    kvfi_file_path_below(file, &path, KVFI_FILE_TEMPORARIES);
     int dir = kvfi_sys->open(path.text, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     if (dir >= 0) {
         int64_t now_s = kvfi_sys->wall_us() / 1000000;

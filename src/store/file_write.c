@@ -26,6 +26,14 @@ typedef struct draft {
     bool unnamed;
 } draft;
 
+static bool is_named(const draft *d) {
+    return *d->name.text != '\0';
+}
+
+static void forget_name(draft *d) {
+    *d->name.text = '\0';
+}
+
 static kvf_reason reason_of(int error) {
     switch (error) {
     case ENOSPC:
@@ -49,17 +57,16 @@ static kvf_reason refused(kvfi_file *file, const kvfi_path *at) {
 static kvf_reason make_name(const kvfi_file *file, kvfi_path *out) {
     uint8_t random[12];
     char hex[2 * sizeof random + 1];
-    char below[sizeof hex + 4];
+    char below[sizeof hex + sizeof KVFI_FILE_TEMPORARIES];
     if (kvfi_sys->random(random, sizeof random) != 0) {
         return KVF_WHY_UNREACHABLE;
     }
     kvfi_hex(hex, random, sizeof random);
-    snprintf(below, sizeof below, "tmp/%s", hex);
+    snprintf(below, sizeof below, KVFI_FILE_TEMPORARIES "/%s", hex);
     kvfi_file_path_below(file, out, below);
     return KVF_WHY_NONE;
 }
 
-/* The folder of temporaries is created when it is missing. */
 static int make_folder_of(kvfi_path *path) {
     char *slash = strrchr(path->text, '/');
     *slash = '\0';
@@ -72,7 +79,6 @@ static int make_folder_of(kvfi_path *path) {
 static kvf_reason open_named(kvfi_file *file, draft *d) {
     kvf_reason why = make_name(file, &d->name);
     if (why != KVF_WHY_NONE) {
-        d->name.text[0] = '\0';
         return why;
     }
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
@@ -82,7 +88,7 @@ static kvf_reason open_named(kvfi_file *file, draft *d) {
     }
     if (d->fd < 0) {
         why = refused(file, &d->name);
-        d->name.text[0] = '\0';
+        forget_name(d);
         return why;
     }
     (void)kvfi_sys->flock(d->fd, LOCK_EX | LOCK_NB);
@@ -136,7 +142,7 @@ static kvf_reason open_draft(kvfi_file *file, draft *d, kvfi_path *folder, bool 
 
 static void close_draft(draft *d) {
     int error = errno; /* of the earlier failure */
-    if (d->name.text[0] != '\0') {
+    if (is_named(d)) {
         (void)kvfi_sys->unlinkat(AT_FDCWD, d->name.text, 0);
     }
     if (d->fd >= 0) {
@@ -207,38 +213,39 @@ static bool knows_no_links(int error) {
 
 /* Gives an unnamed draft a temporary name, from which it can be renamed over another file. */
 static int name_draft(const kvfi_file *file, draft *d) {
-    if (make_name(file, &d->name) == KVF_WHY_NONE) {
-        int rc = link_draft(d, &d->name);
-        if (rc != 0 && errno == ENOENT && make_folder_of(&d->name) == 0) {
-            rc = link_draft(d, &d->name);
-        }
-        if (rc == 0) {
-            return 0;
-        }
+    if (make_name(file, &d->name) != KVF_WHY_NONE || link_draft(d, &d->name) != 0) {
+        forget_name(d);
+        return -1;
     }
-    d->name.text[0] = '\0';
-    return -1;
+    return 0;
 }
 
 /* 0, or -1 with errno: EEXIST if there is a value already and `replace` is false. */
 static int publish(const kvfi_file *file, draft *d, const kvfi_path *path, bool replace) {
-    if (d->name.text[0] == '\0' && !replace) {
+    if (!is_named(d) && !replace) {
         return link_draft(d, path);
     }
-    if (d->name.text[0] == '\0' && name_draft(file, d) != 0) {
+    if (!is_named(d) && name_draft(file, d) != 0) {
         return -1;
     }
     int rc = kvfi_sys->renameat(AT_FDCWD, d->name.text, AT_FDCWD, path->text);
     if (rc == 0) {
-        d->name.text[0] = '\0';
+        forget_name(d);
     }
     return rc;
 }
 
-/* The folder may have been cleared since the draft was opened. */
+static int make_folders(const kvfi_file *file, kvfi_path *path) {
+    kvfi_path temporaries;
+    kvfi_file_path_below(file, &temporaries, KVFI_FILE_TEMPORARIES);
+    (void)kvfi_file_make_dirs(temporaries.text);
+    return make_folder_of(path);
+}
+
+/* The folder may have been cleared since the draft was opened, and that of temporaries is made when it is missed. */
 static int publish_again(const kvfi_file *file, draft *d, kvfi_path *path, bool replace) {
     int rc = publish(file, d, path, replace);
-    if (rc != 0 && errno == ENOENT && make_folder_of(path) == 0) {
+    if (rc != 0 && errno == ENOENT && make_folders(file, path) == 0) {
         rc = publish(file, d, path, replace);
     }
     return rc;
@@ -287,7 +294,7 @@ static kvf_reason write_draft(kvfi_file *file, draft *d, const kvfi_item *item, 
         rc = publish_again(file, d, path, true);
     }
     if (rc != 0) {
-        d->unnamed = d->name.text[0] == '\0' && knows_no_links(errno);
+        d->unnamed = !is_named(d) && knows_no_links(errno);
         return d->unnamed ? KVF_WHY_UNREACHABLE : refused(file, path);
     }
     kvfi_file_usage_add(file, (int64_t)kvfi_file_charge(item->bytes) - (int64_t)found.charge, found.charge == 0);

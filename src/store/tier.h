@@ -211,6 +211,13 @@ struct kvfi_tier {
     _Atomic uint64_t connects, disconnects; /* counted by the tier */
 };
 
+/* kvfi_tier_look is peek for callers that do not count round trips. */
+static inline void kvfi_tier_look(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out,
+                                  int64_t deadline_us) {
+    uint64_t uncounted = 0;
+    tier->ops->peek(tier, addrs, num, out, &uncounted, deadline_us);
+}
+
 /* The kinds. Each opens from a parsed URL (which it then owns, also on failure), and fails only on what the operator
  * must change. */
 kvf_status kvfi_mem_open(kvfi_tier **out, kvf_error *, kvfi_url *);

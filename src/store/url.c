@@ -522,7 +522,7 @@ static bool cut_entry(span *host, span *port, span in) {
     *port = (span){NULL, 0};
     if (in.len > 0 && in.at[0] == '[') {
         const char *bracket = until(in.at, end, "]");
-        if (bracket == end || bracket == in.at + 1) {
+        if (bracket == end) {
             return false;
         }
         *host = span_of(in.at + 1, bracket);

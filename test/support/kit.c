@@ -12,6 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
+extern void __gcov_dump(void) __attribute__((weak));
+void kvft_exit(int code) {
+    if (__gcov_dump != NULL) {
+        __gcov_dump();
+    }
+    _exit(code);
+}
+
 static void die(const char *what, const kvf_error *err) {
     fprintf(stderr, "%s: %s\n", what, err->what);
     abort();

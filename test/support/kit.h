@@ -45,6 +45,9 @@ const char *kvft_temp_root(void); /* $TMPDIR where it is short enough for the pa
 char *kvft_temp_dir(void);        /* a new folder in it, to be freed by kvft_remove_dir */
 void kvft_remove_dir(char *dir);  /* with all that is in it */
 
+/* Ends a child process as _exit does; what it has executed is noted where that is measured (gcov). */
+void kvft_exit(int code) __attribute__((noreturn));
+
 /* Saves the prompt and waits; aborts with the reason when not all blocks were written (or known to be there). */
 void kvft_save_all(kvf_space *, kvf_store *, kvft_prompt *);
 /* Waits for what was handed over to be written; aborts with the reason when any block of this store ever was not. A

@@ -5,6 +5,8 @@
 #ifndef KVFT_PLACE_H
 #define KVFT_PLACE_H
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -74,7 +76,7 @@ static inline int64_t age_of(const char *path) {
 }
 
 static inline kvf_tier_info info_of(kvfi_tier *tier) {
-    kvf_tier_info info = {.struct_size = sizeof info};
+    kvf_tier_info info = {.struct_size = sizeof info, .num_records = -1, .used_bytes = -1, .max_bytes = -1};
     tier->ops->info(tier, &info);
     return info;
 }
@@ -93,6 +95,34 @@ static inline void make_file(const char *path, size_t len) {
     close(fd);
 }
 
+/* Values that are being written, or were left behind. */
+static inline size_t num_temporaries(const place *p) {
+    DIR *dir = opendir(below(p, "tmp"));
+    size_t num = 0;
+    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
+        num += entry->d_name[0] != '.';
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return num;
+}
+
+static inline void note_finding(void *ctx, const kvf_finding *finding) {
+    char *text = ctx;
+    size_t len = strlen(text);
+    assert_true(finding->what[0] != '\0');
+    snprintf(text + len, 4096 - len, "%s: %s\n", finding->code, finding->what);
+}
+
+/* What the doctor finds, a line each: the code, and what it says. */
+static inline const char *diagnose(kvfi_tier *tier) {
+    static char text[4096];
+    text[0] = '\0';
+    tier->ops->doctor(tier, note_finding, text);
+    return text;
+}
+
 /* Runs with one call of the system table replaced. */
 static kvfi_systable replaced;
 static inline kvfi_systable *replace(void) {
@@ -102,6 +132,15 @@ static inline kvfi_systable *replace(void) {
 }
 static inline void restore(void) {
     kvfi_sys_table = &kvfi_sys_real;
+}
+
+/* As `fstatat`, where /proc is not mounted. */
+static inline int no_proc_fstatat(int dir, const char *path, struct stat *out, int flags) {
+    if (strncmp(path, "/proc", 5) == 0) {
+        errno = ENOENT;
+        return -1;
+    }
+    return kvfi_sys_real.fstatat(dir, path, out, flags);
 }
 
 #endif

@@ -123,6 +123,52 @@ static void test_use_keeps_young(void **state) {
     close_place(&p);
 }
 
+static int num_fds(void) {
+    DIR *dir = opendir("/proc/self/fd");
+    int num = 0;
+    while (readdir(dir) != NULL) {
+        num++;
+    }
+    closedir(dir);
+    return num;
+}
+
+static void flip_byte(const char *path) {
+    write_at(path, SIZE / 2, "wrong", 5);
+}
+
+/* Whatever is found in the place of a value is closed again. */
+static void test_nothing_is_left_open(void **state) {
+    (void)state;
+    place p = open_place("");
+    kvfi_addr addr;
+    kvft_addr(&addr, 1);
+    int fds = num_fds();
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE); /* the same */
+    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE + 1), KVF_WHY_NONE); /* another */
+    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE + 1), KVF_WHY_NONE);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_TRUNCATED);
+    assert_int_equal(num_fds(), fds);
+    flip_byte(path_of(&p, 1));
+    assert_int_equal(kvft_borrow(p.tier, 1, SIZE + 1), KVF_WHY_CHECKSUM);
+    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_count(p.tier).damaged, 1);
+    assert_int_equal(num_fds(), fds);
+    assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
+    assert_int_equal(num_fds(), fds);
+    (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
+    (void)diagnose(p.tier);
+    (void)info_of(p.tier);
+    assert_int_equal(num_fds(), fds);
+    close_place(&p);
+}
+
 /* Sessions are written anew under their key. A reader of the old one is not disturbed. */
 static void test_another_value_replaces(void **state) {
     (void)state;
@@ -487,6 +533,42 @@ static void test_odd_counts(void **state) {
     }
 }
 
+/* What no folder can hold is read as no count at all, like a damaged one. */
+static void test_which_counts_are_read(void **state) {
+    (void)state;
+    static const uint64_t most = (uint64_t)1 << 62;
+    place p = open_place("");
+    const kvfi_file *file = (const kvfi_file *)p.tier;
+    for (int field = 0; field < 4; field++) {
+        for (uint64_t beyond = 0; beyond < 2; beyond++) {
+            kvfi_usage usage = {.bytes = field == 0 ? most + beyond : 1,
+                                .records = field == 1 ? most + beyond : 2,
+                                .writers = field == 2 ? most + beyond : 3,
+                                .swept_s = field == 3 ? -(int64_t)beyond : 4};
+            kvfi_usage expected = beyond == 0 ? usage : (kvfi_usage){0}, found = {.bytes = 7};
+            int fd = kvfi_file_usage_lock(file);
+            assert_true(fd >= 0);
+            kvfi_file_usage_set((kvfi_file *)p.tier, fd, &usage);
+            close(fd);
+            assert_int_equal(kvfi_file_usage_read(file, &found), beyond == 0);
+            assert_memory_equal(&found, &expected, sizeof found);
+        }
+    }
+    static const off_t places[] = {0, 4, 20}; /* the magic, the checksum, a number */
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        kvfi_usage usage = {.bytes = 1}, found = {.bytes = 7};
+        int fd = kvfi_file_usage_lock(file);
+        kvfi_file_usage_set((kvfi_file *)p.tier, fd, &usage);
+        close(fd);
+        write_at(below(&p, "usage"), places[i], "x", 1);
+        assert_false(kvfi_file_usage_read(file, &found));
+        assert_int_equal(found.bytes, 0);
+    }
+    assert_int_equal(unlink(below(&p, "usage")), 0);
+    assert_false(kvfi_file_usage_read(file, &(kvfi_usage){.bytes = 7}));
+    close_place(&p);
+}
+
 /* A reader has a damaged file open while a writer puts a whole one in its place: that one stays. */
 static const char *moved_from, *moved_to;
 static ssize_t preadv_then_replaced(int fd, const struct iovec *iov, int num, off_t at) {
@@ -848,26 +930,6 @@ static int no_proc_linkat(int fromdir, const char *from, int todir, const char *
     return -1;
 }
 
-static int no_proc_fstatat(int dir, const char *path, struct stat *out, int flags) {
-    if (strncmp(path, "/proc", 5) == 0) {
-        errno = ENOENT;
-        return -1;
-    }
-    return kvfi_sys_real.fstatat(dir, path, out, flags);
-}
-
-static size_t num_temporaries(const place *p) {
-    DIR *dir = opendir(below(p, "tmp"));
-    size_t num = 0;
-    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
-        num += entry->d_name[0] != '.';
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return num;
-}
-
 static void test_without_unnamed_files(void **state) {
     (void)state;
     for (int without_proc = 0; without_proc < 2; without_proc++) {
@@ -1111,6 +1173,55 @@ static void test_what_the_operator_must_mend(void **state) {
     kvft_remove_dir(dir);
 }
 
+static void test_opening_without_memory(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir();
+    char text[PATH_MAX];
+    kvf_error err;
+    bool hit = true;
+    snprintf(text, sizeof text, "file:%s/store?max=1M&tenant=a", dir);
+    for (uint64_t nth = 1; hit; nth++) {
+        kvft_faults_arm(KVFT_ALLOC, nth);
+        kvf_status status = try_open(text, &err);
+        uint64_t live = kvft_faults_live_allocs();
+        hit = kvft_faults_disarm();
+        assert_int_equal(status, hit ? KVF_NOMEM : KVF_OK);
+        assert_int_equal(live, 0);
+    }
+    kvft_remove_dir(dir);
+}
+
+/* What may not be read or written is told, once for each; what is not there, or went wrong otherwise, is not. */
+static int num_told;
+static void count_told(void *ctx, kvf_log_level level, const char *message) {
+    (void)ctx, (void)level, (void)message;
+    num_told++;
+}
+
+static void test_what_is_warned_of(void **state) {
+    (void)state;
+    static const struct {
+        int error, told;
+    } cases[] = {{EROFS, 1}, {EACCES, 1}, {EPERM, 1}, {ENOENT, 0}, {EIO, 0}, {ENOSPC, 0}, {EMFILE, 0}};
+    kvf_set_log(count_told, NULL, KVF_LOG_WARN);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        place p = open_place("");
+        kvfi_path path;
+        kvfi_file_path_below((const kvfi_file *)p.tier, &path, "a");
+        for (int writing = 0; writing < 2; writing++) {
+            num_told = 0;
+            for (int again = 0; again < 2; again++) {
+                errno = cases[i].error;
+                kvfi_file_warn((kvfi_file *)p.tier, &path, writing);
+                assert_int_equal(errno, cases[i].error);
+                assert_int_equal(num_told, cases[i].told);
+            }
+        }
+        close_place(&p);
+    }
+    kvf_set_log(NULL, NULL, KVF_LOG_WARN);
+}
+
 /* ---- in a child: as another user, or with mounts of its own. Exit codes: 0 fine, 77 can't be tried here, else a line
  * number. */
 
@@ -1127,7 +1238,7 @@ static void expect_child(int (*run)(const char *dir), const char *what) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        _exit(run(dir));
+        kvft_exit(run(dir));
     }
     int status = 0;
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -1303,51 +1414,25 @@ static void test_a_read_only_mount(void **state) {
 
 /* ---- the doctor */
 
-typedef struct diagnosis {
-    char codes[512];
-} diagnosis;
-
-static void note(void *ctx, const kvf_finding *finding) {
-    diagnosis *d = ctx;
-    size_t len = strlen(d->codes);
-    assert_true(finding->what[0] != '\0');
-    snprintf(d->codes + len, sizeof d->codes - len, "%s ", finding->code);
-}
-
 static void test_the_doctor(void **state) {
     (void)state;
     place p = open_place("?max=1M");
-    diagnosis d = {0};
-    p.tier->ops->doctor(p.tier, note, &d);
-    assert_non_null(strstr(d.codes, "folder"));
-    assert_null(strstr(d.codes, "open-permissions"));
-    assert_null(strstr(d.codes, "max-over-free"));
+    const char *found = diagnose(p.tier);
+    assert_non_null(strstr(found, "folder: "));
+    assert_null(strstr(found, "open-permissions"));
+    assert_null(strstr(found, "max-over-free"));
     assert_int_equal(chmod(below(&p, ""), 0755), 0);
     replace()->open = no_tmpfile_open;
-    p.tier->ops->doctor(p.tier, note, &d);
+    found = diagnose(p.tier);
     restore();
-    assert_non_null(strstr(d.codes, "open-permissions"));
-    assert_non_null(strstr(d.codes, "named-temporaries"));
+    assert_non_null(strstr(found, "open-permissions"));
+    assert_non_null(strstr(found, "named-temporaries"));
     p.tier->ops->close(p.tier);
     char url[2 * PATH_MAX];
     snprintf(url, sizeof url, "file:%s/store?max=900000G", p.dir);
     p.tier = kvft_tier(url);
-    p.tier->ops->doctor(p.tier, note, &d);
-    assert_non_null(strstr(d.codes, "max-over-free"));
+    assert_non_null(strstr(diagnose(p.tier), "max-over-free"));
     close_place(&p);
-}
-
-static void hear_what(void *ctx, const kvf_finding *finding) {
-    char *text = ctx;
-    size_t len = strlen(text);
-    snprintf(text + len, 4096 - len, "%s: %s; ", finding->code, finding->what);
-}
-
-static const char *findings(kvfi_tier *tier) {
-    static char text[4096];
-    text[0] = '\0';
-    tier->ops->doctor(tier, hear_what, text);
-    return text;
 }
 
 static uint32_t fs_type; /* 0: nobody can tell */
@@ -1385,7 +1470,7 @@ static void test_file_systems_are_told_apart(void **state) {
         fs_type = systems[i].type;
         replace()->statfs = typed_statfs;
         place p = open_place("");
-        const char *found = findings(p.tier);
+        const char *found = diagnose(p.tier);
         const char *names[] = {"network-file-system", "in-memory"};
         for (size_t j = 0; j < 2; j++) {
             bool expected = systems[i].finding != NULL && strcmp(systems[i].finding, names[j]) == 0;
@@ -1423,7 +1508,7 @@ static void test_the_doctor_looks_at_the_disk(void **state) {
                                 .f_files = disks[i].files,
                                 .f_favail = disks[i].files_available};
         replace()->statvfs = small_statvfs;
-        const char *found = findings(p.tier);
+        const char *found = diagnose(p.tier);
         restore();
         static const char *const names[] = {"disk-nearly-full", "max-over-free", "few-inodes"};
         for (size_t j = 0; j < sizeof names / sizeof *names; j++) {
@@ -1447,11 +1532,11 @@ static void test_the_doctor_counts_folders(void **state) {
     (void)state;
     place p = open_place("");
     assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
-    assert_null(strstr(findings(p.tier), "denied-folders"));
+    assert_null(strstr(diagnose(p.tier), "denied-folders"));
     assert_true(mkdir(below(&p, "tmp"), 0700) == 0 || errno == EEXIST);
     assert_int_equal(mkdir(below(&p, "lost+found"), 0700), 0);
     replace()->faccessat = deny_access;
-    const char *found = findings(p.tier);
+    const char *found = diagnose(p.tier);
     restore();
     if (strstr(found, "3 of 3 folders") == NULL) {
         fail_msg("%s", found);
@@ -1540,7 +1625,7 @@ static void test_processes(void **state) {
             kvfi_tier *tier = kvft_tier(p.url);
             uint64_t hits = mingle_in_threads(tier, i + 10, 2, 500);
             tier->ops->close(tier);
-            _exit(hits > 0 ? 0 : 1);
+            kvft_exit(hits > 0 ? 0 : 1);
         }
     }
     for (int i = 0; i < 100; i++) {
@@ -1611,16 +1696,6 @@ static int visit(void *ctx, const kvfi_sight *sight) {
     return 0;
 }
 
-static int num_fds(void) {
-    DIR *dir = opendir("/proc/self/fd");
-    int num = 0;
-    while (readdir(dir) != NULL) {
-        num++;
-    }
-    closedir(dir);
-    return num;
-}
-
 /* What is there is a hit, or a miss with a reason; which one depends on what failed. The third value makes it evict. */
 static void scenario(const char *text, uint64_t salt) {
     enum { BIG = 400000 };
@@ -1643,8 +1718,7 @@ static void scenario(const char *text, uint64_t salt) {
     kvfi_addr addr;
     kvft_addr(&addr, salt + 2);
     (void)tier->ops->remove(tier, &err, &addr, KVFI_NEVER);
-    diagnosis d = {0};
-    tier->ops->doctor(tier, note, &d);
+    (void)diagnose(tier);
     if (salt % 3 == 0) {
         uint64_t removed;
         (void)tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(1000));
@@ -1688,6 +1762,7 @@ int main(void) {
         cmocka_unit_test(test_only_its_user_can_look_inside),
         cmocka_unit_test(test_scattered_memory),
         cmocka_unit_test(test_use_keeps_young),
+        cmocka_unit_test(test_nothing_is_left_open),
         cmocka_unit_test(test_another_value_replaces),
         cmocka_unit_test(test_torn_files_are_misses_and_go),
         cmocka_unit_test(test_a_flipped_bit_is_a_miss_and_goes),
@@ -1700,6 +1775,7 @@ int main(void) {
         cmocka_unit_test(test_a_hollow_file_is_not_lent),
         cmocka_unit_test(test_odd_times),
         cmocka_unit_test(test_odd_counts),
+        cmocka_unit_test(test_which_counts_are_read),
         cmocka_unit_test(test_only_the_damaged_file_goes),
         cmocka_unit_test(test_a_slow_disk_costs_the_deadline),
         cmocka_unit_test(test_the_oldest_go_first),
@@ -1720,6 +1796,8 @@ int main(void) {
         cmocka_unit_test(test_the_folder_is_removed_under_it),
         cmocka_unit_test(test_no_tenant_evicts_another),
         cmocka_unit_test(test_what_the_operator_must_mend),
+        cmocka_unit_test(test_opening_without_memory),
+        cmocka_unit_test(test_what_is_warned_of),
         cmocka_unit_test(test_a_read_only_folder),
         cmocka_unit_test(test_a_full_disk),
         cmocka_unit_test(test_a_disk_without_inodes),

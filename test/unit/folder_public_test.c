@@ -3,7 +3,6 @@
  * The folder store under faults that others have reported of such stores, each as a kind: systems that deny a call,
  * folders of another user, clocks that were wrong, prompts larger than the bound.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,38 +17,13 @@
 
 #include "support/place.h"
 
-/* ---- what was logged, and what the doctor found */
+/* ---- what was logged */
 
 static char said[4096];
 static void hear(void *ctx, kvf_log_level level, const char *message) {
     (void)ctx, (void)level;
     size_t len = strlen(said);
     snprintf(said + len, sizeof said - len, "%s\n", message);
-}
-
-static void note(void *ctx, const kvf_finding *finding) {
-    char *text = ctx;
-    size_t len = strlen(text);
-    snprintf(text + len, 4096 - len, "%s: %s\n", finding->code, finding->what);
-}
-
-static const char *diagnose(kvfi_tier *tier) {
-    static char text[4096];
-    text[0] = '\0';
-    tier->ops->doctor(tier, note, text);
-    return text;
-}
-
-static size_t num_temporaries(const place *p) {
-    DIR *dir = opendir(below(p, "tmp"));
-    size_t num = 0;
-    for (const struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
-        num += entry->d_name[0] != '.';
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return num;
 }
 
 /* ---- calls that are denied */
@@ -103,7 +77,10 @@ static void test_hard_links_denied(void **state) {
     for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
         place p = open_place("");
         denied_with = errors[i];
+        assert_int_equal(kvft_put(p.tier, 8, SIZE), KVF_WHY_NONE);
         replace()->linkat = deny_link;
+        assert_int_equal(kvft_put(p.tier, 8, SIZE + 1),
+                         KVF_WHY_NONE); /* the first that is denied has a value to replace */
         expect_works(&p);
         p.tier->ops->close(p.tier);
         p.tier = kvft_tier(p.url);
@@ -178,6 +155,86 @@ static void test_locks_denied(void **state) {
     }
 }
 
+/* ---- calls that go well: they leave any errno behind, of which nothing follows */
+
+static int left_errno;
+static int leave(int result) {
+    if (result >= 0) {
+        errno = left_errno;
+    }
+    return result;
+}
+static int leave_open(const char *path, int flags, mode_t mode) {
+    return leave(kvfi_sys_real.open(path, flags, mode));
+}
+static int leave_openat(int dir, const char *path, int flags, mode_t mode) {
+    return leave(kvfi_sys_real.openat(dir, path, flags, mode));
+}
+static int leave_fstat(int fd, struct stat *out) {
+    return leave(kvfi_sys_real.fstat(fd, out));
+}
+static int leave_fstatat(int dir, const char *path, struct stat *out, int flags) {
+    return leave(kvfi_sys_real.fstatat(dir, path, out, flags));
+}
+static ssize_t leave_preadv(int fd, const struct iovec *iov, int num, off_t at) {
+    return leave((int)kvfi_sys_real.preadv(fd, iov, num, at));
+}
+static ssize_t leave_pwritev(int fd, const struct iovec *iov, int num, off_t at) {
+    return leave((int)kvfi_sys_real.pwritev(fd, iov, num, at));
+}
+static int leave_linkat(int fromdir, const char *from, int todir, const char *to, int flags) {
+    return leave(kvfi_sys_real.linkat(fromdir, from, todir, to, flags));
+}
+static int leave_renameat(int fromdir, const char *from, int todir, const char *to) {
+    return leave(kvfi_sys_real.renameat(fromdir, from, todir, to));
+}
+static int leave_unlinkat(int dir, const char *path, int flags) {
+    return leave(kvfi_sys_real.unlinkat(dir, path, flags));
+}
+static int leave_mkdirat(int dir, const char *path, mode_t mode) {
+    return leave(kvfi_sys_real.mkdirat(dir, path, mode));
+}
+static int leave_flock(int fd, int op) {
+    return leave(kvfi_sys_real.flock(fd, op));
+}
+
+static void test_what_errno_says_after_success(void **state) {
+    (void)state;
+    static const int errors[] = {ENOENT, EEXIST, EINTR, EACCES, ENOSPC, EWOULDBLOCK};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        place p = open_place("?max=1M");
+        kvfi_addr addr;
+        uint64_t removed = 0;
+        left_errno = errors[i];
+        kvfi_systable *table = replace();
+        table->open = leave_open;
+        table->openat = leave_openat;
+        table->fstat = leave_fstat;
+        table->fstatat = leave_fstatat;
+        table->preadv = leave_preadv;
+        table->pwritev = leave_pwritev;
+        table->linkat = leave_linkat;
+        table->renameat = leave_renameat;
+        table->unlinkat = leave_unlinkat;
+        table->mkdirat = leave_mkdirat;
+        table->flock = leave_flock;
+        expect_works(&p);
+        assert_false(((const kvfi_file *)p.tier)->no_tmpfile);
+        for (uint64_t seed = 100; seed < 130; seed++) { /* more than the bound */
+            assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+        }
+        ((kvfi_file *)p.tier)->no_tmpfile = true; /* also with names from the start */
+        expect_works(&p);
+        kvft_addr(&addr, 129);
+        assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
+        assert_null(strstr(diagnose(p.tier), "not-writable"));
+        assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, NULL, 1000), KVF_OK);
+        assert_int_equal(kvft_count(p.tier).records, 0);
+        restore();
+        close_place(&p);
+    }
+}
+
 static void test_times_denied(void **state) {
     (void)state;
     place p = open_place("?max=1M&ttl=100");
@@ -189,14 +246,6 @@ static void test_times_denied(void **state) {
 }
 
 /* ---- no /proc: what one thread finds out is not yet true of what another has begun */
-
-static int no_proc_fstatat(int dir, const char *path, struct stat *out, int flags) {
-    if (strncmp(path, "/proc", 5) == 0) {
-        errno = ENOENT;
-        return -1;
-    }
-    return kvfi_sys_real.fstatat(dir, path, out, flags);
-}
 
 typedef struct writer {
     pthread_t thread;
@@ -274,7 +323,7 @@ static void expect_child(int (*run)(const place *p)) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        _exit(run(&p));
+        kvft_exit(run(&p));
     }
     int status = -1;
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -357,7 +406,7 @@ static int live_below_a_closed_folder(const place *p) {
     EXPECT(kvf_store_open(&store, &err, urls, 1, &options) == KVF_CONFIG);
     snprintf(said, sizeof said, "%s", err.what);
     snprintf(url, sizeof url, "%s of user 0, mode 0700 can't be read", folder);
-    EXPECT(strstr(said, url) != NULL && strstr(said, "chmod 1777") != NULL && strstr(said, "/store/tenants") != NULL);
+    EXPECT(strstr(said, url) != NULL && strstr(said, "/store && chmod 755 . && chmod 1777 tenants") != NULL);
     snprintf(url, sizeof url, "%s", p->url);
     EXPECT(kvf_store_open(&store, &err, urls, 1, &options) == KVF_CONFIG);
     snprintf(said, sizeof said, "%s", err.what);
@@ -365,12 +414,49 @@ static int live_below_a_closed_folder(const place *p) {
     return 0;
 }
 
+static int of_another_user(int dir, const char *path, struct stat *out, int flags) {
+    (void)dir, (void)path, (void)flags;
+    *out = (struct stat){.st_uid = geteuid() + 1, .st_mode = 0700};
+    return 0;
+}
+
+/* A command to type as root is told whole or not at all, however long the path: cut short it would name another folder. */
+static void test_commands_are_whole(void **state) {
+    (void)state;
+    static const char *const behind[] = {"", "", " && chmod 755 . && chmod 1777 tenants"};
+    size_t told = 0;
+    replace()->fstatat = of_another_user;
+    for (size_t len = 10; len < 250; len++) {
+        char folder[256], root[300], before[64], expected[600];
+        snprintf(folder, sizeof folder, "/%0*d", (int)len - 1, 7);
+        snprintf(root, sizeof root, "%s/kvf1", folder);
+        snprintf(before, sizeof before, "As root: chown -R %u", (unsigned)geteuid());
+        for (size_t i = 0; i < 3; i++) { /* the store's own folder; the one above; the same, shared by tenants */
+            kvfi_file file = {.root = root, .root_len = strlen(root), .folder_len = len, .shared = i == 2};
+            kvfi_path path;
+            kvf_error err = {0};
+            snprintf(path.text, sizeof path.text, "%s", i == 0 ? root : folder);
+            snprintf(expected, sizeof expected, "%s %s%s", i == 2 ? "As root: cd" : before, path.text, behind[i]);
+            assert_int_equal(kvfi_file_unreadable(&file, &err, &path, EACCES), KVF_CONFIG);
+            const char *command = strstr(err.what, "As root: ");
+            if (command != NULL) {
+                assert_string_equal(command, expected);
+                told++;
+            }
+            assert_non_null(strstr(err.what, strerror(EACCES)));
+            assert_int_equal(kvfi_file_unreadable(&file, &err, &path, EIO), KVF_IO);
+            assert_null(strstr(err.what, "As root: "));
+        }
+    }
+    restore();
+    assert_true(told > 3 * 40);
+}
+
 /* The doctor names the folder of a tenant and its bound. */
 static void test_the_doctor_sees_a_tenant(void **state) {
     (void)state;
     place p = open_place("?tenant=alice&tenant_max=5M");
-    p.tier->ops->doctor(p.tier, note, (said[0] = '\0', said));
-    assert_non_null(strstr(said, "/store/tenants/alice: 0 records, 0 B of at most 5.0 MiB"));
+    assert_non_null(strstr(diagnose(p.tier), "/store/tenants/alice: 0 records, 0 B of at most 5.0 MiB"));
     close_place(&p);
 }
 
@@ -665,8 +751,10 @@ int main(void) {
         cmocka_unit_test(test_unnamed_files_denied),
         cmocka_unit_test(test_locks_denied),
         cmocka_unit_test(test_times_denied),
+        cmocka_unit_test(test_what_errno_says_after_success),
         cmocka_unit_test(test_no_proc_and_many_threads),
         cmocka_unit_test(test_folders_that_root_left),
+        cmocka_unit_test(test_commands_are_whole),
         cmocka_unit_test(test_the_doctor_sees_a_tenant),
         cmocka_unit_test(test_a_prompt_larger_than_the_bound),
         cmocka_unit_test(test_a_prompt_larger_than_memory_in_front),

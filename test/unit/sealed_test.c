@@ -17,6 +17,7 @@
 #include "record/record.h"
 #include "record/space.h"
 #include "support/golden.h"
+#include "support/kit.h"
 
 #define NUM_TOKENS   16u
 #define BODY_BYTES   (4 * NUM_TOKENS + KVFT_GOLDEN_PAYLOAD)
@@ -285,7 +286,7 @@ static void a_child_seals(void **state) {
         pid_t child = fork();
         if (child == 0) {
             alarm(SECONDS); /* ends one that waits for ever */
-            _exit(seal_once() ? 0 : 1);
+            kvft_exit(seal_once() ? 0 : 1);
         }
         all = child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
     }

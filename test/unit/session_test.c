@@ -704,6 +704,22 @@ static void hostile_values(void **state) {
     kvf_store_close(store);
 }
 
+/* The longest session that is a value. It is not made here: memory for its meta is refused, which is asked for behind
+ * the check of its length. */
+static void the_longest_value(void **state) {
+    (void)state;
+    const uint64_t most = KVF_MAX_PAYLOAD_BYTES - KVFI_MAX_META_BYTES - 2 * 64;
+    for (uint64_t beyond = 0; beyond < 2; beyond++) {
+        kvf_error err = {0};
+        kvfi_session_call call = {.id = "id", .err = &err};
+        kvfi_session_meta meta = {.keys = {.bytes = most - most / 2 + beyond}, .values = {.bytes = most / 2}};
+        kvft_faults_arm(KVFT_ALLOC, 1);
+        kvf_status status = kvfi_session_save_value(&call, &meta, NULL, NULL, 1);
+        kvft_faults_disarm();
+        assert_int_equal(status, beyond == 0 ? KVF_NOMEM : KVF_LIMIT);
+    }
+}
+
 static void a_value_names_its_id(void **state) {
     (void)state;
     kvfi_session_meta meta = {.stored_s = 5, .id = "a \"name\" \xc3\xa9"};
@@ -807,6 +823,7 @@ int main(void) {
         cmocka_unit_test(a_large_value),
         cmocka_unit_test(a_value_expires),
         cmocka_unit_test(hostile_values),
+        cmocka_unit_test(the_longest_value),
         cmocka_unit_test(a_value_names_its_id),
         cmocka_unit_test(every_fault_once),
     };

@@ -366,6 +366,57 @@ static void test_tiers_fall_through_and_promote(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* What a tier does not get to in time is not stored there, whatever the tier before it did. */
+static void put_nothing(kvfi_tier *tier, kvfi_feed *feed) {
+    (void)tier, (void)feed;
+}
+
+static void test_a_tier_without_time_stores_nothing(void **state) {
+    (void)state;
+    enum { NUM = 3 };
+    kvf_store *store = kvft_store2("mem:", "mem:");
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 7, NUM, PAYLOAD);
+    kvfi_tier_ops ops = *store->tiers[1]->ops;
+    ops.put = put_nothing;
+    store->tiers[1]->ops = &ops;
+    kvfi_item items[NUM];
+    kvfi_put_outcome outcomes[NUM] = {{0}};
+    for (size_t i = 0; i < NUM; i++) {
+        items[i] = (kvfi_item){.iov = &prompt->iov[i], .num_iov = 1, .bytes = PAYLOAD, .number = i};
+        items[i].addr.key = prompt->keys[i];
+    }
+    kvfi_feed feed = {.items = items, .num = NUM, .deadline_us = kvfi_deadline(10000000)};
+    kvfi_store_put(store, &feed, outcomes);
+    for (size_t i = 0; i < NUM; i++) {
+        assert_int_equal(outcomes[i].tiers, 1);
+        assert_int_equal(outcomes[i].status, KVF_MISS);
+        assert_int_equal(outcomes[i].why, KVF_WHY_BUDGET);
+        assert_int_equal(items[i].status, KVF_MISS);
+        assert_int_equal(items[i].why, KVF_WHY_BUDGET);
+    }
+    assert_int_equal(stats_of(store).saved, 0);
+    assert_int_equal(stats_of(store).save_failures[KVF_WHY_BUDGET], NUM);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
+/* What a tier can't tell is not known, which is not the same as none. */
+static void test_what_can_not_be_told_is_unknown(void **state) {
+    (void)state;
+    kvf_store *store = kvft_store("redis://127.0.0.1:1");
+    kvf_tier_info info = {.struct_size = sizeof info, .reachable = 1};
+    assert_int_equal(kvf_tier_info_get(store, &info, 0), KVF_OK);
+    assert_false(info.reachable);
+    assert_int_equal(info.num_records, -1);
+    assert_int_equal(info.used_bytes, -1);
+    assert_int_equal(info.max_bytes, -1);
+    assert_string_equal(info.url, "redis://127.0.0.1:1");
+    assert_int_equal(kvf_tier_info_get(store, &info, 1), KVF_LIMIT);
+    kvf_store_close(store);
+}
+
 /* ---- queue ---- */
 
 static size_t reap_one(kvf_queue *queue, kvf_completion *out) {
@@ -563,7 +614,7 @@ static void test_a_forked_child_gets_misses(void **state) {
     assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
     pid_t pid = fork();
     if (pid == 0) {
-        _exit(call_as_a_child(&b, queue));
+        kvft_exit(call_as_a_child(&b, queue));
     }
     int status = 0;
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -624,6 +675,8 @@ int main(void) {
         cmocka_unit_test(test_bad_views_are_refused),
         cmocka_unit_test(test_views_at_their_limits),
         cmocka_unit_test(test_tiers_fall_through_and_promote),
+        cmocka_unit_test(test_a_tier_without_time_stores_nothing),
+        cmocka_unit_test(test_what_can_not_be_told_is_unknown),
         cmocka_unit_test(test_queue_saves_matches_and_loads),
         cmocka_unit_test(test_a_watched_load_goes_over_gaps),
         cmocka_unit_test(test_two_stores_write_a_block_once),
