@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A context computes under one set of adapters after the other: a server may take another set for every batch. Each set
- * is an identity of its own, with its own space. The handle stays, and with it all that is known of the sequences.
- * Each of them says which identity computed it, and counts for that one alone.
+ * Changes of adapters. A context computes under one set of adapters after another: a server may use another set for
+ * every batch. Each set is an identity with its own space. The handle remains, and with it all knowledge about the
+ * sequences. Each sequence records which identity computed it, and counts for that one only.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +36,8 @@ static void clear(kvfl_identity *identity) {
     *identity = (kvfl_identity){.number = 0};
 }
 
-/* A place that is free, or that of the set that was used longest ago. NULL: its space may be in use, by a load that was
- * called off and has not ended yet. */
+/* A free place, or that of the set that was used longest ago. NULL: its space may be in use by a cancelled load that
+ * has not ended yet. */
 static kvfl_identity *place(kvf_llama *kv) {
     kvfl_identity *oldest = &kv->identities[0];
     for (size_t i = 1; i < KVFL_IDENTITIES; i++) {
@@ -66,7 +66,7 @@ kvf_status kvfl_open_identity(kvf_llama *kv, kvf_error *err, const char *adapter
         clear(identity);
         return status;
     }
-    identity->number = kv->identity_clock + 1; /* take() counts on */
+    identity->number = kv->identity_clock + 1; /* take() relies on it */
     take(kv, identity);
     return KVF_OK;
 }
@@ -77,7 +77,7 @@ void kvfl_close_identities(kvf_llama *kv) {
     }
 }
 
-/* Where no cell is free llama.cpp would log an error, for each batch anew. */
+/* Without a free cell llama.cpp would log an error for each batch. */
 bool kvfl_has_probe_cells(const kvf_llama *kv) {
     return kv->kind.num_caches == 0 || kvfl_unshared_cells(kv) + KVFL_PROBE_CELLS <= kv->n_ctx;
 }
@@ -96,8 +96,8 @@ static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
     return kvfl_probe(kv, err);
 }
 
-/* What a sequence holds behind its known tokens was computed by the program itself, under the adapters of until now where
- * it has grown since they were set. */
+/* The program itself computed what a sequence holds after its known tokens. If it has grown since the adapters were
+ * set, it was computed under the previous ones. */
 static void note_behind(kvf_llama *kv) {
     uint64_t now = kv->identity != 0 ? kv->identity : UINT64_MAX;
     for (llama_seq_id seq = 0; seq < (llama_seq_id)kv->num_seqs; seq++) {

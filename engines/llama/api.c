@@ -31,8 +31,8 @@ kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...)
 
 /* ---- the handle ---- */
 
-/* As many tokens as one physical batch takes, in whole tiles; a context with smaller batches than a tile takes what it
- * has. */
+/* As many tokens as one physical batch takes, in whole tiles. A context with batches smaller than a tile uses its batch
+ * size. */
 static uint32_t choose_step(const struct llama_context *ctx) {
     uint32_t batch = llama_n_batch(ctx), ubatch = llama_n_ubatch(ctx);
     uint32_t most = batch < ubatch ? batch : ubatch;
@@ -186,8 +186,8 @@ bool kvfl_holds(const kvf_llama *kv, llama_seq_id seq, size_t num) {
 }
 
 void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tail) {
-    /* A token that is computed alone: ggml then shares out the sum over all those in front of it, and rounds by the
-     * number of threads. */
+    /* A token that is computed alone: ggml then divides the sum over all tokens before it among the threads, and rounds
+     * by their number. */
     tail = tail > 1 ? tail : 0;
     kv->num_whole = cut / kv->block_tokens;
     kv->tail_tokens = (uint32_t)tail;
@@ -199,7 +199,7 @@ void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tai
     }
     kvf_chain(kv->space, kv->keys, kv->num_whole, kv->tokens, cut);
     if (tail > 0 && cut > 0) {
-        /* Named by the block in front of it and its own tokens, and by a word that no whole block is named by. */
+        /* Named by the block before it, its own tokens, and a word that names no whole block. */
         uint8_t name[4 + sizeof(kvf_key) + 4 * KVFL_MAX_BLOCK_TOKENS] = "tail";
         memcpy(name + 4, kv->keys[kv->num_whole - 1].bytes, sizeof(kvf_key));
         memcpy(name + 4 + sizeof(kvf_key), kv->tokens + cut, 4 * tail);

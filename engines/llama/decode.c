@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * In place of llama_decode: what a batch asks for is split by sequence. What ends at a token with an output is a
- * prompt; its whole blocks and its tail are brought in, one sequence after the other, by copies from other sequences,
- * loads and computation (kvfl_fill); what is left is decoded together: the tokens with outputs, and those in front of
+ * kvf_llama_decode, which replaces llama_decode. A batch is divided by sequence. The tokens up to one with an output
+ * are a prompt. Its whole blocks and its tail are brought in, one sequence after the other, by copies from other
+ * sequences, loads and computation (kvfl_fill). The rest is decoded together: the tokens with outputs, and those before
  * the end of a batch that stopped in the middle of a block.
  *
- * What a sequence still holds is used, however it was computed. Stored, and copied, is only what is cold (engine.h): a
- * block that was continued in its middle, generated tokens, and all that was computed behind them, are not.
+ * What a sequence still holds is used, however it was computed. Only cold KV (engine.h) is stored and copied: not a
+ * block that was continued from its middle, nor generated tokens, nor anything computed after them.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -14,19 +14,19 @@
 
 #include "llama/engine.h"
 
-/* A prompt's new tokens, so many times those that would be computed again. */
+/* The prompt's new tokens must be this many times those computed again. */
 #define NEXT_TO_NOTHING 16u
 
-/* What a batch has of one sequence. */
+/* The part of a batch that belongs to one sequence. */
 typedef struct kvfl_piece {
     size_t num;          /* tokens; 0 = none */
     size_t first, end;   /* positions */
     size_t want;         /* of the first output, or `end` */
-    size_t done;         /* in front of this position all is in the sequence */
+    size_t done;         /* everything before this position is in the sequence */
     kvf_llama_aside why; /* not to be followed */
     bool alone;          /* no token belongs to another sequence too */
     kvfl_lineage before; /* of the sequence */
-    kvfl_stash dropped;  /* tokens, to compute or load their block as a whole; put back when that fails */
+    kvfl_stash dropped;  /* tokens dropped to compute or load their block as a whole; put back if that fails */
 } kvfl_piece;
 
 kvf_status kvfl_open_decode(kvf_llama *kv, kvf_error *err) {
@@ -100,7 +100,7 @@ static void add_token(kvf_llama *kv, llama_seq_id seq, llama_token token, llama_
     }
 }
 
-/* false: a batch that llama.cpp will refuse, or whose positions it is to find: nothing to be looked into. */
+/* False: a batch that llama.cpp will refuse, or whose positions it will determine: it can't be analysed. */
 static bool read_batch(kvf_llama *kv, const struct llama_batch *batch) {
     memset(kv->pieces, 0, kv->num_seqs * sizeof *kv->pieces);
     if (batch->n_tokens <= 0 || (uint32_t)batch->n_tokens > llama_n_batch(kv->ctx) || batch->token == NULL ||
@@ -152,9 +152,9 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
            (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, KVFL_LOOKUP_US) == KVF_OK && run == 1);
 }
 
-/* A sequence that is not cold to its end. It goes back to where it is cold when what is behind that was computed only
- * because a batch was full, or is so little that to compute it again costs next to nothing; or to where its last block
- * begins, when that is stored whole. Else the answer comes sooner from what it holds. */
+/* For a sequence that is not cold to its end. It goes back to where it is cold if what follows was computed only
+ * because a batch was full, or is so little that computing it again costs almost nothing; or to the beginning of its
+ * last block if that is stored whole. Otherwise the answer comes sooner from what it holds. */
 static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     const kvfl_history *h = &kv->histories[seq];
     size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens, behind = h->num - h->lineage.cold;
@@ -170,7 +170,7 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
 
 /* ---- what another sequence holds ---- */
 
-/* Of a window the least position says nothing of the other caches. */
+/* For a window the least position says nothing about the other caches. */
 size_t kvfl_unshared_cells(const kvf_llama *kv) {
     size_t sum = 0;
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
@@ -189,10 +189,10 @@ static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t
     return same;
 }
 
-/* Blocks [from, to) through memory, into cells of their own. They take the next free ones, in order, as if they were
- * loaded or computed there: with cells in common, a sequence would go on in others, perhaps in front of them, and sums go
- * by the order of cells; and who moves the positions of one sequence would move those of the other. Returns where the
- * sequence ends. */
+/* Copies blocks [from, to) through memory into separate cells. They take the next free cells, in order, as if they were
+ * loaded or computed there. With shared cells the sequence would continue in other cells, perhaps before the shared
+ * ones, and sums depend on the order of cells. Also, moving the positions of one sequence would move those of the
+ * other. Returns where the sequence ends. */
 static size_t copy_blocks(kvf_llama *kv, llama_seq_id donor, llama_seq_id seq, size_t from, size_t to) {
     size_t bytes = kvfl_export_bytes(kv, kv->block_tokens), at = from;
     uint8_t *blob = malloc(bytes);
@@ -276,7 +276,7 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
 }
 
 /* Whether there are cells for the batch, as far as llama.cpp tells. A sequence with a state, which could not be undone
- * when they come short, is left to llama_decode, which says so before it begins. */
+ * if cells run out, is left to llama_decode, which reports that before it begins. */
 static bool is_roomy(const kvf_llama *kv, const struct llama_batch *batch) {
     return !kvfl_has_states(kv) || kv->kind.num_caches == 0 ||
            kvfl_unshared_cells(kv) + (size_t)batch->n_tokens <= kv->n_ctx;
@@ -297,7 +297,7 @@ static llama_seq_id first_seq(const struct llama_batch *batch, int32_t i) {
     return batch->seq_id != NULL ? batch->seq_id[i][0] : 0;
 }
 
-/* The tokens of the batch that are not in yet. Positions: those of a sequence without gaps follow each other. */
+/* Collects the tokens of the batch that are not in yet. The positions of a sequence without gaps are consecutive. */
 static void collect_rest(kvf_llama *kv, const struct llama_batch *batch) {
     static llama_seq_id zero = 0;
     size_t *seen = calloc(kv->num_seqs, sizeof *seen);
@@ -308,7 +308,7 @@ static void collect_rest(kvf_llama *kv, const struct llama_batch *batch) {
         const kvfl_piece *p = &kv->pieces[first_seq(batch, i)];
         size_t pos = p->first + seen[first_seq(batch, i)]++;
         int32_t k = rest->n_tokens;
-        kv->output_of[i] = INT32_MAX; /* none: llama.cpp says so */
+        kv->output_of[i] = INT32_MAX; /* none: llama.cpp reports that */
         if (p->alone && p->why == KVF_ASIDE_NONE && pos < p->done) {
             continue;
         }
@@ -374,7 +374,7 @@ static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
     }
 }
 
-/* What of the last block was computed only because the batch ended here. */
+/* The part of the last block that was computed only because the batch ended here. */
 static bool has_ragged_end(const kvf_llama *kv, const kvfl_history *h, const kvfl_piece *p) {
     size_t begin = h->lineage.cold;
     return !has_output(p) && !kvfl_has_states(kv) && p->end - begin < kv->block_tokens && p->end > begin &&
@@ -410,8 +410,8 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     }
 }
 
-/* llama_decode leaves the memory as it was when it returns 1 or -1; so do we. After a worse failure the memory says
- * what it holds. */
+/* llama_decode leaves the memory unchanged when it returns 1 or -1, and so does this. After a worse failure the memory
+ * tells what it holds. */
 static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];

@@ -12,7 +12,7 @@ typedef struct prefill {
     const llama_token *tokens;
     size_t num, cut;
     size_t have; /* tokens that the sequence holds */
-    bool cold;   /* all of them as a run from an empty sequence computes them: what is computed behind them is stored */
+    bool cold;   /* all of them equal a run from an empty sequence, so what is computed after them is stored */
     kvfl_cuts cuts;
 } prefill;
 
@@ -32,7 +32,7 @@ static kvf_status decode(prefill *p, size_t num) {
     int rc = llama_decode(p->kv->ctx, *batch);
     p->kv->decode_rc = rc;
     if (p->kv->space != NULL) {
-        llama_synchronize(p->kv->ctx); /* a GPU is still at it; the blocks are exported next anyway */
+        llama_synchronize(p->kv->ctx); /* a GPU may still be working; the blocks are exported next anyway */
     }
     int64_t took = kvfl_now_us() - begin;
     p->report->compute_us += took;
@@ -56,8 +56,8 @@ static kvf_status tell_progress(const prefill *p) {
     return KVF_OK;
 }
 
-/* What is due behind a batch that began at `before`, without a store too: the same cuts and seats, so that the answer
- * is the same. */
+/* What must follow a batch that began at `before`, even without a store: the same cuts and cells, so that the answer is
+ * the same. */
 static kvf_status settle(prefill *p, size_t before) {
     kvf_llama *kv = p->kv;
     bool in_tail = p->have > p->cut, at_end = p->have == kvfl_position(kv, kvfl_num_blocks(kv));
@@ -76,10 +76,9 @@ static kvf_status settle(prefill *p, size_t before) {
     return KVF_OK;
 }
 
-/* How many tokens the next batch has. What is stored must not depend on how large the batches of this context are, nor on
- * where the prompt ends: so a batch that begins between two tiles ends where the next one begins, and what is left of a
- * tail behind its whole tiles is a batch of its own, of two tokens or more, since one alone is rounded by the number of
- * threads. */
+/* The size of the next batch. What is stored must depend neither on the batch size of this context nor on where the
+ * prompt ends. So a batch that begins between two tiles ends at the beginning of the next one. The rest of a tail after
+ * its whole tiles is a separate batch of two tokens or more, since a single one is rounded by the number of threads. */
 static size_t next_batch(const prefill *p, size_t end) {
     size_t stop = kvfl_next_stop(p->kv, p->have), left = (stop < end ? stop : end) - p->have;
     size_t num = left < p->kv->step ? left : p->kv->step, into = p->have % KVFL_MIN_BATCH;
@@ -92,7 +91,7 @@ static size_t next_batch(const prefill *p, size_t end) {
     return p->cold && num > KVFL_MIN_BATCH ? num / KVFL_MIN_BATCH * KVFL_MIN_BATCH : num;
 }
 
-/* Computes up to `end`, in large batches that stop where a state is stored. */
+/* Computes up to `end`, in large batches that stop at boundaries. */
 static kvf_status compute(prefill *p, size_t end) {
     kvf_status status = tell_progress(p);
     while (status == KVF_OK && p->have < end) {
@@ -131,7 +130,7 @@ static kvf_status bring_stored(prefill *p) {
     return front.status;
 }
 
-/* The whole blocks; the tail, apart; the last token is left, to be computed apart: so that a prompt whose tail is
+/* The whole blocks; the tail, separately; the last token is left to be computed alone, so that a prompt whose tail is
  * stored computes the last token just as this one does. */
 static kvf_status fill(prefill *p) {
     kvf_status status = bring_stored(p);
@@ -183,7 +182,7 @@ static kvf_status check(const prefill *p) {
     return KVF_OK;
 }
 
-/* A recurrent state can't go back: then all goes. */
+/* A recurrent state can't go back: then everything is dropped. */
 static void drop_from(const prefill *p, size_t have) {
     llama_memory_t mem = p->kv->mem;
     if (!kvfl_holds(p->kv, p->seq, have) && !llama_memory_seq_rm(mem, p->seq, (llama_pos)have, -1)) {
@@ -196,7 +195,7 @@ static kvf_status run(prefill *p) {
     p->report->num_tokens = (uint32_t)p->num;
     p->have = kvfl_keep_resident(kv, p->seq, p->tokens, p->cut);
     p->report->resident_tokens = (uint32_t)p->have;
-    kvfl_forget(kv, p->seq, KVF_ASIDE_FOREIGN); /* until this has ended well */
+    kvfl_forget(kv, p->seq, KVF_ASIDE_FOREIGN); /* until this has succeeded */
     kvf_status status = fill(p);
     if (status == KVF_OK) {
         status = compute(p, p->num);
@@ -206,7 +205,7 @@ static kvf_status run(prefill *p) {
         kvfl_follow(kv, p->seq, p->tokens, p->num);
         kvfl_note_cold(kv, p->seq, p->cut);
     } else if (status == KVF_CLOSED) {
-        drop_from(p, p->have); /* what a stopped batch left behind */
+        drop_from(p, p->have); /* the remains of a stopped batch */
     } else {
         llama_memory_seq_rm(kv->mem, p->seq, -1, -1);
     }

@@ -12,7 +12,7 @@
 #define MAX_CELLS  (1u << 20)
 #define MAX_TYPE   255u
 #define PART_HEAD  8u  /* v_trans or s_trans, n_layer */
-#define ROW_HEAD   12u /* type, and what one cell takes: u64 bytes, or u32 element bytes and u32 elements */
+#define ROW_HEAD   12u /* type, and the size of one cell: u64 bytes, or u32 element bytes and u32 elements */
 
 typedef struct reader {
     const uint8_t *start, *at;
@@ -53,7 +53,7 @@ static size_t offset(const reader *r) {
     return (size_t)(r->at - r->start);
 }
 
-/* The position of a cell. That of text is the same in all dimensions. */
+/* The position of a cell. For text it is equal in all dimensions. */
 static uint32_t take_cell(reader *r, bool has_ext) {
     uint32_t pos = take32(r);
     if (take32(r) != 1) {
@@ -187,17 +187,17 @@ bool kvfl_blob_parse(kvfl_shape *shape, const uint8_t *blob, size_t len) {
 
 /* ---- the numbers in rows ---- */
 
-/* ggml's, of those types that a cache can have. */
+/* ggml's numbers of the types that a cache can have. */
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, IQ4_NL = 20, BF16 = 30 };
 
 #define LANES16(bits) ((uint64_t)(bits)*0x0001000100010001u)
 #define LANES32(bits) ((uint64_t)(bits)*0x0000000100000001u)
 
 typedef uint64_t lanes __attribute__((vector_size(16)));
-enum { STRIDE = 64 }; /* bytes at once: 2 % of what an import takes, where one number after the other is 6 */
+enum { STRIDE = 64 }; /* bytes at once: takes 2 % of the time of an import; one number at a time takes 6 % */
 
-/* The sign's place of a number is set that is infinite or none: its exponent is all ones, and one more in its last place
- * carries over. `exponent` and `one` are of all numbers that lie in 8 bytes. */
+/* Sets the sign bit of each number that is infinite or NaN: its exponent is all ones, so adding one to the exponent's
+ * lowest bit carries over. `exponent` and `one` apply to all numbers in 8 bytes. */
 static inline lanes carries(const uint8_t at[STRIDE], uint64_t exponent, uint64_t one) {
     lanes now[STRIDE / sizeof(lanes)];
     memcpy(now, at, sizeof now);
@@ -216,7 +216,7 @@ static bool has_finite(const uint8_t *at, size_t bytes, uint64_t exponent, uint6
     return ((seen[0] | seen[1]) & (exponent + one)) == 0;
 }
 
-/* Blocks of quantized numbers begin with one or two of F16, by which all others are multiplied. */
+/* Blocks of quantized numbers begin with one or two F16 factors. */
 static bool has_finite_scales(const uint8_t *at, size_t bytes, size_t block, size_t scales) {
     uint32_t seen = 0, two = 0;
     for (; bytes >= block; at += block, bytes -= block) {
@@ -226,9 +226,9 @@ static bool has_finite_scales(const uint8_t *at, size_t bytes, size_t block, siz
     return (seen & 0x80008000u) == 0;
 }
 
-/* One number that is none spoils what every sequence of the context computes: attention multiplies the rows of others by
- * 0, and the product is none either. (Finite ones that are forged can overflow in the layers behind, and then do the
- * same: that is not seen here. Only a secret keeps forgers out.) */
+/* One NaN or infinity spoils what every sequence of the context computes: attention multiplies the rows of others by 0,
+ * and the product is NaN. (Forged finite numbers can overflow in later layers and then do the same, which is not
+ * detected here. Only a secret keeps forgers out.) */
 static bool is_finite(uint32_t type, const uint8_t *at, size_t bytes) {
     switch (type) {
     case F32:
@@ -259,7 +259,7 @@ static size_t heads_bytes(const kvfl_rows *rows) {
     return PART_HEAD + (size_t)rows->num * ROW_HEAD;
 }
 
-/* What the rows of one layer take for each cell. */
+/* The size of one layer's row for each cell. */
 static size_t row_bytes(const kvfl_rows *rows, uint32_t row, const uint8_t *head) {
     uint32_t words[3];
     uint64_t bytes = 0;
@@ -274,7 +274,7 @@ static uint32_t row_type(const uint8_t *head) {
     return type;
 }
 
-/* The heads of a part are copied, and its rows passed by. */
+/* Copies the heads of a part, and skips its rows. */
 static bool keep_heads(reader *r, const kvfl_rows *rows, uint8_t *heads, size_t num_cells) {
     uint8_t *known = heads + rows->heads;
     const uint8_t *at = take(r, PART_HEAD);
@@ -293,7 +293,7 @@ static bool keep_heads(reader *r, const kvfl_rows *rows, uint8_t *heads, size_t 
     return !r->bad;
 }
 
-/* Heads as they were kept, and between them rows of numbers. */
+/* Heads as they were kept, with rows of numbers between them. */
 static bool take_rows(reader *r, const kvfl_rows *rows, const uint8_t *heads, size_t num_cells) {
     const uint8_t *known = heads + rows->heads, *at = take(r, PART_HEAD);
     bool ok = at != NULL && memcmp(known, at, PART_HEAD) == 0;

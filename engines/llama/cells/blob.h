@@ -11,10 +11,10 @@
  *   a state:  u32 cells, per cell {i32 pos, u32 0}, u32 0, u32 n_layer, per recurrent layer {i32 type, u64 row bytes,
  *             row}, twice
  *
- * A plain model has one cache; with sliding windows there is a second one, of the layers with a window; a hybrid model
- * has a state behind its cache; a recurrent one has only a state. It is private to llama.cpp. So an export of one token
- * is parsed whole at attach, and anything unexpected refuses the context: memory of another kind has further parts and
- * does not parse.
+ * A plain model has one cache. With sliding windows there is a second one, of the layers with a window. A hybrid model
+ * has a state after its cache, and a recurrent one has only a state. The format is private to llama.cpp, so an export
+ * of one token is parsed completely at attach, and anything unexpected refuses the context: memory of another kind has
+ * further parts and does not parse.
  */
 #ifndef KVFL_BLOB_H
 #define KVFL_BLOB_H
@@ -26,11 +26,11 @@
 #define KVFL_BLOB_HEAD  8u /* magic, seq_id */
 #define KVFL_MAX_CACHES 2u
 
-/* The rows of a part. In front of all of them stand two words, in front of those of each layer its type and size: the
- * heads. They are the same in every blob of a context, whatever the number of its cells. */
+/* The rows of a part. Heads are two words before all rows, and type and size before the rows of each layer. They are
+ * the same in every blob of a context, for any number of cells. */
 typedef struct kvfl_rows {
-    uint32_t num;          /* of layers, K and V (R and S) counted apart */
-    uint32_t first_column; /* from this one on, elements lie by row and not by cell (V transposed) */
+    uint32_t num;          /* of layers; K and V (R and S) count separately */
+    uint32_t first_column; /* from this one on, elements are ordered by row, not by cell (V transposed) */
     size_t heads;          /* where theirs begin in the heads of the shape */
 } kvfl_rows;
 
@@ -41,8 +41,8 @@ typedef struct kvfl_cache {
     int32_t first_pos; /* of the first cell */
     bool in_order;     /* the others follow it position by position */
     bool v_trans;
-    size_t cell_bytes;      /* what one token takes: its cell and its rows in all layers */
-    size_t fixed_bytes;     /* what the part takes besides */
+    size_t cell_bytes;      /* the size of one token: its cell and its rows in all layers */
+    size_t fixed_bytes;     /* the rest of the part's size */
     int32_t k_type, v_type; /* ggml types of the first layer */
     size_t k_row_bytes, v_row_bytes;
     size_t begin, rows, end; /* offsets in the blob: of the part, of what follows its cells, of what follows the part */
@@ -52,7 +52,7 @@ typedef struct kvfl_cache {
 typedef struct kvfl_shape {
     uint32_t num_caches;
     bool has_state;
-    bool has_ext; /* cells tell positions of several dimensions */
+    bool has_ext; /* cells have positions of several dimensions */
     kvfl_cache caches[KVFL_MAX_CACHES];
     uint32_t state_cells;
     int32_t state_pos; /* of the only cell */
@@ -61,26 +61,26 @@ typedef struct kvfl_shape {
     uint8_t *heads; /* of all parts; NULL until kvfl_shape_keep */
 } kvfl_shape;
 
-/* false: not a blob of that many caches, with a state or without, or not to its last byte. num_caches, has_state and
- * has_ext are read. A blob of several streams is parsed only up to the first num_streams. */
+/* Parses a blob. False: it does not have that many caches, with a state or without, or is not parsed to its last byte.
+ * num_caches, has_state and has_ext are inputs. A blob of several streams is parsed only up to the first
+ * num_streams. */
 bool kvfl_blob_parse(kvfl_shape *, const uint8_t *blob, size_t len);
 
 /* Keeps the heads of `blob`, from which the shape was parsed, for the two below. False: no memory. */
 bool kvfl_shape_keep(kvfl_shape *, const uint8_t *blob, size_t len);
 void kvfl_shape_free(kvfl_shape *);
 
-/* What came from a store is given to llama.cpp only where one of these two says yes, since llama.cpp ends the process on
- * some blobs that it did not write. They compare every byte but those of rows, trust none, and look for numbers in rows
- * that are infinite or none. */
+/* Bytes from a store are given to llama.cpp only if one of these two returns true, since llama.cpp ends the process on
+ * some blobs that it did not write. They compare every byte except the rows, trust none, and look for infinite numbers
+ * and NaN in the rows. */
 
-/* A block: in each of the first `caches` caches, one cell for each of the positions from `first` to `end` - 1, in this
- * order; then the `rest`; then nothing. */
+/* A block: in each of the first `caches` caches, one cell for each position from `first` to `end` - 1, in this order;
+ * then the `rest`; then nothing. */
 bool kvfl_blob_is_block(const kvfl_shape *, uint32_t caches, const uint8_t *rest, size_t rest_bytes,
                         const uint8_t *blob, size_t len, int32_t first, int32_t end);
 
 /* A state at position `end`: in each of the caches from number `caches` on, one cell for each of the last `num_cells`
- * positions in front of `end`, in any order; then the state, if the shape has one, of the last position; then
- * nothing. */
+ * positions before `end`, in any order; then the state, if the shape has one, of the last position; then nothing. */
 bool kvfl_blob_is_state(const kvfl_shape *, uint32_t caches, const uint8_t *blob, size_t len, uint32_t num_cells,
                         int32_t end);
 size_t kvfl_state_bytes(const kvfl_shape *, uint32_t caches, size_t num_cells); /* of it */

@@ -6,8 +6,8 @@
 
 #include "llama/engine.h"
 
-/* The scratch sequence's blob, but for windows and states: in their place stands what an empty sequence has. A
- * recurrent state is dropped before it is exported; a window can't be, and is exported in vain. */
+/* The scratch sequence's blob without windows and states, which are replaced by those of an empty sequence. A recurrent
+ * state is dropped before the export. A window can't be, and is exported in vain. */
 static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
     const kvfl_kind *kind = &kv->kind;
     (void)kvfl_drop_state(kv, kv->scratch);
@@ -24,7 +24,7 @@ static bool export_scratch(kvf_llama *kv, uint8_t *out, size_t bytes) {
     return true;
 }
 
-/* Through the scratch sequence, which shares the cells: no data moves but the export. */
+/* Exports through the scratch sequence, which shares the cells, so no data moves except the export. */
 bool kvfl_export(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, void *out, size_t bytes) {
     llama_memory_seq_cp(kv->mem, seq, kv->scratch, first, end);
     bool ok = export_scratch(kv, out, bytes);
@@ -32,8 +32,8 @@ bool kvfl_export(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end
     return ok;
 }
 
-/* One block into memory of the backlog. A block whose cells are not in the order of its positions is not exported: it
- * would put them into another order elsewhere, where sums round differently. */
+/* Exports one block into memory of the backlog. A block whose cells are not in the order of its positions is not
+ * exported: a load would put them into another order, where sums round differently. */
 static bool export_block(kvf_llama *kv, llama_seq_id seq, size_t index, void *out) {
     llama_pos first = (llama_pos)kvfl_position(kv, index), end = (llama_pos)kvfl_position(kv, index + 1);
     size_t bytes = kvfl_bytes_of(kv, index);
@@ -50,7 +50,7 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
             continue;
         }
         if (kvf_reserve(kv->space, &reserved, kvfl_bytes_of(kv, i)) != KVF_OK) {
-            /* Behind a hole nothing would be found: shed the rest too. */
+            /* After a hole nothing would be found: shed the rest too. */
             report->shed_blocks += (uint32_t)(end - i);
             break;
         }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What can't be cut into blocks: the rows of sliding windows, the states of recurrent layers. They are what they are
- * now, so they are exported exactly when the sequence ends at a boundary, each as a record of its own, named by the
- * block that ends there. A boundary is loaded when its state and all blocks in front of it are there.
+ * States: the rows of sliding windows and the states of recurrent layers, which can't be divided into blocks. They
+ * exist only for the current position, so they are exported when the sequence ends exactly at a boundary, each as a
+ * separate record, named by the block that ends there. A boundary is loaded if its state and all blocks before it are
+ * stored.
  *
  * llama.cpp imports a window into the first free cells, wherever its rows came from, and sums in the order of cells. So
- * a sequence that was computed up to a boundary is reseated there: its window is imported just as a later load imports
- * it, and both go on with the same cells.
+ * a sequence that was computed up to a boundary is reseated there: its window is imported as a later load imports it,
+ * and both continue with the same cells.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ bool kvfl_is_boundary(const kvf_llama *kv, size_t index) {
                          (index < kv->num_whole && kvfl_position(kv, index) % kv->kind.apart == 0));
 }
 
-/* Named by the block that ends there, and by a word that no block is named by. */
+/* Named by the block that ends there, and by a word that names no block. */
 kvf_block kvfl_state_block(const kvf_llama *kv, size_t index) {
     uint8_t name[5 + sizeof(kvf_key)] = "state";
     kvf_block block = kvfl_block_of(kv, index - 1);

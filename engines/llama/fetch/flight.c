@@ -8,7 +8,7 @@
 
 #include "llama/engine.h"
 
-#define LOOKUP KVFL_NUM_FLIGHTS /* as the user of a batch: behind the numbers of the flights */
+#define LOOKUP KVFL_NUM_FLIGHTS /* as the user of a batch: after the numbers of the flights */
 
 static size_t item_of(const kvfl_flight *f, size_t block) {
     return f->down ? f->first + f->num - 1 - block : block - f->first;
@@ -18,7 +18,7 @@ static bool has(const kvfl_flight *f, size_t block) {
     return f->num > 0 && block >= f->first && block < f->first + f->num;
 }
 
-/* What was called off before it began is told apart from what was not there by its place behind `wanted`. */
+/* Blocks that were cancelled before they began differ from blocks that were not there by their place after `wanted`. */
 static kvfl_landing landing(const kvfl_flight *f, size_t item) {
     switch (kvf_arrival_of(&f->arrivals, item)) {
     case KVF_HERE:
@@ -61,7 +61,7 @@ static bool make_room(kvfl_flight *f, size_t num, size_t bytes) {
     return true;
 }
 
-/* A flight whose memory may be used for another one, of so many blocks and bytes; NULL: there is none. */
+/* A flight whose memory is free for that many blocks and bytes; NULL: there is none. */
 static kvfl_flight *clear(kvf_llama *kv, size_t which, size_t num, size_t bytes) {
     kvfl_flight *f = &kv->flights[which];
     if ((f->ticket != 0 && !f->over) || !make_room(f, num, bytes)) {
@@ -96,7 +96,7 @@ static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, int64_
                        .arrivals = &f->arrivals};
     if (!kvfl_flights_moving(kv)) {
         kv->looked_us =
-            kvfl_now_us() + (int64_t)kv->link.round_trip_us; /* the first byte takes that long, whatever the rate */
+            kvfl_now_us() + (int64_t)kv->link.round_trip_us; /* the first byte takes that long, at any rate */
     }
     if (kvf_submit(kv->queue, &f->ticket, &batch) != KVF_OK) {
         forget(f, which < KVFL_SMALL_FLIGHTS);
@@ -221,7 +221,7 @@ kvf_reason kvfl_flight_why(const kvf_llama *kv, size_t block) {
 
 /* ---- how fast ---- */
 
-/* What came since the last look, and until when: flights that are over ended with their last byte. */
+/* What has arrived since the last look, and until when: flights that are over ended with their last byte. */
 static void measure(kvf_llama *kv) {
     int64_t now = kvfl_now_us(), until = 0;
     uint64_t new_bytes = 0;
@@ -317,7 +317,7 @@ void kvfl_flights_trim(kvf_llama *kv, size_t front) {
 void kvfl_flights_settle(kvf_llama *kv) {
     for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_STATE_FLIGHT; which++) {
         kvfl_flight *f = &kv->flights[which];
-        size_t begun = 1; /* one, as far as is known, is on its way */
+        size_t begun = 1; /* one, as far as known, is under way */
         for (size_t i = 0; i < f->num; i++) {
             begun += kvf_arrival_of(&f->arrivals, i) != KVF_AWAITED;
         }

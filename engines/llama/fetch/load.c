@@ -1,38 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Blocks from the store into a sequence. Where a tier lends its bytes, llama.cpp imports straight from them; what comes
- * over a network is loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive from the
- * end, until they meet. llama.cpp takes the positions of a sequence only in order, so what has arrived waits in our
- * memory until the front has come to it.
+ * Brings blocks from the store into a sequence. If a tier allows borrowing, llama.cpp imports straight from the record.
+ * Blocks from a network are loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive
+ * from the end, until they meet. llama.cpp takes the positions of a sequence only in order, so arrived blocks wait in
+ * our memory until the front has reached them.
  *
- * Of a model with states (windows, recurrent layers) nothing can be computed behind a block that was imported, until
- * the state at a boundary is there too. So its blocks come from front to end, as long as that promises to be sooner
- * than to compute them all.
+ * A model with states (windows, recurrent layers) can't compute after an imported block until the state at a boundary
+ * is there too. So its blocks come from front to end, as long as that promises to be faster than computing them all.
  */
 #include "llama/engine.h"
 
-#define WAIT_US 5000 /* at most between two looks at how fast the store is */
+#define WAIT_US 5000 /* the longest time between two looks at the speed of the store */
 
 typedef struct load {
     kvf_llama *kv;
     kvf_llama_report *report;
     llama_seq_id seq;
-    size_t next, end;  /* blocks: the next to import, and where what was matched ends */
-    kvfl_front *front; /* who computes what does not come in time; NULL: nobody, and only the deadline counts */
+    size_t next, end;  /* blocks: the next to import, and the end of what was matched */
+    kvfl_front *front; /* computes what does not arrive in time; NULL: nobody does, and only the deadline counts */
     bool stateless;    /* there are blocks, but no state to compute from */
-    size_t from;       /* of a model with states: all from this block on would have to be computed */
+    size_t from;       /* for a model with states: everything from this block on would have to be computed */
     kvfl_patience patience;
     int64_t deadline_us;
-    size_t horizon; /* beyond it nothing is asked for before the front has come there, as it could not be held */
-    bool stop;      /* what is left is to be computed by whoever called */
+    size_t horizon; /* nothing after it is requested before the front has come there, because it could not be held */
+    bool stop;      /* the caller must compute the rest */
 } load;
 
-/* How long `blocks` take to be computed. */
+/* How long computing `blocks` takes. */
 static double compute_us(const load *l, size_t blocks) {
     return kvfl_pace_us(&l->kv->pace, blocks * l->kv->block_tokens, l->kv->step);
 }
 
-/* Nothing waits for a flight beside a front that is computed, so that may take as long as the front does. */
+/* Nothing waits for a flight beside a front that is computed, so it may take as long as the front does. */
 static int64_t flight_us(const load *l) {
     int64_t left = l->deadline_us - kvfl_now_us(),
             beside = l->front != NULL ? (int64_t)compute_us(l, l->end - l->next) : 0;
@@ -40,7 +39,7 @@ static int64_t flight_us(const load *l) {
     return left < 1 ? 1 : left < KVF_MAX_BUDGET_US ? left : KVF_MAX_BUDGET_US;
 }
 
-/* What llama.cpp made of a block: of a window it holds nothing, and so tells no positions. */
+/* Whether llama.cpp made the right thing of a block. For a window it holds nothing, and so tells no positions. */
 static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llama_pos end) {
     if (kvfl_has_states(kv)) {
         return llama_state_seq_get_size(kv->ctx, kv->scratch) == len;
@@ -49,8 +48,8 @@ static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llam
            llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
 }
 
-/* Leaves them in the scratch sequence too: the next import drops them there in any case, and a look for them takes as
- * long as the context is large. */
+/* Leaves them in the scratch sequence too: the next import drops them there anyway, and searching them takes time
+ * proportional to the context. */
 static bool take_in(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes,
                     size_t len) {
     bool ok = llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len && scratch_holds(kv, len, first, end);
@@ -70,7 +69,7 @@ bool kvfl_import(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_p
     return ok;
 }
 
-/* The bytes have been verified: what llama.cpp makes of them is checked once more before they join the sequence. */
+/* Imports verified bytes. What llama.cpp makes of them is checked once more before they join the sequence. */
 static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
     llama_pos first = (llama_pos)kvfl_position(kv, l->next), end = (llama_pos)kvfl_position(kv, l->next + 1);
@@ -82,7 +81,7 @@ static bool import_block(load *l, const void *bytes, size_t len) {
         l->report->loaded_tokens += (uint32_t)(end - first);
         l->report->loaded_bytes += len;
     } else {
-        l->report->why = known ? KVF_WHY_FULL : KVF_WHY_VERSION; /* no free cells; or not what this engine exports */
+        l->report->why = known ? KVF_WHY_FULL : KVF_WHY_VERSION; /* no free cells, or not an export of this engine */
     }
     l->report->import_us += kvfl_now_us() - begin;
     return ok;
@@ -109,7 +108,7 @@ static bool borrow_next(load *l, bool *stop) {
     return ok;
 }
 
-/* A tier that lends, but slowly (a disk that has to be read), is read in flights instead. */
+/* A tier that allows borrowing, but slowly (a disk that has to be read), is read in flights instead. */
 static void borrow_all(load *l) {
     bool slow = false;
     while (l->next < l->end && !l->stop && !slow) {
@@ -127,7 +126,7 @@ static void borrow_all(load *l) {
 
 /* ---- loading and computing ---- */
 
-/* Blocks that have landed join the sequence, in order. */
+/* Appends arrived blocks to the sequence, in order. */
 static void import_landed(load *l) {
     const struct iovec *iov = NULL;
     size_t before = l->next;
@@ -144,7 +143,7 @@ static bool is_settled(kvfl_landing state) {
     return state == KVFL_HERE || state == KVFL_MISSED;
 }
 
-/* What lies between the front and the next block that is here, or surely is not. */
+/* The blocks between the front and the next block that has arrived, or surely will not. */
 static kvfl_gap look_ahead(const load *l) {
     const kvf_llama *kv = l->kv;
     size_t end = l->horizon > l->next ? l->horizon : l->end, at = l->next;
@@ -160,7 +159,7 @@ static kvfl_gap look_ahead(const load *l) {
                       .delay_us = kvfl_flights_moving(kv) ? 0 : kv->link.round_trip_us};
 }
 
-/* Lets blocks arrive from the end of the gap, or of what can be held, towards the front. */
+/* Requests blocks from the end of the gap, or of what can be held, towards the front. */
 static void start_tail(load *l, const kvfl_gap *gap) {
     kvf_llama *kv = l->kv;
     size_t room = KVFL_TAIL_BYTES / kv->stride > 0 ? KVFL_TAIL_BYTES / kv->stride : 1;
@@ -178,7 +177,7 @@ static void start_tail(load *l, const kvfl_gap *gap) {
     }
 }
 
-/* Lets blocks arrive from the front on, in the two small flights in turn. */
+/* Requests blocks from the front on, with the two small flights in turn. */
 static void start_small(load *l) {
     kvf_llama *kv = l->kv;
     for (size_t which = 0; which < KVFL_SMALL_FLIGHTS; which++) {
@@ -219,7 +218,7 @@ static void compute_blocks(load *l, size_t num) {
     }
 }
 
-/* Of the next `wanted` blocks, those that can be computed here: the tail has a batch of its own, so it is left to the
+/* Of the next `wanted` blocks, those that can be computed here. The tail needs a separate batch, so it is left to the
  * caller. */
 static size_t computable(const load *l, size_t wanted) {
     bool can = l->front != NULL && !l->stateless && l->next < l->kv->num_whole;
@@ -227,7 +226,7 @@ static size_t computable(const load *l, size_t wanted) {
     return wanted < left ? wanted : left;
 }
 
-/* The next block is not to be had, or not in time. */
+/* The next block can't be loaded, or not in time. */
 static void do_without(load *l, const kvfl_gap *gap, kvf_reason why) {
     if (computable(l, 1) == 0) {
         l->report->why = why;
@@ -237,9 +236,9 @@ static void do_without(load *l, const kvfl_gap *gap, kvf_reason why) {
     compute_blocks(l, kvfl_plan_batch(gap, &l->kv->pace, 1));
 }
 
-/* The store delivers sooner than one block is computed. What is to come from the end while nothing was known of the store
- * comes from the front instead: it is taken in as it lands, and small flights use their memory again. Of less than one
- * of them that is not worth asking anew. */
+/* The store delivers faster than one block is computed. Blocks that were requested from the end, when nothing was known
+ * of the store, are now requested from the front instead: each is imported as it arrives, and small flights reuse their
+ * memory. For less than one small flight another request is not worth it. */
 static void go_on_loading(load *l, const kvfl_gap *gap) {
     const struct iovec *iov = NULL;
     if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED || gap->num_blocks > l->kv->group) {
@@ -253,7 +252,7 @@ static void go_on_loading(load *l, const kvfl_gap *gap) {
     }
 }
 
-/* Nothing is known of the store: something is asked for, and little time given to it. */
+/* Nothing is known of the store: requests something, and gives it little time. */
 static void try_store(load *l, const kvfl_gap *gap) {
     start_tail(l, gap);
     if (kvfl_flights_moving(l->kv) && may_wait(l)) {
@@ -263,8 +262,8 @@ static void try_store(load *l, const kvfl_gap *gap) {
     }
 }
 
-/* The front is computed up to where what arrives from the end will meet it. Where nothing would arrive in time, and
- * nothing is on its way, the store is left alone. */
+/* Computes the front up to where blocks from the end will meet it. If nothing would arrive in time, and nothing is
+ * under way, the store is not used. */
 static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
     kvf_llama *kv = l->kv;
     bool alone = meeting == gap->num_blocks;
@@ -281,7 +280,7 @@ static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
     compute_blocks(l, kvfl_plan_batch(gap, &kv->pace, num));
 }
 
-/* The next block is surely not there; or it has landed since we looked, and is taken in at once. */
+/* The next block is surely not there; or it has arrived since the last look, and is imported at once. */
 static void settle_next(load *l, const kvfl_gap *gap) {
     const struct iovec *iov = NULL;
     if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
@@ -293,7 +292,7 @@ static void settle_next(load *l, const kvfl_gap *gap) {
     do_without(l, gap, l->report->missed_why);
 }
 
-/* What is left promises to come sooner than it could be computed. Where nothing has come yet, patience decides. */
+/* The rest promises to arrive sooner than it could be computed. If nothing has arrived yet, patience decides. */
 static bool promises(const load *l, const kvfl_gap *gap) {
     const kvf_llama *kv = l->kv;
     double rate = kvfl_link_rate(&kv->link, kvfl_now_us());
@@ -357,7 +356,7 @@ static void load_and_compute(load *l) {
 
 /* ---- the lookup ---- */
 
-/* What the lookup found, in the size that this context has. */
+/* What the lookup found, if it has the size that this context expects. */
 static size_t run_found(load *l, size_t first) {
     const kvf_llama *kv = l->kv;
     size_t run = kv->lookup.run;
@@ -373,7 +372,7 @@ static size_t run_found(load *l, size_t first) {
     return run;
 }
 
-/* The front is computed while the answer is out, in batches that grow as it stays out. */
+/* Computes the front while the answer is outstanding, in batches that grow with the waiting time. */
 static void compute_meanwhile(load *l, size_t first) {
     size_t num = computable(l, l->next - first + 1);
     l->report->why = num == 0 ? KVF_WHY_BUDGET : l->report->why;
@@ -384,7 +383,7 @@ static void compute_meanwhile(load *l, size_t first) {
     }
 }
 
-/* How many of the blocks are stored. A server that is slow or away is not waited for. */
+/* How many of the blocks are stored. Does not wait for a slow or dead server: the front is computed meanwhile. */
 static void look_up(load *l) {
     kvf_llama *kv = l->kv;
     size_t first = l->next;
@@ -443,7 +442,7 @@ void kvfl_count_lost(kvf_llama_report *r, size_t tokens) {
 
 /* ---- to a state ---- */
 
-/* Until when the store is waited for, for an answer that is a few bytes. */
+/* The deadline for an answer of a few bytes. */
 static int64_t soon(const load *l) {
     double most = l->patience.credit_us > KVFL_LOOKUP_US ? l->patience.credit_us : KVFL_LOOKUP_US;
     int64_t until = kvfl_now_us() + (int64_t)most;
@@ -456,7 +455,7 @@ static bool ask_for_state(const load *l, size_t index, size_t len) {
     return kvfl_flight_start_state(l->kv, index, &block, len, flight_us(l));
 }
 
-/* Waits for the state at a boundary as long as it promises to be worth it. KVF_WHY_NONE: *bytes are here. */
+/* Waits for the state at a boundary as long as it promises to be worth it. KVF_WHY_NONE: *bytes have arrived. */
 static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes) {
     kvf_llama *kv = l->kv;
     kvfl_gap gap = look_ahead(l);
@@ -467,7 +466,7 @@ static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes)
         if (len == 0) {
             return why;
         }
-        /* The memory for it may be that of an earlier one whose end has not been told yet. */
+        /* Its memory may be that of an earlier state whose end was not reported yet. */
         while (!ask_for_state(l, index, len) && kvfl_flights_busy(kv) && may_wait(l)) {
             wait_a_little(l);
         }
@@ -492,7 +491,7 @@ static kvf_reason take_state(const load *l, size_t index, const void *data, size
     return ok ? KVF_WHY_NONE : KVF_WHY_VERSION;
 }
 
-/* A state is lent only in a length that it can have. */
+/* A state is borrowed only in a length that it can have. */
 static kvf_reason borrow_state(const load *l, size_t index, kvf_borrowed *lent) {
     kvf_block block = kvfl_state_block(l->kv, index);
     struct iovec expected = {NULL, 0};
@@ -506,7 +505,7 @@ static kvf_reason borrow_state(const load *l, size_t index, kvf_borrowed *lent) 
     return why;
 }
 
-/* The state at a boundary, lent or loaded, and what llama.cpp says to it. */
+/* Borrows or loads the state at a boundary, and imports it. */
 static kvf_reason bring_state(load *l, size_t index) {
     kvf_llama *kv = l->kv;
     kvf_borrowed lent = {0};
@@ -524,12 +523,12 @@ static kvf_reason bring_state(load *l, size_t index) {
     return why == KVF_WHY_NONE ? take_state(l, index, bytes->iov_base, bytes->iov_len) : why;
 }
 
-/* The sequence holds the blocks up to l->next: puts the last state there that is stored for more than `have` tokens,
- * and returns where that is. */
+/* The sequence holds the blocks up to l->next: imports the last state that is stored for more than `have` tokens, and
+ * returns its position. */
 static size_t bring_last_state(load *l, size_t have) {
     kvf_llama *kv = l->kv;
     for (size_t index = l->next; kvfl_position(kv, index) > have && kvfl_now_us() < l->deadline_us; index--) {
-        /* No state is there yet, and so nothing keeps the blocks behind it from being dropped. */
+        /* No state is there yet, so the blocks after it can still be dropped. */
         if (!kvfl_is_boundary(kv, index) ||
             !llama_memory_seq_rm(kv->mem, l->seq, (llama_pos)kvfl_position(kv, index), -1)) {
             continue;
@@ -543,7 +542,7 @@ static size_t bring_last_state(load *l, size_t have) {
     return have;
 }
 
-/* Where no state comes that is worth more than what the sequence had, it has that again. */
+/* If no state comes that is worth more than what the sequence had, it gets that back. */
 static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, const kvfl_stash *held) {
     kvf_llama *kv = l->kv;
     size_t holds = bring_last_state(l, have);
@@ -556,7 +555,8 @@ static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, co
     return holds;
 }
 
-/* What is lent, and then what must be loaded: with the state at the end of it, where there is one of that many bytes. */
+/* First what can be borrowed, then what must be loaded: with the state at its end, if there is one of that many
+ * bytes. */
 static void bring_blocks(load *l, size_t state_bytes) {
     borrow_all(l);
     clear_scratch(l->kv);
@@ -617,7 +617,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
         look_up(&l);
     }
     int64_t begin = kvfl_now_us(), other_us = report->compute_us + report->match_us;
-    size_t met = kvfl_position(kv, l.next); /* with what was computed while the store looked */
+    size_t met = kvfl_position(kv, l.next); /* including what was computed during the lookup */
     size_t holds = states ? load_to_state(&l, have > met ? have : met) : load_blocks(&l);
     kvfl_flights_stop(kv);
     report->load_us += kvfl_now_us() - begin - (report->compute_us + report->match_us - other_us);
@@ -630,7 +630,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     return holds;
 }
 
-/* Goes on with what kvf_llama_save stored of the prompt at hand. */
+/* Continues with blocks of the current prompt that kvf_llama_save stored. */
 static size_t load_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t cut, size_t have) {
     kvf_llama_report more = {0};
     kv->num_whole = cut / kv->block_tokens;
@@ -651,7 +651,7 @@ static size_t load_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_i
     return loaded;
 }
 
-/* The longest cold prefix, and what kvf_llama_save stored behind it. */
+/* The longest cold prefix, and what kvf_llama_save stored after it. */
 static size_t load_prefix(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                           size_t num) {
     size_t cut = kvf_llama_cut(kv, num);

@@ -6,11 +6,11 @@
 
 #include <math.h>
 
-#define NEW_PACE          0.4 /* the weight of a batch just computed */
+#define NEW_PACE          0.4 /* the weight of the latest batch */
 #define SMALLEST_TO_GO_BY 6u  /* batches of 64 */
 #define GUESS_DOUBT       8.0
-#define SO_SLOW           1e-9 /* nothing comes, which is also known */
-/* A size of batch that is no slower by the token than this, times the best, is large enough. */
+#define SO_SLOW           1e-9 /* nothing arrives, which is also known */
+/* A batch size is large enough if a token in it takes no longer than this, times the best. */
 #define NEARLY_BEST 1.04
 
 /* ---- pace ---- */
@@ -39,7 +39,7 @@ static double token_us(const kvfl_pace *pace, size_t num_tokens) {
             return pace->token_us[i];
         }
     }
-    /* A token alone says nothing of one in a batch: that may be a hundred times sooner. */
+    /* A single token says nothing about one in a batch, which may be a hundred times faster. */
     for (size_t i = size; i > SMALLEST_TO_GO_BY; i--) {
         if (pace->token_us[i - 1] > 0) {
             return pace->token_us[i - 1];
@@ -67,7 +67,7 @@ void kvfl_link_note(kvfl_link *link, int64_t now_us, uint64_t bytes, int64_t us)
 
 void kvfl_link_note_round_trip(kvfl_link *link, int64_t us) {
     double now = (double)us;
-    /* The shortest one seen, for the others waited for something else besides; but not for ever. */
+    /* The shortest one seen, because the others also waited for something else; but not for ever. */
     link->round_trip_us =
         link->round_trip_us == 0 || now < link->round_trip_us ? now : link->round_trip_us * 0.9 + now * 0.1;
 }
@@ -87,8 +87,8 @@ double kvfl_gap_load_us(const kvfl_gap *gap, size_t num_blocks, double rate) {
     return num_blocks == 0 ? 0 : gap->delay_us + (bytes > 0 ? bytes / rate : 0);
 }
 
-/* While no batch has been computed yet, the pace is a guess, and the first batch, once begun, can't be taken back: it
- * must be worth it by far. */
+/* Before the first batch the pace is a guess, and a batch, once begun, can't be taken back: it must be clearly worth
+ * it. */
 static double doubt(const kvfl_pace *pace) {
     for (size_t i = SMALLEST_TO_GO_BY; i < KVFL_PACE_SIZES; i++) {
         if (pace->token_us[i] > 0) {
@@ -114,7 +114,7 @@ size_t kvfl_plan_meeting(const kvfl_gap *gap, const kvfl_pace *pace, double rate
             best = x - 1;
         }
         if (load_us > compute_us) {
-            break; /* more of it loaded takes longer still */
+            break; /* loading more of it takes even longer */
         }
     }
     return best;
@@ -125,7 +125,7 @@ bool kvfl_plan_goes_on(const kvfl_gap *gap, const kvfl_pace *pace, double rate, 
     return kvfl_gap_load_us(gap, gap->num_blocks, rate) + more_bytes / rate <= compute_us;
 }
 
-/* The fewest blocks whose batch is about as fast by the token as any. */
+/* The fewest blocks whose batch is about as fast per token as any. */
 static size_t efficient(const kvfl_gap *gap, const kvfl_pace *pace, size_t most) {
     double best = INFINITY;
     for (size_t blocks = 1; blocks <= most; blocks++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which tokens each sequence holds, and how they were computed. What is not known to be so is not claimed: `num` shrinks
- * to what is, and a reason stands for what lies behind it, until the sequence is cut back to its known part.
+ * Follows which tokens each sequence holds, and how they were computed. Nothing uncertain is claimed: `num` shrinks to
+ * the certain part, and a reason describes what follows it, until the sequence is cut back to its known part.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static bool has_room(kvf_llama *kv, kvfl_history *h) {
     return h->tokens != NULL;
 }
 
-/* States that were taken from this sequence are states of rows that it has no more. */
+/* States that were taken from this sequence belong to rows that it no longer has. */
 static void rows_gone(kvf_llama *kv, const kvfl_history *h, size_t from) {
     for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
         kvfl_known_state *state = &kv->states[i];
@@ -23,8 +23,8 @@ static void rows_gone(kvf_llama *kv, const kvfl_history *h, size_t from) {
     }
 }
 
-/* A block of which the end is gone is not computed from its beginning when it is whole again. What is left of a sequence
- * with a state is not the state that was computed there. */
+/* A block whose end is gone is not computed from its beginning when it becomes whole again. A state of a sequence that
+ * was cut is not the state that was computed there. */
 static void cut(kvf_llama *kv, kvfl_history *h, size_t num) {
     if (num >= h->num) {
         return;
@@ -39,7 +39,7 @@ static void cut(kvf_llama *kv, kvfl_history *h, size_t num) {
     }
 }
 
-/* A batch has, or will have, a single token there. That is rounded by the number of threads. */
+/* A batch has, or will have, a single token there, which is rounded by the number of threads. */
 static bool is_beside_a_boundary(const kvf_llama *kv, size_t end) {
     return end % kv->block_tokens == 1 || end % KVFL_MIN_BATCH == KVFL_MIN_BATCH - 1;
 }
@@ -77,7 +77,7 @@ kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
             h->in_prompt = false;
         }
         h->shares = h->shares && end > 0;
-        cut(kv, h, (size_t)end); /* also where it was emptied, or cut back, without a word */
+        cut(kv, h, (size_t)end); /* even if it was emptied, or cut back, without notice */
         h->why = KVF_ASIDE_NONE;
         h->identity = h->num == 0 ? kv->identity : h->identity;
     } else if (h->why == KVF_ASIDE_NONE) {
@@ -115,8 +115,8 @@ void kvfl_doubt(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     h->in_prompt = false;
 }
 
-/* What is known stays known where only the end has become doubtful: a sequence whose end is not followed still begins
- * as it did. */
+/* Knowledge is kept if only the end has become doubtful: a sequence whose end is not followed still begins as
+ * before. */
 void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
     if (!begins) {
@@ -131,8 +131,8 @@ void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {
     }
 }
 
-/* Whether `seq` is the sequence i, or may have cells in common with it: llama.cpp moves the positions of cells, and so
- * those of every sequence that they belong to. */
+/* Whether `seq` is sequence i, or may share cells with it: llama.cpp moves the positions of cells, and so those of
+ * every sequence that they belong to. */
 static bool moves_with(const kvf_llama *kv, llama_seq_id seq, llama_seq_id i) {
     return i == seq || (kv->histories[seq].shares && kv->histories[i].shares);
 }
@@ -144,7 +144,7 @@ void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
     for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
         if (moves_with(kv, seq, i)) {
             kvfl_forget(kv, i, KVF_ASIDE_FOREIGN);
-            kv->residents[i].num = 0; /* its witnesses are some tokens of many */
+            kv->residents[i].num = 0; /* its witnesses are a sample of its tokens */
         }
     }
 }
@@ -158,7 +158,7 @@ void kvfl_cleared(kvf_llama *kv) {
 static void removed_from(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
     kvfl_history *h = &kv->histories[seq];
     llama_pos max = llama_memory_seq_pos_max(kv->mem, seq);
-    bool hole = max >= 0 && end >= 0 && max >= end; /* something is left behind what was removed */
+    bool hole = max >= 0 && end >= 0 && max >= end; /* something remains after what was removed */
     size_t from = first > 0 ? (size_t)first : 0;
     if (from < h->num) {
         h->in_prompt = false;
@@ -188,7 +188,7 @@ void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos fi
     llama_pos max = llama_memory_seq_pos_max(kv->mem, to);
     size_t num = end >= 0 && (size_t)end < source->num ? (size_t)end : source->num;
     source->shares = target->shares = true;
-    /* Only into a sequence that was empty, from its beginning on, and nothing but what is known. */
+    /* Only into a sequence that was empty, from its beginning on, and only what is known. */
     if (first <= 0 && target->num == 0 && target->why == KVF_ASIDE_NONE && max + 1 == (llama_pos)num) {
         follow(kv, to, source->tokens, num, source->identity);
         target->lineage = num == source->num ? source->lineage : (kvfl_lineage){0};
@@ -252,7 +252,7 @@ static const kvfl_known_state *find_state(const kvf_llama *kv, const uint8_t dig
     return NULL;
 }
 
-/* Of a partial state (a window, a recurrent state) the rest of the sequence must be what it was when the state was
+/* For a partial state (a window, a recurrent state) the rest of the sequence must be what it was when the state was
  * taken. */
 static bool continues(const kvfl_history *h, const kvfl_known_state *state) {
     return h->num >= state->num && h->identity == state->identity &&

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a sequence still holds of an earlier prefill. The program may have changed it since: other text, a context
- * shift, cells dropped. No getter tells, so the KV of some tokens is looked at again. In all layers but the first, a
- * token's KV depends on every token in front of it, so a change shows in all that follow.
+ * Checks what a sequence still holds of an earlier prefill. The program may have changed it since: other text, a
+ * context shift, dropped cells. No getter tells, so the KV of some tokens is compared. In all layers but the first, a
+ * token's KV depends on every token before it, so a change shows in all that follow.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -42,15 +42,15 @@ static bool is_intact(const kvf_llama *kv, llama_seq_id seq, const kvfl_resident
 
 size_t kvfl_keep_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t cut) {
     kvfl_resident *resident = &kv->residents[seq];
-    size_t same = 0; /* stays so where there are states: they can't be taken back */
+    size_t same = 0; /* remains so for models with states, which can't go back */
     bool ours = resident->identity == kv->identity && kv->identity != 0;
     while (ours && same < resident->num && same < cut && resident->tokens[same] == tokens[same]) {
         same++;
     }
     same = same / kv->block_tokens * kv->block_tokens;
-    /* All of it is checked, also what this prompt has no use for: its end tells about its beginning. */
+    /* All of it is checked, even what this prompt does not use: its end tells about its beginning. */
     bool kept = same > 0 && is_intact(kv, seq, resident) && llama_memory_seq_rm(kv->mem, seq, (llama_pos)same, -1);
-    resident->num = 0; /* until this prefill has ended well */
+    resident->num = 0; /* until this prefill has succeeded */
     if (!kept) {
         llama_memory_seq_rm(kv->mem, seq, -1, -1);
         return 0;

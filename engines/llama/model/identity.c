@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The fields of the space. What is here must be everything that changes the bytes of a block; llama.cpp checks none of
- * it when it imports one.
+ * The fields of the space. They must cover everything that changes the bytes of a block; llama.cpp checks none of it
+ * when it imports one.
  */
 #include <ggml-backend.h>
 #include <openssl/crypto.h>
@@ -70,8 +70,8 @@ static void add_shape(fields *f, const kvf_llama *kv, const struct llama_context
     }
 }
 
-/* A model with two sets of rope factors (LongRoPE) takes one or the other by the size of the context: whether that is
- * larger than what the model was trained for before it was extended (llama_model::get_rope_factors). */
+/* A model with two sets of rope factors (LongRoPE) chooses one by the size of the context: whether that is larger than
+ * what the model was trained for before it was extended (llama_model::get_rope_factors). */
 static bool takes_long_factors(const kvf_llama *kv) {
     char arch[64] = "", name[128], value[32] = "";
     llama_model_meta_val_str(kv->model, "general.architecture", arch, sizeof arch);
@@ -83,7 +83,7 @@ static bool takes_long_factors(const kvf_llama *kv) {
     return llama_n_ctx_seq(kv->ctx) > original;
 }
 
-/* What the context was told about positions; 0 there means "as the model says", and the model is in the space. */
+/* What the context was told about positions. 0 there means "as the model says", and the model is in the space. */
 static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_params *p) {
     add(f, "rope", "type=%d scaling=%d base=%.9g scale=%.9g yarn=%.9g,%.9g,%.9g,%.9g,%u long=%d",
         (int)llama_model_rope_type(kv->model), (int)p->rope_scaling_type, (double)p->rope_freq_base,
@@ -100,9 +100,9 @@ static void put_environment(EVP_MD_CTX *sha) {
     }
 }
 
-/* The probe is of few tokens. Kernels for many rows differ between builds that compute few of them alike (with
- * llamafile's matrix product or not, with a BLAS, of another version), and between places where a tensor may lie, so
- * these are part of what computes the same numbers. */
+/* The probe has few tokens. Kernels for many rows differ between builds that compute few tokens alike (with or without
+ * llamafile's matrix product, with a BLAS, of another version), and between places where a tensor may lie. So these are
+ * part of the identity. */
 static void add_build(fields *f, const struct llama_context_params *p, const kvfl_model_name *name) {
     uint8_t digest[32] = {0};
     EVP_MD_CTX *sha = EVP_MD_CTX_new();
@@ -137,7 +137,7 @@ typedef struct secret {
 } secret;
 
 struct kvfl_terms {
-    fields fields; /* all but the adapters, and what a probe of them tells */
+    fields fields; /* everything except the adapters and their probe */
     bool portable;
     secret secret, previous;
 };
@@ -149,7 +149,7 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
     }
     if (kv->step % KVFL_MIN_BATCH != 0) {
         /* Batches too small for kernels that agree, and single tokens, which round by the number of threads: blocks of
-         * such a context are its own. */
+         * such a context are not shared with others. */
         add(f, "batch", "%u threads=%d,%d", kv->step, llama_n_threads(kv->ctx), llama_n_threads_batch(kv->ctx));
     }
     if (o->tenant != NULL && o->tenant[0] != '\0') {
@@ -160,8 +160,8 @@ static void add_rest(fields *f, const kvf_llama *kv, const kvf_llama_options *o,
     }
 }
 
-/* Metadata that stands over the file's own. The size at which a model takes its other rope factors can be among it, and
- * no getter tells that then. */
+/* Metadata that overrides the file's own. It may include the size at which a model switches its rope factors, and then
+ * no getter tells that. */
 static void add_overrides(fields *f, const kvf_llama *kv, const kvfl_model_name *name) {
     if (name->overrides[0] != '\0') {
         add(f, "overrides", "sha256:%s n_ctx=%u", name->overrides, llama_n_ctx_seq(kv->ctx));
@@ -195,7 +195,7 @@ kvf_status kvfl_set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options
         return kvfl_fail(err, KVF_NOMEM, "no memory to identify the blocks");
     }
     t->portable = o->portable != 0;
-    /* "cold": all blocks are computed from their beginning, which those of earlier versions were not. */
+    /* "cold": all blocks are computed from their beginning, which was not so in earlier versions. */
     add(&t->fields, "engine", "llama.cpp state-seq-%d cold", LLAMA_STATE_SEQ_VERSION);
     add(&t->fields, "model", "sha256:%s", name->weights);
     add_overrides(&t->fields, kv, name);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What kind of memory a context has. llama.cpp has no getter that tells, so there are three gates: models whose memory
- * is known to be of another kind are refused by name, before any call that could end the process; the blob of two
- * tokens must parse, to its last byte, as the caches and states that the model's getters promise; and it must come out
- * the same after it was taken apart and put together.
+ * Determines what kind of memory a context has. llama.cpp has no getter for that, so there are three gates: models
+ * whose memory is known to be of another kind are refused by name, before any call that could end the process; the blob
+ * of two tokens must parse, to its last byte, as the caches and states that the model's getters promise; and it must be
+ * the same after it was taken apart and reassembled.
  */
 #include <ggml-backend.h>
 #include <openssl/evp.h>
@@ -15,7 +15,7 @@
 #define PAGE      4096u
 #define MIN_APART 1024u /* tokens between two states */
 #define MAX_APART 8192u
-#define STATE_AIM ((size_t)8 << 20) /* of states, for each MIN_APART tokens, where blocks are smaller than that */
+#define STATE_AIM ((size_t)8 << 20) /* of states, for each MIN_APART tokens, if blocks are smaller than that */
 
 static kvf_status refuse(kvf_error *err, const char *why) {
     return kvfl_fail(err, KVF_REFUSED, "not proven safe to reuse: %s", why);
@@ -23,7 +23,7 @@ static kvf_status refuse(kvf_error *err, const char *why) {
 
 /* ---- by name and getters ---- */
 
-/* Indexed, compressed or borrowed caches beside the KV cache. Of some of them a seq_cp of a range ends the process. */
+/* Indexed, compressed or borrowed caches beside the KV cache. For some of them a seq_cp of a range ends the process. */
 static const char *const other_kinds[] = {"deepseek4",  "deepseek32", "glm-dsa",   "glm5-next", "qwen4exp",
                                           "minimax-m3", "hy_v4",      "dots3note", "dflash",    "gemma4-assistant"};
 
@@ -48,7 +48,7 @@ static kvf_status check_model(const struct llama_model *model, kvf_error *err) {
     return check_name(model, err);
 }
 
-/* What a program can do with a context that no getter tells afterwards. */
+/* Settings of a context that no getter tells afterwards. */
 static kvf_status check_params(const struct llama_context_params *p, kvf_error *err) {
     if (p->cb_eval != NULL) {
         return refuse(err, "the context has an evaluation callback (cb_eval), which can change what is computed");
@@ -130,14 +130,14 @@ static kvf_status take_empty(kvf_llama *kv, kvf_error *err) {
 
 /* ---- the probe ----
  *
- * Two tokens, the second of which attends to the first: so what acts between tokens (scale, soft cap, ALiBi, the
- * rotation's frequencies) shows in the KV of all layers but the first. Two, for a sum of two numbers is the same
- * wherever their cells lie; of more, it rounds by the cells, which differ when the context is in use. */
+ * Two tokens, of which the second attends to the first: so anything that acts between tokens (scale, soft cap, ALiBi,
+ * rotation frequencies) shows in the KV of all layers but the first. Two, because a sum of two numbers is the same
+ * wherever their cells lie; a longer sum rounds by the order of cells, which differs when the context is in use. */
 
 #define PAIR          KVFL_PROBE_CELLS
 #define NEAR_POSITION 977 /* not 0, where every rotation is the identity */
 
-/* Some models compute otherwise far out: the last positions that this one was trained for. */
+/* Some models compute differently far out: the last positions that this one was trained for. */
 static int32_t far_position(const kvf_llama *kv) {
     int32_t trained = llama_model_n_ctx_train(kv->model);
     return trained > PAIR ? trained - PAIR : 0;
@@ -148,12 +148,12 @@ static int32_t near_position(const kvf_llama *kv) {
     return far > 0 && far < NEAR_POSITION ? far : NEAR_POSITION;
 }
 
-/* Two tokens that differ, so that the first one's weight in the second one's sum shows. */
+/* Two different tokens, so that the first one's weight in the second one's sum shows. */
 static llama_token pair_token(const kvf_llama *kv, int32_t i) {
     return llama_vocab_n_tokens(llama_model_get_vocab(kv->model)) / (PAIR + 1) * (i + 1);
 }
 
-/* `num` tokens of the pair, from the `first` on. */
+/* `num` tokens of the pair, beginning with `first`. */
 static int decode_pair(kvf_llama *kv, int32_t position, int32_t first, int32_t num) {
     struct llama_batch *batch = &kv->batch;
     batch->n_tokens = num;
@@ -180,12 +180,12 @@ static kvf_status compute_pair(kvf_llama *kv, kvf_error *err, int32_t position) 
     return KVF_OK;
 }
 
-/* How many times sooner a token is computed in a batch than alone: a first guess, until batches have been seen. */
+/* How many times faster a token is computed in a batch than alone: a first guess, until batches have been measured. */
 static double sooner_in_batches(void) {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) != NULL ? 64 : 4;
 }
 
-/* One token more, for its time: the first one of a context also paid for what is made only once. */
+/* One more token, to measure its time: the first one of a context also paid for what is made only once. */
 static void guess_pace(kvf_llama *kv) {
     int64_t begin = kvfl_now_us();
     if (decode_pair(kv, near_position(kv), 0, 1) == 0) {
@@ -195,8 +195,8 @@ static void guess_pace(kvf_llama *kv) {
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
 }
 
-/* The caches and the state that the model's getters promise. A model that tells a window may have one cache (it ignores
- * the window) or two. */
+/* The caches and the state that the model's getters promise. A model with a window may have one cache (it ignores the
+ * window) or two. */
 static bool parse(const kvf_llama *kv, kvfl_shape *out, const kvfl_bytes *probe) {
     bool recurrent = llama_model_is_recurrent(kv->model), windows = llama_model_n_swa(kv->model) > 0;
     enum llama_rope_type rope = llama_model_rope_type(kv->model);
@@ -212,7 +212,7 @@ static bool parse(const kvf_llama *kv, kvfl_shape *out, const kvfl_bytes *probe)
     return false;
 }
 
-/* Every cache has a cell for each of the pair, in their order; a state is that behind the last one. */
+/* Every cache has a cell for each of the pair, in their order; a state is that after the last one. */
 static bool holds_pair(const kvfl_shape *shape, int32_t position) {
     bool ok = !shape->has_state || (shape->state_cells == 1 && shape->state_pos == position + PAIR - 1);
     for (uint32_t i = 0; i < shape->num_caches; i++) {
@@ -222,7 +222,7 @@ static bool holds_pair(const kvfl_shape *shape, int32_t position) {
     return ok;
 }
 
-/* A ring of cells may end between the two; the search for cells then begins anew at the front. */
+/* A ring of cells may end between the two. The search for cells then begins again at the front. */
 static kvf_status take_pair(kvf_llama *kv, kvf_error *err, int32_t position, kvfl_bytes *out, kvfl_shape *shape) {
     kvf_status status = KVF_OK;
     bool found = false;
@@ -240,8 +240,8 @@ static kvf_status take_pair(kvf_llama *kv, kvf_error *err, int32_t position, kvf
                                       : status;
 }
 
-/* The blob's parts behind the blocks are what PARTIAL_ONLY exports; and blocks with the rest of an empty sequence, then
- * that, make the whole again. */
+/* The parts of the blob after the blocks are what PARTIAL_ONLY exports. Blocks with the rest of an empty sequence,
+ * followed by that, restore the whole. */
 static bool splits(kvf_llama *kv, const kvfl_bytes *probe) {
     kvfl_kind *kind = &kv->kind;
     kvfl_bytes state = {0};
@@ -268,7 +268,7 @@ static bool survives(kvf_llama *kv, const kvfl_bytes *probe) {
            (!kvfl_has_states(kv) || splits(kv, probe));
 }
 
-/* A full-size window cache forgets nothing, so all of it can lie in blocks, as long as none is longer than the
+/* A full-size window cache forgets nothing, so all of it can be in blocks, as long as none is longer than the
  * window. */
 static void choose_mode(kvfl_kind *kind, const struct llama_context_params *params, int32_t window) {
     const kvfl_shape *shape = &kind->shape;
@@ -288,7 +288,7 @@ static void choose_mode(kvfl_kind *kind, const struct llama_context_params *para
     kind->fixed_bytes += kind->rest_bytes;
 }
 
-/* All of the blob but the cells, which tell sequence ids. */
+/* All of the blob except the cells, which contain sequence ids. */
 static bool put_pair(EVP_MD_CTX *sha, const kvfl_shape *s, const uint8_t *blob) {
     bool ok = true;
     for (uint32_t i = 0; i < s->num_caches && ok; i++) {
@@ -297,7 +297,7 @@ static bool put_pair(EVP_MD_CTX *sha, const kvfl_shape *s, const uint8_t *blob) 
     return ok && (!s->has_state || EVP_DigestUpdate(sha, blob + s->state_rows, s->state_end - s->state_rows) == 1);
 }
 
-/* `near`: the blob of the near pair, if it is there already. */
+/* `near`: the blob of the near pair, if it exists already. */
 static kvf_status probe(kvf_llama *kv, kvf_error *err, const kvfl_bytes *near) {
     const int32_t positions[] = {near_position(kv), far_position(kv)};
     EVP_MD_CTX *sha = EVP_MD_CTX_new();
@@ -341,7 +341,8 @@ static kvf_status know_shape(kvf_llama *kv, kvf_error *err, const struct llama_c
     return status;
 }
 
-/* Under a warm-up a mixture of experts computes with all of them: another model, whose KV must not be stored. */
+/* During a warm-up a mixture of experts computes with all experts, as another model would. That KV must not be
+ * stored. */
 static void end_warm_up(struct llama_context *ctx) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -370,7 +371,7 @@ kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_cont
     }
     if (status == KVF_OK) {
         end_warm_up(kv->ctx);
-        (void)kvfl_rebuild_graph(kv); /* where that fails the probe does */
+        (void)kvfl_rebuild_graph(kv); /* if that fails, the probe fails too */
         status = know_shape(kv, err, params);
     }
     if (status == KVF_OK) {
@@ -381,7 +382,7 @@ kvf_status kvfl_know_kind(kvf_llama *kv, kvf_error *err, const struct llama_cont
 
 /* ---- what came from a store ---- */
 
-/* blob.c, which is built without llama.cpp too, knows the types by number. */
+/* blob.c, which is also built without llama.cpp, knows the types by number. */
 _Static_assert(GGML_TYPE_F32 == 0 && GGML_TYPE_F16 == 1 && GGML_TYPE_Q4_0 == 2 && GGML_TYPE_Q4_1 == 3 &&
                    GGML_TYPE_Q5_0 == 6 && GGML_TYPE_Q5_1 == 7 && GGML_TYPE_Q8_0 == 8 && GGML_TYPE_IQ4_NL == 20 &&
                    GGML_TYPE_BF16 == 30,
@@ -393,8 +394,8 @@ bool kvfl_is_block(const kvf_llama *kv, const void *bytes, size_t len, llama_pos
                               len, first, end);
 }
 
-/* How many positions a window holds that ends at `end`: where it slides (0), and where it begins anew after as many
- * tokens as it is long (1). */
+/* The number of positions in a window that ends at `end`: if it slides (0), and if it begins anew after as many tokens
+ * as it is long (1). */
 static uint32_t window_cells(const kvf_llama *kv, uint32_t way, size_t end) {
     size_t window = (size_t)llama_model_n_swa(kv->model);
     if (window == 0) {
@@ -434,12 +435,12 @@ static uint32_t choose_block_tokens(const kvf_llama *kv) {
     return tokens;
 }
 
-/* What a state takes at most. */
+/* The largest size of a state. */
 static size_t most_state_bytes(const kvf_llama *kv) {
     return kvfl_state_bytes(&kv->kind.shape, kv->kind.num_caches, (size_t)llama_model_n_swa(kv->model));
 }
 
-/* The larger a state, the fewer of them: twice the bytes of the blocks between them at most, or STATE_AIM for each
+/* The larger a state, the fewer are stored: at most twice the bytes of the blocks between them, or STATE_AIM for each
  * MIN_APART tokens. */
 static uint32_t choose_apart(const kvf_llama *kv) {
     uint32_t apart = MIN_APART > kv->block_tokens ? MIN_APART : kv->block_tokens;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What names a model: the files that were loaded, and what llama.cpp was told when it loaded them. Both are fixed then.
- * A program that attaches later names a path, so it must be shown that the file there is the one that was loaded.
+ * Names a model: the files that were loaded, and what llama.cpp was told when it loaded them. Both are fixed then. A
+ * program that attaches later gives a path, so kvferry must prove that the file there is the one that was loaded.
  */
 #include <ggml-backend.h>
 #include <limits.h>
@@ -73,7 +73,7 @@ static void put_devices(EVP_MD_CTX *sha, const struct llama_model_params *p) {
     }
 }
 
-/* Which kernels compute: the device and the kind of buffer that a tensor lies in decide it. */
+/* Which kernels compute depends on the device and the kind of buffer of a tensor. */
 static void put_placement(EVP_MD_CTX *sha, const struct llama_model_params *p) {
     const uint8_t flags[] = {p->use_extra_bufts, p->no_host};
     EVP_DigestUpdate(sha, flags, sizeof flags);
@@ -109,11 +109,11 @@ bool kvfl_describe_params(kvfl_model_name *name, const struct llama_model_params
 
 /* ---- the file that was loaded ----
  *
- * llama.cpp does not tell which file it read. What is known is when it began to. A file whose inode has changed neither
- * in content nor in name since before then, and to which every link and folder on the way led before then, is the one
- * that the path named. */
+ * llama.cpp does not tell which file it read, only when it began to. A file is the one that the path named if its inode
+ * has changed neither in content nor in name since before then, and every link and folder on the way led to it before
+ * then. */
 
-/* The time of day, in seconds, at which the model began to be loaded. llama.cpp notes it when the file is already
+/* The time of day, in seconds, at which the load of the model began. llama.cpp records it when the file is already
  * open. */
 static double load_began(const struct llama_context *ctx) {
     struct timespec now;
@@ -126,8 +126,8 @@ static bool is_older(const struct stat *st, double time) {
     return (double)st->st_ctim.tv_sec + (double)st->st_ctim.tv_nsec / 1e9 < time;
 }
 
-/* One line of /proc/self/maps: by device and inode; or by name, as some file systems show another device there. The kernel
- * tells the name that the file has now. */
+/* One line of /proc/self/maps, compared by device and inode; or by name, since some file systems show another device
+ * there. The kernel shows the current name of the file. */
 static bool is_line_of(const char *line, const struct stat *st, const char *real) {
     unsigned int major_part = 0, minor_part = 0;
     unsigned long long inode = 0;
@@ -154,28 +154,28 @@ static bool is_mapped(const kvfl_file *file) {
 
 typedef struct way {
     double time;
-    int links; /* that may still be followed */
+    int links; /* links that may still be followed */
     bool is_mapped;
-    bool is_still; /* the folder that was passed last has not changed: what it holds was there before */
+    bool is_still; /* the previous folder has not changed: what it holds was there before */
 } way;
 
 static bool way_is_older(const char *path, way *);
 
-/* A folder's content changes with every file in it, and that sets both of its times. A folder that was moved to its
- * place has a change of the inode alone, until a file is written into it. */
+/* A folder's content changes with every file in it, which sets both of its times. Moving a folder to its place changes
+ * only the inode's time, until a file is written into it. */
 static bool is_moved_folder(const struct stat *st) {
     return st->st_ctim.tv_sec != st->st_mtim.tv_sec || st->st_ctim.tv_nsec != st->st_mtim.tv_nsec;
 }
 
-/* A folder that has changed may be another one of that name. It is not where the folder around it is still; and where
- * the file is mapped, nothing but a move is taken for one. */
+/* A folder that has changed may be another one of the same name. It is not if the folder around it is unchanged; and if
+ * the file is mapped, only a move counts as such a change. */
 static bool folder_is_older(const struct stat *st, way *w) {
     bool was_still = w->is_still;
     w->is_still = is_older(st, w->time);
     return w->is_still || was_still || (w->is_mapped && !is_moved_folder(st));
 }
 
-/* The last part of `path` is a folder, a file, or a link whose target is another way. */
+/* The last part of `path` is a folder, a file, or a link whose target is another path to follow. */
 static bool step_is_older(const char *path, way *w) {
     struct stat st;
     char target[PATH_MAX], whole[2 * PATH_MAX];
@@ -199,7 +199,7 @@ static bool step_is_older(const char *path, way *w) {
     return way_is_older(whole, w);
 }
 
-/* Every step of the way was there before. The root or the working folder, where it begins, is the same one always. */
+/* Every step of the path existed before. Its beginning, the root or the working folder, is always the same. */
 static bool way_is_older(const char *path, way *w) {
     char part[2 * PATH_MAX];
     struct stat st;
@@ -218,9 +218,10 @@ static bool way_is_older(const char *path, way *w) {
     return true;
 }
 
-#define OPEN_S 3 /* at most, from the opening of a model's file to what llama.cpp notes as the beginning of its load */
+/* the longest time from the opening of a model's file to the beginning of its load as llama.cpp records it */
+#define OPEN_S 3
 
-/* A file that is mapped here was opened, so there is no doubt about what came to its name while it was. */
+/* A file that is mapped in this process was opened by it, so what came to its name meanwhile does not matter. */
 static bool was_loaded(const kvfl_file *file, double began) {
     way w = {.links = MAX_LINKS, .is_mapped = is_mapped(file)};
     w.time = w.is_mapped ? began : began - OPEN_S;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The files of a model or an adapter, held open, so that a hash is of the files that were opened and of no others that
- * come to have their names. Hashing gigabytes takes seconds, so the result is remembered under the user's cache folder,
- * keyed by everything that changes when a file's bytes do: device, inode, size, and the times of the last write and of
- * the last change of the inode, which no user can set back.
+ * The files of a model or an adapter, held open, so that a hash belongs to the opened files and not to others that get
+ * their names later. Hashing gigabytes takes seconds, so the result is cached in the user's cache folder, keyed by
+ * everything that changes when a file's bytes do: device, inode, size, and the times of the last write and of the last
+ * inode change, which no user can set back.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ static bool hash_fd(EVP_MD_CTX *sha, int fd) {
 
 /* ---- the memory ---- */
 
-/* The file in which the hash of the model's file is remembered: named by a hash of its identity. */
+/* The cache file for the hash of a model's file, named by a hash of its identity. */
 static bool memo_path(char *out, size_t size, const struct stat *st) {
     char identity[256], name[65];
     uint8_t digest[32];
@@ -90,7 +90,8 @@ static void make_folders(char *path) {
     }
 }
 
-/* Written aside and renamed, so that nobody ever reads half of it. Failing costs one more hashing the next time. */
+/* Written under a temporary name and renamed, so that nobody reads half of it. A failure costs one more hashing
+ * later. */
 static void remember(char *path, const char *hex) {
     char aside[4200];
     make_folders(path);
@@ -114,8 +115,8 @@ bool kvfl_same_file(const struct stat *a, const struct stat *b) {
            a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
-/* Its bytes are the same: nothing has changed, or it has got or lost a name, which also sets the time of the last change
- * of the inode. (Another file came in its place, say.) */
+/* Its bytes are the same: nothing has changed, or it has got or lost a name, which also sets the time of the last inode
+ * change. (For example when another file took its place.) */
 static bool has_same_bytes(const struct stat *a, const struct stat *b) {
     struct stat renamed = *b;
     if (a->st_nlink != b->st_nlink) {
@@ -124,8 +125,8 @@ static bool has_same_bytes(const struct stat *a, const struct stat *b) {
     return kvfl_same_file(a, &renamed);
 }
 
-/* A file that was written a moment ago may be written once more within the grain of its times, which then would not
- * show it. */
+/* A file that was written a moment ago may be written again within the resolution of its times, which would not show
+ * that. */
 static bool is_settled(const kvfl_file *file) {
     struct timespec now;
     return clock_gettime(CLOCK_REALTIME, &now) == 0 && now.tv_sec - file->stat.st_ctim.tv_sec > SETTLED_S;
@@ -166,7 +167,7 @@ static bool is_gguf(const kvfl_file *file) {
            memcmp(magic, "GGUF", sizeof magic) == 0;
 }
 
-/* O_NONBLOCK: a fifo of that name is not waited for. */
+/* O_NONBLOCK: does not wait for a fifo of that name. */
 static kvf_status open_file(kvfl_file *out, kvf_error *err, const char *path) {
     out->path = strdup(path);
     out->fd = out->path != NULL ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
@@ -207,7 +208,7 @@ kvf_status kvfl_files_open(kvfl_files **out, kvf_error *err, const char *const *
     return hand_over(out, files, status);
 }
 
-/* "model-00001-of-00003.gguf": how many files, and what their names have in common. 1 for a model in one file. */
+/* "model-00001-of-00003.gguf": the number of files, and the common part of their names. 1 for a model in one file. */
 static int split_of(char *prefix, size_t size, const char *path) {
     int number = 0, count = 0;
     const char *dash = strrchr(path, '-');

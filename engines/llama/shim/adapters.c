@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a context computes under besides its model: LoRA adapters and a control vector. The text that names them follows
- * from what libllama applies, not from the calls that led there.
+ * Adapters of a context: LoRAs and a control vector. The text that names them describes what libllama applies, not the
+ * calls that led there.
  */
 #include <openssl/evp.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ typedef struct lora {
     char hash[65];
 } lora;
 static lora loras[MAX_LORAS];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of it: models are loaded by any thread */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of it: any thread may load models */
 
 static lora *find(const struct llama_adapter_lora *wanted) {
     for (size_t i = 0; i < MAX_LORAS; i++) {
@@ -30,7 +30,7 @@ static lora *find(const struct llama_adapter_lora *wanted) {
     return NULL;
 }
 
-/* The file must be the same before and after llama.cpp has read it. */
+/* The file must be the same before and after llama.cpp reads it. */
 static bool hash(char out[65], const kvfl_files *files) {
     return files != NULL && kvfl_files_are_in_place(files) && kvfl_files_hash(out, NULL, files) == KVF_OK;
 }
@@ -58,7 +58,7 @@ void kvfl_shim_lora_freed(const struct llama_adapter_lora *gone) {
 
 /* ---- the text ---- */
 
-/* False where an adapter did not come from a file. */
+/* False if an adapter did not come from a file. */
 static bool name_loras(const kvfl_shim_adapters *a, char *out) {
     size_t len = 0;
     out[0] = '\0';
@@ -113,7 +113,7 @@ static void update(kvfl_shim_context *c) {
 
 /* ---- what libllama applies ---- */
 
-/* As libllama compares them: it leaves all as it is where the same are set in another order. */
+/* As libllama compares them: it changes nothing if the same ones are set in another order. */
 static bool are_set(const kvfl_shim_adapters *a, struct llama_adapter_lora *const *set, const float *scales,
                     size_t num) {
     size_t used = 0;
@@ -162,7 +162,7 @@ void kvfl_shim_set_loras(kvfl_shim_context *c, struct llama_adapter_lora *const 
     update(c);
 }
 
-/* Of layers that a shorter vector does not reach libllama keeps what an earlier one left there. */
+/* For layers that a shorter vector does not reach, libllama keeps an earlier vector. */
 static bool keep_layers(kvfl_shim_adapters *a, const float *data, size_t len, size_t width) {
     size_t num = width > 0 ? len / width : 0;
     if (num > a->num_layers) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A llama_batch_ext can't be read back, so what the program puts into one is written down beside it.
+ * A llama_batch_ext can't be read back, so the shim records what the program puts into one.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The program's models and contexts. A context gets one sequence more than it was asked for, and is attached to at its
- * first decode: many are made only to measure how much memory they take.
+ * The program's models and contexts. A context gets one more sequence than requested. It is attached at its first
+ * decode, because many contexts are made only to measure memory.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +13,13 @@
 #define MAX_CONTEXTS 32u
 #define MAX_MODELS   32u
 #define MAX_SEQS     256u
-/* At a decode; hashing a large model for the first time takes longer, and is not waited for. */
+/* At a decode. Hashing a large model for the first time takes longer, and the decode does not wait for it. */
 #define IDENTIFY_WAIT_MS 2000
 #define RETRY_US         1000000 /* between two tries of a set of adapters that failed */
 
 typedef struct model {
     struct llama_model *model; /* NULL: a free place */
-    kvfl_files *files; /* as they were opened before the load; closed when they are hashed; NULL: there are none */
+    kvfl_files *files;         /* as they were opened before the load; closed when they are hashed; NULL: none */
     char *path;
     kvfl_model_name name;
     kvf_error err;          /* of the hashing */
@@ -70,7 +70,7 @@ static void start_hashing(model *m) {
     atomic_store(&m->identified, true);
 }
 
-/* What the parameters point to lives only as long as the call that loads the model. */
+/* What the parameters point to lives only during the call that loads the model. */
 static void note_params(model *m, const struct llama_model_params *params) {
     if (!kvfl_describe_params(&m->name, params)) {
         kvfl_fail(&m->err, KVF_NOMEM, "no memory to identify the model");
@@ -158,7 +158,7 @@ void kvfl_shim_each(void (*fn)(void *arg, const kvf_llama *), void *arg) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What the shim was compiled against must be what the program runs: the parameters are passed as structs. */
+/* The program must run the llama.cpp that the shim was compiled against, because parameters are passed as structs. */
 static bool is_known_llama(void) {
     static int known = -1;
     if (known < 0) {
@@ -174,7 +174,7 @@ static bool is_known_llama(void) {
     return known == 1;
 }
 
-/* NULL: a context that a scratch sequence can be added to. */
+/* NULL: a context to which a scratch sequence can be added. */
 static const char *unfit(const struct llama_context_params *p) {
     if (p->embeddings || p->pooling_type > LLAMA_POOLING_TYPE_NONE) {
         return "it computes embeddings";
@@ -285,7 +285,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
     }
     kv->on_prompt = kvfl_shim_on_prompt;
     kv->on_prompt_ctx = c;
-    c->adapters.changed = c->stale_graph = false; /* to attach makes a graph anew */
+    c->adapters.changed = c->stale_graph = false; /* attaching makes a new graph */
     pthread_mutex_lock(&lock);
     c->kv = kv;
     c->state = KVFL_SERVED;
@@ -297,7 +297,7 @@ static void attach(kvfl_shim_context *c, const model *m) {
 
 /* ---- adapters ---- */
 
-/* Until they are others: the context is followed on, and neither loads nor stores. */
+/* Until the adapters change: the context is still followed, but neither loads nor stores. */
 static void pause_for(kvfl_shim_context *c, const char *why) {
     if (c->adapters.changed) {
         kvfl_shim_say("nothing is loaded or stored under these adapters: %s", why);
@@ -318,7 +318,7 @@ static void tell_adapters(kvfl_shim_context *c) {
             kvfl_shim_note_refused("");
         }
         c->adapters.changed = c->idle = false;
-    } else if (status != KVF_LIMIT) { /* that is tried again at the next batch */
+    } else if (status != KVF_LIMIT) { /* which is tried again at the next batch */
         pause_for(c, err.what[0] != '\0' ? err.what : kvf_status_name(status));
     }
 }
@@ -334,12 +334,12 @@ static void take_adapters(kvfl_shim_context *c) {
     }
 }
 
-/* A probe may have failed for a cause that passes. */
+/* A probe may have failed for a temporary cause. */
 static bool is_time_to_retry(const kvfl_shim_context *c) {
     return c->idle && !c->adapters.unknown && c->kv != NULL && kvfl_now_us() - c->last_try_us >= RETRY_US;
 }
 
-/* In a full context that is put off: the batches until then are left aside. */
+/* In a full context the probe is postponed: until then batches pass unchanged. */
 static void rebuild_graph(kvfl_shim_context *c) {
     kvfl_shim_inside++;
     c->stale_graph = !kvfl_has_probe_cells(c->kv) || !kvfl_rebuild_graph(c->kv);
@@ -350,7 +350,7 @@ static void rebuild_graph(kvfl_shim_context *c) {
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     if (c == NULL || c->state == KVFL_REFUSED || (c->state == KVFL_UNTRIED && (c->warm_up || c->not_causal))) {
-        return NULL; /* in such a mode it computes as another model does */
+        return NULL; /* in such a mode it computes as another model would */
     }
     if (c->stale_graph && !c->warm_up && c->kv != NULL) {
         rebuild_graph(c);

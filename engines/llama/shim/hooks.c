@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functions of libllama that stand here instead. Each passes on to the real one; around it the engine is told what
- * happened. libllama calls some of its own exported functions through the dynamic linker, too: while a real one runs,
- * kvfl_shim_inside sends those straight through.
+ * The functions of libllama that the shim replaces. Each calls the real one, and tells the engine what happened.
+ * libllama also calls some of its own exported functions through the dynamic linker: while a real one runs,
+ * kvfl_shim_inside passes those straight through.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 #define HOOK __attribute__((visibility("default")))
 
-/* Deprecated names are still called by programs. */
+/* Programs still call deprecated names. */
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 static void enter(void) {
@@ -176,7 +176,7 @@ HOOK void llama_set_warmup(struct llama_context *ctx, bool on) {
     }
 }
 
-/* Two functions of llama.cpp's staging header (llama-ext.h, C++), by which drafting programs ask for hidden states of
+/* Two functions of llama.cpp's staging header (llama-ext.h, C++), by which drafting programs request hidden states of
  * every token. */
 void kvfl_hook_nextn(struct llama_context *, bool on,
                      bool masked) __asm__("_Z26llama_set_embeddings_nextnP13llama_contextbb");
@@ -271,7 +271,7 @@ static void moved(const kvfl_shim_context *c, llama_seq_id seq, llama_pos first)
 HOOK void llama_memory_seq_add(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end, llama_pos delta) {
     const kvfl_shim_context *c = kvfl_shim_of_memory(mem);
     REAL(llama_memory_seq_add)(mem, seq, first, end, delta);
-    moved(c, seq, delta < 0 ? first + delta : first); /* perhaps onto positions that are taken */
+    moved(c, seq, delta < 0 ? first + delta : first); /* perhaps onto occupied positions */
 }
 
 HOOK void llama_memory_seq_div(llama_memory_t mem, llama_seq_id seq, llama_pos first, llama_pos end, int d) {
@@ -387,7 +387,8 @@ HOOK size_t llama_state_seq_load_file(struct llama_context *ctx, const char *pat
     uint8_t sum[16];
     enter();
     size_t len = REAL(llama_state_seq_load_file)(ctx, path, seq, tokens, room, num);
-    if (c != NULL && kvfl_is_text(c->kv, seq) && tokens != NULL) { /* else only the number of tokens was asked for */
+    /* otherwise only the number of tokens was requested */
+    if (c != NULL && kvfl_is_text(c->kv, seq) && tokens != NULL) {
         if (len > 0 && digest_file(sum, path)) {
             kvfl_state_set(c->kv, seq, sum, false);
         } else {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Options come by the environment (`kvferry exec` sets it); what happened goes to stderr, a line for each prompt, and
- * to a file.
+ * Options from the environment (`kvferry exec` sets them), and reports: a line on stderr for each prompt, and counters
+ * in a file.
  */
 #include <jansson.h>
 #include <stdarg.h>
@@ -15,8 +15,8 @@
 
 #define MAX_STORES     8u
 #define STATS_EVERY_US 1000000
-#define TOLD_TOKENS    64u /* shorter prompts are not */
-#define DRAFT_TOKENS   16u /* what speculation takes back at most, at every step: no answer */
+#define TOLD_TOKENS    64u /* shorter prompts are not reported */
+#define DRAFT_TOKENS   16u /* the most that speculation takes back at every step: not an answer */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static kvfl_shim_options options;
@@ -27,7 +27,7 @@ static kvf_llama_counters gone; /* of contexts that were closed */
 static char refused[300];
 static int64_t written_us;
 
-/* Why the last prompt is not all loaded, told without asking the store. */
+/* Explains why the last prompt was not loaded completely, without asking the store. */
 typedef struct explanation {
     llama_seq_id seq;
     kvf_llama_report report;
@@ -178,7 +178,7 @@ static json_t *stats_json(void) {
     return out;
 }
 
-/* Beside its place and renamed, so that nobody reads half of it. */
+/* Written under a temporary name and renamed, so that nobody reads half of it. */
 static void write_stats(void) {
     char aside[4200];
     if (options.stats_path == NULL || store == NULL) {
@@ -197,7 +197,7 @@ static void write_stats(void) {
 
 /* ---- why ---- */
 
-/* Nothing of the store stands behind the plan: the prompt goes on from the middle of a block, or was left alone. */
+/* The plan does not depend on the store: the prompt continues from the middle of a block, or was left alone. */
 static bool is_unasked(const kvf_llama_report *r) {
     return r->plan == KVF_LLAMA_PLAN_NONE && r->why == KVF_WHY_NONE && r->computed_tokens > 1;
 }
@@ -210,7 +210,7 @@ static explanation explain(const kvfl_shim_context *c, llama_seq_id seq, const k
         x.cause = kvfl_earlier_explain(&c->earlier, &x.at, c->kv->identity, c->kv->histories[seq].tokens, r->num_tokens,
                                        stored > have ? stored : have, c->kv->block_tokens);
     }
-    /* Where a state is missing, or blocks that were found are computed, it is not known which block was not there. */
+    /* If a state is missing, or blocks that were found are computed, it is unknown which block was not there. */
     bool exact =
         absent && !kvfl_has_states(c->kv) && (r->plan == KVF_LLAMA_PLAN_LOAD || r->plan == KVF_LLAMA_PLAN_NONE);
     x.cause = x.cause == KVFL_EVICTED && !exact ? KVFL_ABSENT : x.cause;
@@ -218,7 +218,7 @@ static explanation explain(const kvfl_shim_context *c, llama_seq_id seq, const k
     return x;
 }
 
-/* Why not all was loaded; "": all that there was. */
+/* Why not everything was loaded; "": everything was. */
 static void why_in_words(char *out, size_t room, const explanation *x, uint32_t block_tokens) {
     static const char *const causes[KVFL_NUM_ABSENCES] = {
         [KVFL_ABSENT] = "not in the store",
@@ -328,7 +328,7 @@ static void set_up(void) {
         kvfl_shim_say("nothing is loaded or stored: KVFERRY_STORE is not set");
         return;
     }
-    kvf_set_log(say_log, NULL, KVF_LOG_WARN); /* what is wrong with the store, once; later the prompts' lines tell */
+    kvf_set_log(say_log, NULL, KVF_LOG_WARN); /* what is wrong with the store, once; later the prompts' lines say it */
     open_store(urls);
     kvf_set_log(NULL, NULL, KVF_LOG_ERROR);
     if (store != NULL) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The shim: loaded in front of a program's libllama (LD_PRELOAD, by `kvferry exec`), it defines the functions through
- * which the program decodes, changes the memory and reads results, and passes each on to libllama. A thin layer: what
- * to load and what to follow is decided by the engine (decode.c, follow.c), which is linked into it.
+ * The shim, loaded before a program's libllama (LD_PRELOAD, by `kvferry exec`). It defines the functions through which
+ * the program decodes, changes the memory and reads results, and passes each on to libllama. It is a thin layer: the
+ * engine (decode.c, follow.c), linked into it, decides what to load and follows the sequences.
  *
  *   hooks.c    the functions of libllama
  *   adapters.c LoRA adapters and control vectors
@@ -31,7 +31,7 @@
     })
 void *kvfl_shim_next(const char *name);
 
-/* While this is not 0, the calls of this thread are libllama's own, or the engine's: they go straight through. */
+/* While this is not 0, the calls of this thread are libllama's own, or the engine's, and pass straight through. */
 extern _Thread_local unsigned kvfl_shim_inside;
 
 /* ---- adapters.c */
@@ -40,17 +40,17 @@ typedef struct kvfl_shim_adapters {
     const struct llama_adapter_lora *loras[KVFL_SHIM_LORAS]; /* in the order in which libllama took them */
     float scales[KVFL_SHIM_LORAS];
     size_t num_loras;
-    uint8_t (*layers)[32]; /* of the control vector: hashes, of layer 1 and those behind it */
+    uint8_t (*layers)[32]; /* of the control vector: hashes, of layer 1 and the following ones */
     size_t num_layers;
     int32_t first_layer, last_layer; /* that it is added to */
-    bool too_many, lost;             /* of the LoRAs; a layer, for want of memory */
-    char *text;                      /* NULL: none; or not known, where it says so */
+    bool too_many, lost;             /* of the LoRAs; of a layer, if there was no memory */
+    char *text;                      /* NULL: none; or unknown, if that is set */
     bool unknown;
     bool changed; /* since the engine was told */
 } kvfl_shim_adapters;
 
 typedef struct kvfl_shim_context kvfl_shim_context;
-/* `files` were opened before the load; NULL: they could not be. */
+/* `files` were opened before the load; NULL: that was not possible. */
 void kvfl_shim_lora_loaded(const struct llama_adapter_lora *, const kvfl_files *files);
 void kvfl_shim_lora_freed(const struct llama_adapter_lora *);
 /* After libllama has taken them. */
@@ -65,29 +65,30 @@ struct kvfl_shim_context {
     struct llama_model *model;
     llama_memory_t mem;
     struct llama_context_params params;
-    uint32_t num_seqs; /* as the program asked for; the scratch sequence is behind them */
+    uint32_t num_seqs; /* as the program requested; the scratch sequence comes after them */
     enum { KVFL_UNTRIED, KVFL_SERVED, KVFL_REFUSED } state;
     kvf_llama *kv;
     kvfl_shim_adapters adapters;
     bool outputs_all, hidden, not_causal, warm_up;
-    bool stale_graph; /* of a warm-up: made anew at a decode behind its end, as its outputs may be read until then */
-    bool idle;        /* its adapters are not known, or can't be */
+    /* of a warm-up: made anew at a decode after its end, because its outputs may be read until then */
+    bool stale_graph;
+    bool idle; /* its adapters are unknown, or can't be known */
     int64_t last_try_us;
     kvfl_earlier earlier;
 };
 
-/* The context when it is served and this call is the program's own; NULL: nothing to do but to pass the call on. */
+/* The context, if it is served and this call is the program's own; NULL: only pass the call on. */
 kvfl_shim_context *kvfl_shim_of(const struct llama_context *);
 kvfl_shim_context *kvfl_shim_of_memory(llama_memory_t);
-/* The same for one that may not be served yet: at a decode it is attached to. */
+/* The same for a context that may not be served yet: at a decode it is attached. */
 kvfl_shim_context *kvfl_shim_known(const struct llama_context *);
 kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *);
 struct llama_context *kvfl_shim_open(struct llama_model *, struct llama_context_params);
 void kvfl_shim_close(struct llama_context *);
-/* `files` were opened before the load, and are taken; NULL: not from files of known names. */
+/* Takes over `files`, which were opened before the load; NULL: not from files of known names. */
 void kvfl_shim_model_loaded(struct llama_model *, kvfl_files *files, const struct llama_model_params *);
 void kvfl_shim_model_freed(struct llama_model *);
-/* Its weights are no more those of its file. */
+/* Its weights no longer are those of its file. */
 void kvfl_shim_model_trained(const struct llama_model *);
 void kvfl_shim_set_mode(kvfl_shim_context *);
 
@@ -118,10 +119,10 @@ typedef struct kvfl_shim_options {
     bool quiet;
 } kvfl_shim_options;
 const kvfl_shim_options *kvfl_shim_get_options(void);
-kvf_store *kvfl_shim_store(void); /* opened by the first call; NULL: none, or not usable (said in the log) */
+kvf_store *kvfl_shim_store(void); /* opened by the first call; NULL: none, or not usable (logged) */
 void kvfl_shim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void kvfl_shim_on_prompt(void *ctx, llama_seq_id, const kvf_llama_report *); /* ctx: the kvfl_shim_context */
-/* Before the sequence loses what it holds from `first` on: an answer, that may come back as other tokens. */
+/* Call this before the sequence loses what it holds from `first` on: an answer that may come back as other tokens. */
 void kvfl_shim_before_cut(kvfl_shim_context *, llama_seq_id, llama_pos first);
 void kvfl_shim_add_gone(const kvf_llama *);
 void kvfl_shim_note_refused(const char *why);

@@ -18,7 +18,7 @@ static size_t common(const text *t, uint64_t under, const int32_t *tokens, size_
     return same;
 }
 
-/* One is all of the other's beginning: the same conversation, further on. */
+/* One is the beginning of the other: the same conversation, further on. */
 static bool goes_on(const text *t, uint64_t under, const int32_t *tokens, size_t num) {
     size_t shorter = t->num < num ? t->num : num;
     return t->tokens != NULL && common(t, under, tokens, num) == shorter;
