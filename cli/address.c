@@ -100,7 +100,7 @@ static bool add_token(kvfcli_address *address, size_t *cap, uint32_t token) {
     return true;
 }
 
-/* Blanks, commas and brackets may stand between numbers, so that a JSON array of them will do as well. */
+/* Blanks, commas and brackets may separate numbers, so a JSON array of numbers works as well. */
 static int skip_between(FILE *in) {
     int c;
     do {
@@ -175,7 +175,7 @@ static int block_by_tokens(kvfcli_address *address) {
 
 static int block_by_key(kvfcli_address *address) {
     address->block = (kvf_block){.num_tokens = 0};
-    kvfcli_unhex(address->block.key.bytes, address->key); /* kvfcli_address_check has seen that it can be read */
+    kvfcli_unhex(address->block.key.bytes, address->key); /* kvfcli_address_check has verified that it can be read */
     return KVFCLI_FINE;
 }
 

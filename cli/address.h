@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Naming a block by what it is made of: the fields of its space and the token ids of its prompt. For get and put.
+ * Names a block for get and put: by the fields of its space and the token ids of its prompt, or by its key.
  */
 #ifndef KVFCLI_ADDRESS_H
 #define KVFCLI_ADDRESS_H

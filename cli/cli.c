@@ -88,7 +88,7 @@ static int add_url(kvfcli_common *common, const char *url) {
     return KVFCLI_FINE;
 }
 
-/* $KVFERRY_STORE: one URL, or several with blanks between them. */
+/* $KVFERRY_STORE: one URL, or several separated by blanks. */
 static int add_environment(kvfcli_common *common, const char *text) {
     char *rest = NULL;
     common->from_environment = strdup(text);
@@ -142,7 +142,7 @@ static int complete_secret(kvfcli_common *common) {
     return KVFCLI_FINE;
 }
 
-/* A path as it stands in a URL: what would end the path there, or begin an escape, is escaped. */
+/* A path inside a URL: escapes characters that would end the path or begin an escape. */
 static void put_path(FILE *out, const char *path) {
     for (const char *p = path; *p != '\0'; p++) {
         if (strchr("%?# \t\n", *p) != NULL) {
@@ -197,12 +197,12 @@ static int wrong_option(const kvfcli_common *common, int opt, char **argv) {
     if (optopt != 0 && optopt < KVFCLI_OPT_JSON && argv[optind - 1][1] != '-') {
         return kvfcli_usage(common, "-%c %s", optopt, what);
     }
-    /* Without the value behind a '=': it may be a secret that was typed here. */
+    /* Without the value after a '=': it may be a secret that was typed here. */
     const char *arg = argv[optind - 1];
     return kvfcli_usage(common, "%.*s %s", (int)strcspn(arg, "="), arg, what);
 }
 
-/* getopt_long takes the beginning of a name for the name: `--secret TEXT` would be a secret file. */
+/* getopt_long accepts abbreviated names: `--secret TEXT` would be a secret file. */
 static int check_name(const kvfcli_common *common, const struct option *option, char **argv) {
     bool value_apart = optarg != NULL && optarg == argv[optind - 1];
     const char *arg = argv[optind - (value_apart ? 2 : 1)];

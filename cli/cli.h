@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the verbs of the command line share: options, stores, output for people and for programs, exit codes. One file
- * per verb.
+ * What the verbs of the command line share: options, stores, output for people and for programs, exit codes. Every verb
+ * has one file.
  */
 #ifndef KVFCLI_H
 #define KVFCLI_H
@@ -18,7 +18,7 @@ enum {
     KVFCLI_FINE = 0,
     KVFCLI_FOUND = 1, /* verify, doctor: something is wrong; others: what was asked for is not there */
     KVFCLI_USAGE = 2,
-    KVFCLI_CONFIG = 3, /* a store URL or what is behind it, as the operator must mend it */
+    KVFCLI_CONFIG = 3, /* a store URL, or the store behind it, that the operator must fix */
     KVFCLI_INPUT = 4,  /* a model, prompt or other input that can't be used */
     KVFCLI_IO = 5,     /* the operating system or a server failed */
     KVFCLI_INTERRUPTED = 130
@@ -34,10 +34,11 @@ int kvfcli_clear(int argc, char **argv);
 int kvfcli_doctor(int argc, char **argv);
 int kvfcli_stat(int argc, char **argv);
 int kvfcli_exec(int argc, char **argv);    /* cli/exec.c */
-int kvfcli_run(int argc, char **argv);     /* cli/run.c, where llama.cpp is */
+int kvfcli_run(int argc, char **argv);     /* cli/run.c, in builds with llama.cpp */
 int kvfcli_explain(int argc, char **argv); /* the same */
 
-/* The text of token ids by the vocabulary of a model. *out is freed with free(). cli/run_text.c, where llama.cpp is. */
+/* The text of token ids by the vocabulary of a model. *out is freed with free(). cli/run_text.c, in builds with
+ * llama.cpp. */
 kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t num, char **out, kvf_error *err);
 
 /* ---- options that every verb has: --store URL (again for more tiers), --secret-file FILE (again for the one before),
@@ -47,7 +48,7 @@ kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t n
 typedef struct kvfcli_common {
     const char *urls[KVFCLI_MAX_STORES];
     size_t num_urls;
-    char *from_environment; /* what `urls` point into when they came from there */
+    char *from_environment; /* the memory of `urls` from the environment */
     char *secret_files;     /* as in kvf_options; NULL = none */
     bool secret_given;      /* by an option, not by the environment */
     bool seal_sessions;     /* as in kvf_options; for verbs that take sessions */
@@ -83,19 +84,19 @@ enum {
     "  -h, --help        this text\n"
 #define KVFCLI_COMMON_HELP KVFCLI_STORE_HELP KVFCLI_JSON_HELP KVFCLI_ASIDE_HELP
 
-/* Takes an option of the verb itself. Returns KVFCLI_FINE, or an exit code after a message. */
+/* Takes an option of the verb. Returns KVFCLI_FINE, or an exit code after a message. */
 typedef int (*kvfcli_take_fn)(void *ctx, int opt, const char *value);
 
-/* The library's warnings go to stderr from now on; --verbose says more. For verbs that store. */
+/* The library's warnings go to stderr from now on, with --verbose more. For verbs that save. */
 void kvfcli_warn(void);
-/* kvfcli_parse reads all options. Returns -1 to go on (the other arguments begin at argv[optind]), or an exit code
- * (--help: 0). It leaves common->urls complete: given, from the environment, or the default. kvfcli_common_cleanup
+/* kvfcli_parse reads all options. Returns -1 to continue (the other arguments begin at argv[optind]), or an exit code
+ * (--help: 0). It completes common->urls: given, from the environment, or the default. Call kvfcli_common_cleanup
  * afterwards in any case. */
 int kvfcli_parse(kvfcli_common *common, int argc, char **argv, const struct option *options, const char *short_options,
                  kvfcli_take_fn take, void *ctx);
 void kvfcli_common_cleanup(kvfcli_common *common);
 
-/* kvfcli_usage says what is wrong with the arguments and returns KVFCLI_USAGE. */
+/* kvfcli_usage prints what is wrong with the arguments, and returns KVFCLI_USAGE. */
 int kvfcli_usage(const kvfcli_common *common, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- errors: one sentence to stderr */
@@ -107,19 +108,19 @@ int kvfcli_fail(const kvf_error *what);
 /* ---- stores */
 /* kvfcli_open opens the tiers of `common`. Returns 0, or an exit code after a message. `options` may be NULL. */
 int kvfcli_open(kvf_store **out, const kvfcli_common *common, const kvf_options *options);
-/* kvfcli_open_reachable also insists that every tier answers now: for verbs that look after a store. */
+/* kvfcli_open_reachable also requires every tier to answer now: for verbs of administration. */
 int kvfcli_open_reachable(kvf_store **out, const kvfcli_common *common);
 /* The URL of a tier, without its password. */
 void kvfcli_tier_url(kvf_store *store, uint32_t tier, char out[256]);
 
-/* What most verbs are: options, arguments, then work on a store. */
+/* The form of most verbs: options, arguments, then work on a store. */
 typedef struct kvfcli_verb {
     const char *help;
     const struct option *options; /* KVFCLI_COMMON_OPTIONS among them */
     const char *letters;          /* the verb's own short options, as for getopt; "" = none */
     kvfcli_take_fn take;          /* NULL when there are no own options */
-    bool unreachable_too;         /* the work has a use for stores that do not answer */
-    /* check looks at the arguments behind the options; 0, or an exit code after a message. */
+    bool unreachable_too;         /* the work also makes sense for stores that do not answer */
+    /* check examines the arguments after the options. Returns 0, or an exit code after a message. */
     int (*check)(void *ctx, const kvfcli_common *common, int argc, char **argv);
     int (*work)(void *ctx, kvf_store *store, const kvfcli_common *common); /* returns the exit code */
 } kvfcli_verb;
@@ -136,8 +137,8 @@ const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s);      /* "3 min"
 const char *kvfcli_span(char out[KVFCLI_TEXT], int64_t milliseconds); /* "55 min"; "-" when negative */
 
 /* ---- text that comes from a store or a server: never printed as it is */
-/* kvfcli_shown returns it with \n, \t, \xNN for what could move a cursor or fake a line, and \\ for a backslash. Valid until the
- * eighth call after this one; of text that is too long, the beginning. kvfcli_shown_n: of its first `len` bytes. */
+/* kvfcli_shown returns it with \n, \t and \xNN for characters that could move a cursor or fake a line, and \\ for a
+ * backslash. Valid until the eighth call after this one; long text is cut. kvfcli_shown_n: of its first `len` bytes. */
 const char *kvfcli_shown(const char *text);
 const char *kvfcli_shown_n(const char *text, size_t len);
 
@@ -149,9 +150,9 @@ bool kvfcli_has_prefix(const uint8_t bytes[32], const char *hex_prefix);
 bool kvfcli_unhex(uint8_t out[32], const char *hex); /* exactly 64 digits */
 
 /* ---- JSON */
-/* kvfcli_print_json prints and frees it. Returns `code`, or KVFCLI_IO after a message when that failed. */
+/* kvfcli_print_json prints and frees it. Returns `code`, or KVFCLI_IO after a message if that failed. */
 int kvfcli_print_json(json_t *json, int code);
-json_t *kvfcli_json_text(const char *text); /* as it is, or as kvfcli_shown shows it where it is no UTF-8 */
+json_t *kvfcli_json_text(const char *text); /* unchanged, or as kvfcli_shown returns it if it is not UTF-8 */
 json_t *kvfcli_json_text_n(const char *text, size_t len);
 json_t *kvfcli_json_known(bool known, uint64_t number); /* the number, or null */
 json_t *kvfcli_json_hex(const uint8_t bytes[32]);
@@ -169,14 +170,14 @@ void kvfcli_progress_end(kvfcli_progress *progress);
 /* kvfcli_find_space finds the one space whose digest begins with `hex_prefix`. Returns 0, or an exit code after a
  * message. */
 int kvfcli_find_space(kvf_store *store, kvf_digest *out, const char *hex_prefix);
-/* kvfcli_walk is kvf_walk that ends with Ctrl-C; returns 0 or an exit code after a message. */
+/* kvfcli_walk is kvf_walk that Ctrl-C ends; returns 0, or an exit code after a message. */
 int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options);
 
-/* One record, as the first digits of its key name it. */
+/* One record, found by the first digits of its key. */
 typedef struct kvfcli_record {
-    kvf_digest space; /* of a damaged record only the first 8 bytes are known, the rest is zero */
+    kvf_digest space; /* of a damaged record only the first 8 bytes are known; the rest is zero */
     kvf_key key;
-    kvf_reason damage; /* what its header shows */
+    kvf_reason damage; /* the contents of its header */
     uint32_t tier;
     uint64_t stored_bytes;
     int64_t ttl_ms;
@@ -186,11 +187,11 @@ void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry);
 /* kvfcli_find_record finds the one block whose key begins with `key_prefix`, in the space that begins with
  * `space_prefix` (NULL: in any). Returns 0, or an exit code after a message. */
 int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_prefix, const char *key_prefix);
-/* kvfcli_read_record visits every copy of it, whole, one per tier that has it; of one that is not damaged as far as its
- * header shows. */
+/* kvfcli_read_record visits every whole copy of it, one for each tier that has it. A copy counts as undamaged by its
+ * header. */
 int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx);
 
-/* Closes stdout and returns `code`, or KVFCLI_IO after a message when what was printed got lost (a full disk). */
+/* Closes stdout and returns `code`, or KVFCLI_IO after a message if output was lost (a full disk). */
 int kvfcli_finish(int code);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry doctor: what is wrong with a store or its server, and what mends it.
+ * kvferry doctor: finds what is wrong with a store or its server, and says how to fix it.
  */
 #include "cli.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry exec: starts a program that uses llama.cpp with the shim in front of its libllama.
+ * kvferry exec: starts a program that uses llama.cpp, with the shim before its libllama.
  */
 #include "cli.h"
 
@@ -119,13 +119,13 @@ static kind kind_of(const char *path) {
     return found;
 }
 
-/* The dynamic linker lists what it would load, and runs nothing of the program. */
+/* The dynamic linker lists what it would load, and runs no code of the program. */
 static bool links_llama(const char *path) {
     int ends[2];
     char line[4352];
     bool found = false;
     if (pipe(ends) != 0) {
-        return true; /* not known: the program will tell */
+        return true; /* unknown: the program will report it */
     }
     pid_t pid = fork();
     if (pid == 0) {
@@ -157,7 +157,7 @@ static int check_program(char path[4096], const char *name) {
         return KVFCLI_INPUT;
     }
     switch (kind_of(path)) {
-    case SCRIPT: /* what it starts inherits the shim */
+    case SCRIPT: /* its child processes inherit the shim */
         return KVFCLI_FINE;
     case STATIC:
         kvfcli_say("%s is statically linked, so nothing can stand in front of its llama.cpp; build llama.cpp with "
@@ -182,7 +182,7 @@ static int check_program(char path[4096], const char *name) {
 
 /* ---- the shim ---- */
 
-/* Beside the program (where it was built), or in the library folder of its prefix. */
+/* Beside the program (in a build folder), or in the library folder of its prefix. */
 static bool find_shim(char out[4096]) {
     static const char *const places[] = {"/" SHIM, "/../" KVF_LIBDIR "/kvferry/" SHIM, "/../lib/kvferry/" SHIM};
     char self[3800];
@@ -258,7 +258,7 @@ static int start(const kvfcli_common *common, char **argv) {
         kvfcli_say("no memory");
         return KVFCLI_IO;
     }
-    signal(SIGPIPE, SIG_DFL); /* as the program would find it without us */
+    signal(SIGPIPE, SIG_DFL); /* as the program would find it without kvferry */
     execv(path, argv);
     kvfcli_say("%s: %s", path, strerror(errno));
     return KVFCLI_IO;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finding things in a store by the first digits of their name.
+ * Finds spaces and blocks in a store by the first digits of their names.
  */
 #include "cli.h"
 
@@ -57,7 +57,7 @@ static int match_space(void *ctx, const kvf_entry *entry) {
 int kvfcli_find_space(kvf_store *store, kvf_digest *out, const char *hex_prefix) {
     space_search search = {.prefix = hex_prefix};
     kvf_digest whole;
-    /* A digest in full spares the walk over other spaces. */
+    /* A complete digest avoids the walk over other spaces. */
     kvf_walk_options options = {.struct_size = sizeof options,
                                 .space = kvfcli_unhex(whole.bytes, hex_prefix) ? &whole : NULL};
     int code = kvfcli_walk(store, match_space, &search, &options);
@@ -85,7 +85,7 @@ typedef struct record_search {
 } record_search;
 
 static bool same_record(const kvfcli_record *record, const kvf_entry *entry) {
-    /* The name of a damaged record tells 8 bytes of its space only. */
+    /* The name of a damaged record shows only 8 bytes of its space. */
     return memcmp(record->space.bytes, entry->space.bytes, 8) == 0 &&
            memcmp(&record->key, &entry->key, sizeof entry->key) == 0;
 }
@@ -111,7 +111,7 @@ static int match_record(void *ctx, const kvf_entry *entry) {
         return 1;
     }
     if (!search->found || search->record.damage != KVF_WHY_NONE) {
-        kvfcli_record_of(&search->record, entry); /* a copy in another tier may be better */
+        kvfcli_record_of(&search->record, entry); /* a copy in another tier may be undamaged */
     }
     search->found = true;
     return 0;

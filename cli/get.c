@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry get: the payload of one record, verified, to a file or stdout.
+ * kvferry get: writes the verified payload of one record to a file or stdout.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -85,7 +85,7 @@ static int take_copy(void *ctx, const kvf_entry *entry) {
     g->damage = entry->damage;
     g->closed = entry->seal == KVF_SEAL_CLOSED;
     if (entry->damage != KVF_WHY_NONE || g->closed) {
-        return 0; /* another tier may have a whole one */
+        return 0; /* another tier may have an undamaged one */
     }
     g->code = finish(g->request, g->common, &entry->space, &entry->key, entry->payload, (size_t)entry->payload_bytes);
     g->done = true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry inspect: one space, block or session in full.
+ * kvferry inspect: shows one space, block or session in full.
  */
 #include "cli.h"
 
@@ -55,7 +55,7 @@ static char *describe(kvf_store *store, const kvf_digest *space) {
 
 /* ---- a block ---- */
 
-/* What is kept of the block: all but its payload. */
+/* What is kept of the block: everything except its payload. */
 typedef struct block {
     const kvfcli_record *record; /* as it was found */
     bool found;
@@ -401,7 +401,7 @@ static void meet_block(search *s, const kvf_entry *entry) {
     }
     s->ambiguous = s->ambiguous || (s->block_found && memcmp(&s->block.key, &entry->key, sizeof entry->key) != 0);
     if (!s->block_found || s->block.damage != KVF_WHY_NONE) {
-        kvfcli_record_of(&s->block, entry); /* a copy in another tier may be better */
+        kvfcli_record_of(&s->block, entry); /* a copy in another tier may be undamaged */
     }
     s->block_found = true;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry ls: what is in a store. One walk over headers collects everything; printing comes afterwards.
+ * kvferry ls: lists what is in a store. One walk over headers collects everything; printing follows.
  */
 #include "cli.h"
 
@@ -69,7 +69,7 @@ static bool grow(void **array, size_t *cap, size_t num, size_t size) {
 }
 
 static space_sum *sum_of(listing *l, uint32_t tier, const kvf_digest *digest) {
-    /* Entries of one space come in a run, so the last one is nearly always it. */
+    /* Entries of one space are consecutive, so it is nearly always the last one. */
     for (size_t i = l->num_spaces; i-- > 0;) {
         if (l->spaces[i].tier == tier && memcmp(&l->spaces[i].digest, digest, sizeof *digest) == 0) {
             return &l->spaces[i];
@@ -133,7 +133,7 @@ static bool is_wanted_block(const listing *l, const kvf_entry *entry) {
     if (l->only == NULL || entry->kind != KVF_ENTRY_BLOCK) {
         return false;
     }
-    /* Of a damaged record only what its name says is known: the first 8 bytes of the space. */
+    /* Of a damaged record only its name is known: the first 8 bytes of the space. */
     return memcmp(entry->space.bytes, l->only->bytes, entry->damage == KVF_WHY_NONE ? 32 : 8) == 0;
 }
 

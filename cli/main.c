@@ -99,8 +99,8 @@ static int help(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    /* A reader that goes away (`kvferry ls | head`) ends as a write error, which is noticed; sockets don't raise it at
-     * all. */
+    /* A reader that ends early (`kvferry ls | head`) causes a write error, which is handled; sockets do not raise
+     * SIGPIPE at all. */
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {
         print_help(stderr);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry put: write one record, whose payload comes from a file or stdin.
+ * kvferry put: writes one record, whose payload comes from a file or stdin.
  */
 #include <errno.h>
 #include <poll.h>
@@ -70,14 +70,14 @@ static kvf_status submit_and_wait(kvf_queue *queue, const kvf_batch *batch) {
     while (status == KVF_OK && kvf_reap(queue, &done, 1) == 0) {
         struct pollfd wait = {.fd = kvf_queue_fd(queue), .events = POLLIN};
         if (poll(&wait, 1, 1000) < 0 && kvfcli_interrupted()) {
-            kvf_cancel(queue, ticket); /* its completion arrives all the same */
+            kvf_cancel(queue, ticket); /* its completion arrives anyway */
         }
     }
     return status;
 }
 
-/* A queue writes straight from our memory and is done when every tier has it; kvf_save would bound it by the backlog.
- */
+/* A queue writes straight from our memory and completes when every tier has the block. kvf_save would limit its size to
+ * the backlog. */
 static int write_record(request *r, kvf_store *store) {
     kvf_error err = {.status = KVF_OK};
     kvf_queue *queue = NULL;

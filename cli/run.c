@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: answers a prompt. What a store has of it is loaded; what is computed is stored while the answer is
- * written.
+ * kvferry run: answers a prompt. Stored blocks are loaded; computed blocks are saved while the answer is written.
  */
 #include "run.h"
 
@@ -156,7 +155,7 @@ static int take_threads(kvfcli_run_options *options, const char *text) {
     return code;
 }
 
-/* Options that are there or not. */
+/* Options without a value. */
 static bool *flag_of(kvfcli_run_options *options, int opt) {
     switch (opt) {
     case OPT_RESTART:
@@ -243,8 +242,8 @@ static int check(const kvfcli_run_options *options, const kvfcli_common *common,
 
 /* ---- the prompt ---- */
 
-/* Two ways to make it: from the texts of all turns, or, exactly, from the tokens of those before and the new question.
- * Which one is right shows only once the model is attached; the context must have room for either. */
+/* There are two ways to make it: from the texts of all turns, or, exactly, from the tokens of earlier turns and the new
+ * question. Which one applies is known only once the model is attached, and the context must have room for either. */
 typedef struct prompts {
     kvfcli_tokens anew, further;
 } prompts;
@@ -287,7 +286,7 @@ static int tokenize(kvfcli_run_state *run, prompts *out) {
     return code;
 }
 
-/* The space of the model, or zeros where there is none, which no session goes on with. */
+/* The space of the model, or zeros without one. No session continues with zeros. */
 static void engine_digest(const kvfcli_run_state *run, kvf_digest *out) {
     kvf_space *space = run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
     *out = (kvf_digest){{0}};
@@ -346,11 +345,11 @@ static void note_unwritten(kvfcli_run_state *run, const kvf_stats *stats, bool l
         failed += stats->save_failures[i];
         run->unwritten_why = stats->save_failures[i] > 0 ? (kvf_reason)i : run->unwritten_why;
     }
-    /* The store also counts what it writes of its own accord, to describe the space. */
+    /* The store also counts what it writes on its own, to describe the space. */
     run->unwritten = failed < run->report.saved_blocks ? failed : run->report.saved_blocks;
 }
 
-/* Blocks are written while the answer is computed. What is left then gets some time, and Ctrl-C cuts that short. */
+/* Blocks are written while the answer is computed. The rest then gets some time, which Ctrl-C shortens. */
 static void flush(kvfcli_run_state *run) {
     kvf_stats stats = {.struct_size = sizeof stats};
     int64_t began = kvfcli_now_us();
@@ -410,7 +409,7 @@ static int open_store(kvfcli_run_state *run, const kvfcli_common *common) {
     return kvfcli_open(&run->store, common, &options);
 }
 
-/* What is quickly found to be wrong is found before the model is loaded. */
+/* Errors that are quick to find are found before the model is loaded. */
 static int check_inputs(kvfcli_run_state *run, const kvfcli_common *common) {
     kvf_error err = {.status = KVF_OK};
     int code = kvfcli_read_prompt(&run->question, &run->options);

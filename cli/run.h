@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: what its files share. run.c reads the arguments and says in which order things happen; memory: what
- * grows; threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens, chat
- * template, UTF-8; session: a conversation in a store; answer: prefill and generation; bar: progress; report: what is
- * said at the end.
+ * Declarations that the files of kvferry run share. run.c reads the arguments and is the order of events. The others:
+ * memory: buffers that grow; threads: how they wait; input: the text of the prompt; model: weights and context; text:
+ * tokens, chat template, UTF-8; session: a conversation in a store; answer: prefill and generation; bar: progress;
+ * report: the output at the end.
  */
 #ifndef KVFCLI_RUN_H
 #define KVFCLI_RUN_H
@@ -27,13 +27,13 @@ typedef struct kvfcli_tokens {
 bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num);
 void kvfcli_tokens_cleanup(kvfcli_tokens *tokens);
 
-int kvfcli_no_memory(void); /* says so; KVFCLI_IO */
+int kvfcli_no_memory(void); /* prints a message; returns KVFCLI_IO */
 int64_t kvfcli_now_us(void);
 
 /* ---- what the command line says */
 typedef struct kvfcli_run_options {
     const char *model, *file, *prompt, *session;
-    bool explain; /* only say what is stored of the prompt */
+    bool explain; /* only report what is stored of the prompt */
     bool no_store, restart, raw, quiet, portable, json, verbose;
     bool seed_given;
     uint32_t num_answer, ctx_size, budget_ms, seed;
@@ -60,8 +60,8 @@ void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
 void kvfcli_bar_end(kvfcli_bar *bar);
 
 /* ---- threads (run_threads.c) */
-/* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment says how
- * they wait. libgomp reads its settings before main, so the program starts itself once more: call this first. */
+/* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment decides
+ * how they wait. libgomp reads its settings before main, so the program restarts itself once: call this first. */
 void kvfcli_calm_threads(int argc, char **argv);
 
 /* ---- model and context (run_model.c) */
@@ -79,8 +79,8 @@ typedef struct kvfcli_engine {
 
 enum { KVFCLI_TEXT_SEQ = 0, KVFCLI_SCRATCH_SEQ = 1, KVFCLI_NUM_SEQS = 2 };
 
-/* kvfcli_check_model_file finds what is plainly no model before llama.cpp does, which tells it with less care. KVF_OK
- * or KVF_LIMIT. */
+/* kvfcli_check_model_file recognises files that are not models before llama.cpp does, with a better message. KVF_OK or
+ * KVF_LIMIT. */
 kvf_status kvfcli_check_model_file(kvf_error *err, const char *path);
 /* Both return 0, or an exit code after a message. */
 int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options);
@@ -88,10 +88,10 @@ int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options);
  * fits. */
 int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt,
                         uint32_t *num_answer);
-/* kvfcli_attach never fails: what can't use a store goes on without. */
+/* kvfcli_attach never fails: a context that can't use a store works without one. */
 void kvfcli_attach(kvfcli_engine *engine, kvf_store *store, const kvfcli_run_options *options);
 void kvfcli_engine_cleanup(kvfcli_engine *engine);
-/* From here on the log of llama.cpp goes to stderr (verbose), or nowhere but its last error. */
+/* From here on the log of llama.cpp goes to stderr (verbose), or only its last error is kept. */
 void kvfcli_watch_llama(bool verbose);
 const char *kvfcli_llama_error(void); /* the first error since the last call of kvfcli_watch_llama; "" = none */
 
@@ -102,19 +102,19 @@ typedef struct kvfcli_message {
 
 typedef struct kvfcli_template {
     const char *text; /* NULL: ChatML */
-    bool raw;         /* none: the text goes in as it is */
+    bool raw;         /* none: the text is used as it is */
 } kvfcli_template;
-/* kvfcli_choose_template takes the model's own; says so where that can't be done. */
+/* kvfcli_choose_template takes the model's own; prints a message if that is impossible. */
 kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kvfcli_run_options *options);
 
 /* Both return 0, or an exit code after a message. kvfcli_tokenize_chat makes the prompt that ends where the next answer
- * begins; kvfcli_tokenize_turn only what comes behind an answer: the end of that and the next question. */
+ * begins. kvfcli_tokenize_turn makes only what follows an answer: its end and the next question. */
 int kvfcli_tokenize_chat(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
                          const kvfcli_message *messages, size_t num);
 int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
                          const char *question);
 
-/* Text that arrives in pieces which may end inside a character; what is no UTF-8 becomes U+FFFD. */
+/* Text that arrives in pieces which may end inside a character. Invalid UTF-8 becomes U+FFFD. */
 typedef struct kvfcli_utf8 {
     char held[4]; /* the beginning of a character */
     size_t num_held;
@@ -122,7 +122,7 @@ typedef struct kvfcli_utf8 {
 /* kvfcli_utf8_feed appends the whole characters of held and new bytes to `out`; kvfcli_utf8_end what is left. */
 bool kvfcli_utf8_feed(kvfcli_utf8 *utf8, kvfcli_string *out, const char *bytes, size_t len);
 bool kvfcli_utf8_end(kvfcli_utf8 *utf8, kvfcli_string *out);
-/* kvfcli_utf8_check returns the number of leading bytes that are UTF-8 (len: all). */
+/* kvfcli_utf8_check returns the number of leading bytes that are valid UTF-8 (len: all). */
 size_t kvfcli_utf8_check(const char *bytes, size_t len);
 /* The text of a token, appended to `out` in whole characters. */
 bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_vocab *vocab, llama_token token);
@@ -138,21 +138,22 @@ typedef struct kvfcli_chat {
     kvf_space *space;
     kvfcli_turn *turns;
     size_t num_turns;
-    kvfcli_tokens tokens; /* of all turns, answers included, as the model saw and said them */
+    kvfcli_tokens tokens; /* of all turns, answers included, exactly as the model read and produced them */
     kvf_digest engine;    /* the space whose tokens these are */
     kvf_key last;         /* stands for the content of the last turn */
-    size_t num_stale;     /* records behind the last turn that belong to another past */
+    size_t num_stale;     /* records after the last turn that belong to another history */
     int64_t budget_us;
     int64_t load_us;
 } kvfcli_chat;
 
-/* kvfcli_chat_load finds the turns of the conversation; none is fine. Returns 0, or an exit code after a message. */
+/* kvfcli_chat_load finds the turns of the conversation; there may be none. Returns 0, or an exit code after a
+ * message. */
 int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options);
 /* The messages of all turns and the question: 2 * num_turns + 1 of them, to be freed with free(). NULL without memory.
  */
 kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *question);
 
-/* What a turn adds. `whole`: `prompt` is all that the model saw, not only what was new. */
+/* What a turn adds. `whole`: `prompt` is everything that the model read, not only what was new. */
 typedef struct kvfcli_new_turn {
     const char *question, *answer;
     const llama_token *prompt;
@@ -178,7 +179,7 @@ typedef struct kvfcli_run_state {
 
     kvfcli_tokens prompt;
     size_t num_old; /* tokens of the prompt that are earlier turns, exactly */
-    bool whole;     /* the prompt was made anew from the messages, not added to the tokens of earlier turns */
+    bool whole;     /* the prompt was made from the messages, not by adding to the tokens of earlier turns */
     uint32_t num_answer;
     kvf_llama_report report;
     char source[256]; /* where the loaded blocks came from; "" = nothing was loaded */
@@ -188,7 +189,7 @@ typedef struct kvfcli_run_state {
     kvfcli_stop stop;
     uint32_t seed;
 
-    int64_t before_us; /* what belongs to the time to the first token and was over before the context was made */
+    int64_t before_us; /* the part of the time to the first token before the context was made */
     int64_t began_us;  /* the rest of that time counts from here */
     int64_t tokenize_us, ttft_us, generate_us, flush_us;
     uint64_t unwritten; /* blocks that the store did not take */

@@ -8,8 +8,8 @@
 
 /* ---- prefill ---- */
 
-/* Blocks may come from several tiers; which is asked before they are promoted. With one tier there is nothing to ask.
- */
+/* Blocks may come from several tiers. Which one is asked before they are promoted. With one tier there is nothing to
+ * ask. */
 static void note_source(kvfcli_run_state *run, uint32_t tier) {
     kvfcli_tier_url(run->store, tier, run->source);
 }
@@ -28,14 +28,14 @@ static void ask_source(kvfcli_run_state *run) {
         note_source(run, 0);
         return;
     }
-    /* Token ids are not negative, so they are the same in both types. */
+    /* Token ids are not negative, so both types have the same representation. */
     if (kvf_chain(space, &key, 1, (const uint32_t *)run->prompt.ids, run->prompt.num) == 1 &&
         kvf_match(space, &num, &found, &key, 1, KVF_MS(1000)) == KVF_OK && num == 1) {
         note_source(run, found.tier);
     }
 }
 
-/* As kvf_llama_prefill without a store, for contexts that it refuses. */
+/* Does what kvf_llama_prefill does without a store, for contexts that it refuses. */
 static int prefill_alone(kvfcli_run_state *run) {
     struct llama_context *ctx = run->engine.ctx;
     size_t step = llama_n_ubatch(ctx), done = 0;
@@ -109,7 +109,7 @@ static int add_token(kvfcli_run_state *run, kvfcli_utf8 *utf8, llama_token token
         return kvfcli_no_memory();
     }
     show(run, from);
-    return ferror(stdout) ? KVFCLI_IO : KVFCLI_FINE; /* kvfcli_finish says so */
+    return ferror(stdout) ? KVFCLI_IO : KVFCLI_FINE; /* kvfcli_finish reports it */
 }
 
 static int decode(kvfcli_run_state *run, llama_token token) {
@@ -123,7 +123,7 @@ static int decode(kvfcli_run_state *run, llama_token token) {
     return KVFCLI_FINE;
 }
 
-/* The next token, while there is one; false: the answer ends here. */
+/* The next token. False: the answer ends here. */
 static bool sample(kvfcli_run_state *run, struct llama_sampler *sampler, llama_token *token) {
     if (run->said.num == run->num_answer) {
         run->stop = KVFCLI_STOP_LENGTH;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: how far a long step is.
+ * kvferry run: the progress of a long step.
  */
 #include "run.h"
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry explain: what of a prompt is stored, and why the rest is not. Reads the headers of all records of the store,
- * and a few whole ones: for people who ask, not for the hot path.
+ * kvferry explain: says what of a prompt is stored, and why the rest is not. Reads the headers of all records of the
+ * store, and a few whole ones, so it is for people, not for the hot path.
  */
 #include "run.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CANDIDATES 256u /* records that may hold the same beginning, or go on from it */
+#define MAX_CANDIDATES 256u /* records that may hold the same beginning, or continue it */
 #define MAX_SPACES     64u
-#define CONTEXT_TOKENS 6u /* shown from the first token that differs on */
+#define CONTEXT_TOKENS 6u /* shown from the first different token on */
 
 typedef struct candidate {
     kvf_digest space;
@@ -36,18 +36,18 @@ typedef struct explanation {
     kvf_found *found;
     size_t matched;      /* blocks */
     uint64_t our_blocks; /* in the store, of this space */
-    uint64_t num_closed; /* sealed under a secret that was not given: any space, this one too */
-    size_t later;        /* of this prompt's blocks behind the gap, how many are there */
+    uint64_t num_closed; /* sealed under a secret that was not given: of any space, perhaps this one */
+    size_t later;        /* the number of this prompt's blocks that are stored after the gap */
     candidate *candidates;
     size_t num_candidates;
     other_space *spaces;
     size_t num_spaces;
-    /* what goes on from the matched blocks with the most tokens in common */
-    bool goes_on, ends; /* ends: all of its tokens are the prompt's, it is only shorter */
+    /* the record that continues the matched blocks with the most common tokens */
+    bool goes_on, ends; /* ends: all of its tokens are in the prompt, it is only shorter */
     size_t differs_at;
     uint32_t theirs[CONTEXT_TOKENS];
     size_t num_theirs;
-    size_t other_template; /* blocks that would match the other way: with --raw, or without */
+    size_t other_template; /* blocks that would match with --raw, or without it */
 } explanation;
 
 /* ---- what lies in the store ---- */
@@ -123,8 +123,8 @@ static size_t common(const explanation *e, size_t from, const uint32_t *tokens, 
     return same;
 }
 
-/* Whether the record is the block behind the matched ones: its key says so. (A tail has a key of another kind; its
- * place and tokens must do.) */
+/* Whether the record is the block after the matched ones, by its key. (The key of a tail is of another kind; its place
+ * and tokens decide.) */
 static bool is_next(const explanation *e, const kvf_entry *entry) {
     size_t before = e->matched * e->block_tokens, num = before + e->block_tokens;
     if (entry->num_tokens != e->block_tokens) {
@@ -211,7 +211,8 @@ static int value_of(const char **out, const char *fields, const char *name, size
 typedef void (*field_fn)(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
                          int there_len);
 
-/* Calls for every field of `a` that `b` has not or has otherwise; with `missing_only`, only those that it has not. */
+/* Calls for every field of `a` that `b` lacks or has with another value; with `missing_only`, only for those that it
+ * lacks. */
 static void each_difference(const char *a, const char *b, bool missing_only, field_fn fn, void *ctx) {
     for (const char *line = a; *line != '\0';) {
         size_t len = strcspn(line, "\n"), name_len = strcspn(line, "=");
@@ -239,7 +240,7 @@ static void find_fields(explanation *e) {
     }
 }
 
-/* Worth telling: it holds this beginning, or this model. */
+/* Worth showing: it holds this beginning, or belongs to this model. */
 static bool is_told(const other_space *s) {
     return s->num_blocks > 0 && s->fields != NULL && s->same_model;
 }

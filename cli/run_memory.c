@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: memory that grows.
+ * kvferry run: buffers that grow.
  */
 #include "run.h"
 

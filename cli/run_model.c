@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: weights and context, by llama.cpp.
+ * kvferry run: loads the model and makes the context, with llama.cpp.
  */
 #include "run.h"
 
@@ -15,12 +15,12 @@
 
 typedef struct watched {
     bool verbose;
-    bool taken; /* the error is complete: what follows from it does not matter */
+    bool taken; /* the error is complete: later messages only follow from it */
     char error[200];
 } watched;
 static watched log_state;
 
-/* "gguf_init_from_reader: invalid magic" is of no use to a user with the function's name in front. */
+/* Removes the function's name from a message such as "gguf_init_from_reader: invalid magic", which helps no user. */
 static const char *skip_function(const char *text) {
     size_t len = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
     return strncmp(text + len, ": ", 2) == 0 ? text + len + 2 : text;
@@ -82,7 +82,7 @@ static bool on_model_progress(float part, void *ctx) {
     return !kvfcli_interrupted();
 }
 
-/* What this program does not know how to run. */
+/* Models that this program can't run. */
 static const char *unfit(const struct llama_model *model) {
     if (llama_model_has_encoder(model)) {
         return "it has an encoder; kvferry run answers with models that only have a decoder";
@@ -139,8 +139,8 @@ static bool on_abort(void *ctx) {
     return kvfcli_interrupted();
 }
 
-/* How many cells the context gets: no more than are needed, as every one is allocated and cleared. 0: the prompt is too
- * long. */
+/* The number of cells for the context: no more than necessary, because all are allocated and cleared. 0: the prompt is
+ * too long. */
 static uint32_t choose_size(const kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt,
                             uint32_t *num_answer) {
     int32_t trained = llama_model_n_ctx_train(engine->model);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: what is said at the end, for people on stderr and for programs on stdout.
+ * kvferry run: the output at the end, for people on stderr and for programs on stdout.
  */
 #include "run.h"
 
@@ -35,7 +35,7 @@ static void report_loaded(const kvfcli_run_state *run) {
     }
 }
 
-/* What was decided, where there was something to decide. */
+/* The decision, if there was something to decide. */
 static void report_plan(const kvf_llama_report *r) {
     if (r->plan != KVF_LLAMA_PLAN_BOTH && r->plan != KVF_LLAMA_PLAN_COMPUTE) {
         return;
@@ -136,7 +136,7 @@ static json_t *json_session(const kvfcli_run_state *run) {
                      "known_tokens", (json_int_t)run->num_old);
 }
 
-/* Of what stands beside the engine's own report. */
+/* The fields beside the engine's own report. */
 static json_t *json_run(const kvfcli_run_state *run) {
     return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "prompt_tokens",
                      (json_int_t)run->prompt.num, "answer_tokens", (json_int_t)run->said.num, "unwritten_blocks",

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry run: a conversation that goes on in a later process by its id alone.
+ * kvferry run: a conversation that a later process continues by its id alone.
  *
- * Every turn is a record of its own, named by id and number, so that nothing is ever rewritten. Its payload is JSON:
- * what was asked and answered, and the token ids that this added, exactly as the model saw and said them; the blocks of
- * the earlier turns are found by those. Each turn names the content of the one before it. A record that does not follow
- * from what is in front of it (the store dropped a turn, and the conversation went on without) is no part of the
- * conversation and is removed when its place is needed.
+ * Every turn is a separate record, named by id and number, so nothing is ever rewritten. Its payload is JSON: question,
+ * answer, and the token ids that they added, exactly as the model read and produced them; these ids find the blocks of
+ * earlier turns. Each turn names the content of the previous one. A record that does not follow from the turn before it
+ * (the store dropped a turn, and the conversation continued without) is not part of the conversation, and is removed
+ * when its place is needed.
  */
 #include "run.h"
 
@@ -63,7 +63,7 @@ static bool take_turn(kvfcli_chat *chat, json_t *json) {
            read_tokens(&chat->tokens, said);
 }
 
-/* Whether this is what came behind the last turn, and not a leftover from another past. */
+/* Whether this follows the last turn, and is not a leftover of another history. */
 static bool is_next(const kvfcli_chat *chat, const json_t *json) {
     char last[KVFCLI_HEX32];
     const char *after = json_string_value(json_object_get(json, "after"));
@@ -157,7 +157,7 @@ static int read_turns(kvfcli_chat *chat, reading *r, size_t first) {
     return KVFCLI_FINE;
 }
 
-/* All turns from 0 on, a call's worth at a time. */
+/* Reads all turns from 0 on, as many at a time as one call takes. */
 static int read_all(kvfcli_chat *chat, reading *r) {
     int code = KVFCLI_FINE;
     size_t first = 0;

@@ -24,7 +24,7 @@ static size_t length_by_lead(unsigned char lead) {
     return lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
 }
 
-/* Whether byte i (1 to 3) can follow: also rules out overlong forms, surrogates and what is beyond U+10FFFF. */
+/* Whether byte i (1 to 3) can follow. Also excludes overlong forms, surrogates and code points above U+10FFFF. */
 static bool can_follow(const unsigned char *c, size_t i) {
     if ((c[i] & 0xC0) != 0x80) {
         return false;
@@ -36,8 +36,7 @@ static bool can_follow(const unsigned char *c, size_t i) {
            !(c[0] == 0xF4 && c[1] > 0x8F);
 }
 
-/* How many of the bytes belong to one character, as far as they go, and whether that is complete. 0: none begins here.
- */
+/* How many of the bytes belong to one character, as far as they go, and whether it is complete. 0: none begins here. */
 static size_t character(const char *bytes, size_t len, bool *complete) {
     const unsigned char *c = (const unsigned char *)bytes;
     size_t want = length_by_lead(c[0]);
@@ -72,7 +71,7 @@ bool kvfcli_utf8_feed(kvfcli_utf8 *utf8, kvfcli_string *out, const char *bytes, 
         utf8->held[utf8->num_held++] = bytes[i];
         size_t have = character(utf8->held, utf8->num_held, &complete);
         if (have < utf8->num_held) {
-            /* The new byte does not go on with what was held. It may begin a character itself. */
+            /* The new byte does not continue the held ones. It may begin a character itself. */
             utf8->num_held = 0;
             if (!add_replacement(out)) {
                 return false;
@@ -159,7 +158,7 @@ static int tokenize(kvfcli_tokens *out, const struct llama_vocab *vocab, const c
     if (len > INT32_MAX / 2 || !kvfcli_tokens_add(out, NULL, 0)) {
         return kvfcli_no_memory();
     }
-    /* No more tokens than bytes, but for those at the beginning and the end. */
+    /* At most as many tokens as bytes, plus those at the beginning and the end. */
     size_t room = len + 16;
     llama_token *ids = malloc(room * sizeof *ids);
     if (ids == NULL) {
@@ -243,8 +242,8 @@ int kvfcli_tokenize_chat(kvfcli_tokens *out, const struct llama_vocab *vocab, kv
     return code;
 }
 
-/* What a template puts behind an answer does not depend on what was said before, only on there being something: so it
- * is read off a conversation of two stand-ins, and the tokens of the real one need not be made again. */
+/* What a template puts after an answer does not depend on the earlier text, only on its existence. So it is read from a
+ * conversation of two placeholders, and the tokens of the real one need not be made again. */
 int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
                          const char *question) {
     static const char stand_in[] = "@@kvferry-answer@@";

@@ -2,11 +2,11 @@
  *
  * kvferry run: how the threads of llama.cpp wait for each other.
  *
- * They meet behind every operation, hundreds of times for a token. By default libgomp lets the one that is early spin
- * for milliseconds: as long as it shares its core with another program, it spends there what the late one needs, and a
- * token can take a second. When it asks the kernel to wake it after 100 turns instead, an idle machine is as fast, and
- * a busy one several times faster (measured: docs/llama.md). OMP_WAIT_POLICY=passive does not spin at all, which an
- * idle machine notices.
+ * They synchronise after every operation, hundreds of times a token. By default libgomp lets an early thread spin for
+ * milliseconds. If it shares its core with another program, it spends there the time that the late thread needs, and a
+ * token can take a second. With GOMP_SPINCOUNT=100 it soon asks the kernel to wake it: an idle machine is as fast, and
+ * a busy one several times faster (docs/llama.md has the figures). OMP_WAIT_POLICY=passive does not spin at all, which
+ * is slower on an idle machine.
  */
 #include "run.h"
 
@@ -31,5 +31,5 @@ void kvfcli_calm_threads(int argc, char **argv) {
     again[0] = program;
     memcpy(again + 1, argv, (size_t)argc * sizeof *argv);
     execv(program, again);
-    free(again); /* it can't; then it runs as it is */
+    free(again); /* impossible; then it runs without */
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry stat: how much each tier holds, as far as it can tell without looking at every record.
+ * kvferry stat: shows how much each tier holds, as far as it can tell without reading every record.
  */
 #include "cli.h"
 

@@ -48,7 +48,7 @@ const char *kvfcli_age(char out[KVFCLI_TEXT], int64_t stored_s) {
         snprintf(out, KVFCLI_TEXT, "?");
         return out;
     }
-    /* Another machine's clock may be a little ahead; and a record may say anything. */
+    /* Another machine's clock may be slightly ahead; and a record may contain anything. */
     const int64_t longest_s = INT64_MAX / 1000;
     int64_t age_s = stored_s >= now_s ? 0 : stored_s < now_s - longest_s ? longest_s : now_s - stored_s;
     return kvfcli_span(out, age_s * 1000);
@@ -121,7 +121,7 @@ bool kvfcli_unhex(uint8_t out[32], const char *hex) {
 /* ---- JSON ---- */
 
 int kvfcli_print_json(json_t *json, int code) {
-    /* jansson hands NULL through its calls, so one check at the end finds every allocation that failed. */
+    /* jansson passes NULL through its calls, so one check at the end detects every failed allocation. */
     bool bad =
         json == NULL || json_dumpf(json, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII) != 0;
     json_decref(json);

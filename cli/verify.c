@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvferry verify: read every record whole and check it as a load would, and more: also those that nobody asks for.
+ * kvferry verify: reads every record whole and checks it as a load would, including records that nobody loads.
  */
 #include "cli.h"
 
