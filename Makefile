@@ -81,6 +81,11 @@ check-chaos: build ## 200 seeds of faults on real servers while loads and saves 
 check-stall: build ## a connection that stalls beside loads on others: at most 10 % slower
 	@$(paths); $(programs); $(release)/bench/stall_bench
 
+check: check-staging
+.PHONY: check-staging
+check-staging: build ## staged saves beside queue saves and a bare socket: at most 1.3 times the CPU and the time
+	@$(paths); $(programs); $(release)/bench/staging_bench
+
 check-recovery: build ## first whole load within 1 s of the server's return: single, Cluster, Sentinel
 	@$(paths); $(programs); $(release)/bench/recovery_bench
 

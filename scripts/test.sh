@@ -163,6 +163,7 @@ stage_checks() {
         --row allkeys-random
     one "check-chaos, 30 seeds" build/release/bench/chaos_bench 30
     one "check-stall" build/release/bench/stall_bench
+    one "check-staging" build/release/bench/staging_bench
     # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
     RATIO=10 one "check-demo" bench/demo.sh --check
     # In short: for the answers, and for what is computed.

@@ -96,6 +96,8 @@ typedef struct kvfi_xxh3 {
 } kvfi_xxh3;
 void kvfi_xxh3_init(kvfi_xxh3 *);
 void kvfi_xxh3_add(kvfi_xxh3 *, const void *, size_t len);
+/* Hashes bytes and copies them, reading them from memory once. The copy bypasses the cache. NULL hash: copies only. */
+void kvfi_xxh3_copy(kvfi_xxh3 *, void *to, const void *from, size_t len);
 void kvfi_xxh3_end(const kvfi_xxh3 *, uint8_t out[16]);
 uint32_t kvfi_xxh32(const void *, size_t len);
 

@@ -12,6 +12,9 @@
 #include "base/base.h"
 
 #include <stdalign.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
@@ -124,10 +127,55 @@ void kvfi_xxh3_init(kvfi_xxh3 *hash) {
     XXH3_128bits_reset((XXH3_state_t *)(void *)hash->state);
 }
 
+#ifdef __SSE2__
+/* Streaming stores do not read the memory that they overwrite, which is a third of the traffic of a copy. */
+static void copy_past_cache(uint8_t *to, const uint8_t *from, size_t len) {
+    size_t head = (size_t)(-(uintptr_t)to & 15);
+    head = head < len ? head : len;
+    memcpy(to, from, head);
+    for (to += head, from += head, len -= head; len >= 64; to += 64, from += 64, len -= 64) {
+        const __m128i *in = (const __m128i *)(const void *)from;
+        __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
+        __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+        __m128i *out = (__m128i *)(void *)to;
+        _mm_stream_si128(out, a);
+        _mm_stream_si128(out + 1, b);
+        _mm_stream_si128(out + 2, c);
+        _mm_stream_si128(out + 3, d);
+    }
+    memcpy(to, from, len);
+}
+static void end_copy(void) {
+    _mm_sfence(); /* streaming stores are not ordered: other threads read the copy after this */
+}
+#else
+static void copy_past_cache(uint8_t *to, const uint8_t *from, size_t len) {
+    memcpy(to, from, len);
+}
+static void end_copy(void) {
+}
+#endif
+
 void kvfi_xxh3_add(kvfi_xxh3 *hash, const void *bytes, size_t len) {
     if (len > 0) {
         xxh128_update((XXH3_state_t *)(void *)hash->state, bytes, len);
     }
+}
+
+/* Small enough that a copied piece is still in the nearest cache when it is hashed. */
+#define COPY_PIECE 8192u
+
+void kvfi_xxh3_copy(kvfi_xxh3 *hash, void *to, const void *from, size_t len) {
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    for (size_t piece = 0; len > 0; len -= piece, in += piece, out += piece) {
+        piece = len < COPY_PIECE ? len : COPY_PIECE;
+        copy_past_cache(out, in, piece);
+        if (hash != NULL) {
+            kvfi_xxh3_add(hash, in, piece);
+        }
+    }
+    end_copy();
 }
 
 void kvfi_xxh3_end(const kvfi_xxh3 *hash, uint8_t out[16]) {

@@ -21,6 +21,9 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* since Linux 5.14; older headers lack the name */
 #endif
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24 /* since Linux 5.18 */
+#endif
 
 /* ---- memory */
 static void *real_map(size_t bytes, int fd, off_t at) {
@@ -36,6 +39,12 @@ static int real_populate(void *p, size_t bytes) {
     }
     /* A kernel that does not know this advice faults the pages in one by one. */
     return errno == EINVAL ? 0 : -1;
+}
+
+/* An engine may have locked all of its memory (mlockall). */
+static int real_forget(void *p, size_t bytes) {
+    int rc = madvise(p, bytes, MADV_DONTNEED_LOCKED);
+    return rc != 0 && errno == EINVAL ? madvise(p, bytes, MADV_DONTNEED) : rc;
 }
 
 /* ---- time */
@@ -156,6 +165,7 @@ const kvfi_systable kvfi_sys_real = {
     .map = real_map,
     .populate = real_populate,
     .unmap = munmap,
+    .forget = real_forget,
     .now_us = real_now_us,
     .wall_us = real_wall_us,
     .random = real_random,

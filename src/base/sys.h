@@ -28,6 +28,7 @@ typedef struct kvfi_systable {
                  off_t at); /* mmap: fd -1 = anonymous, read and write; else shared and read-only; NULL on failure */
     int (*populate)(void *, size_t bytes); /* madvise MADV_POPULATE_READ: 0, or -1 if a page can't be read */
     int (*unmap)(void *, size_t bytes);
+    int (*forget)(void *, size_t bytes); /* madvise MADV_DONTNEED: other pages, of zeros, take the place of these */
     /* time */
     int64_t (*now_us)(void);             /* monotonic */
     int64_t (*wall_us)(void);            /* since 1970 */

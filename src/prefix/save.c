@@ -16,15 +16,19 @@ int kvf_knows(kvf_space *space, const kvf_key *key) {
 
 /* ---- staged ---- */
 
-kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes) {
+static kvf_status reserve(kvf_space *space, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens) {
     if (!kvfi_store_is_ours(space->store)) {
         return KVF_CLOSED;
     }
     if (payload_bytes > KVF_MAX_PAYLOAD_BYTES) {
         return KVF_LIMIT;
     }
+    return kvfi_backlog_reserve(&space->store->backlog, out, payload_bytes, max_tokens);
+}
+
+kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes) {
     kvfi_staged *staged = NULL;
-    KVFI_TRY(kvfi_backlog_reserve(&space->store->backlog, &staged, payload_bytes, KVFI_MAX_TOKENS));
+    KVFI_TRY(reserve(space, &staged, payload_bytes, KVFI_MAX_TOKENS));
     *out = (kvf_reserved){.data = kvfi_staged_payload(staged), .len = payload_bytes, .opaque = staged};
     return KVF_OK;
 }
@@ -36,23 +40,20 @@ void kvf_abandon(kvf_space *space, kvf_reserved *reserved) {
     }
 }
 
-void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block, size_t used_bytes) {
-    kvfi_staged *staged = reserved->opaque;
-    if (block->num_tokens > KVFI_MAX_TOKENS || used_bytes > reserved->len) {
-        kvf_abandon(space, reserved);
-        return;
-    }
-    reserved->opaque = NULL;
+/* All that the block and its space say of a value, but the payload. */
+static void describe(kvfi_staged *staged, kvf_space *space, const kvf_block *block, uint64_t chain_bytes) {
     kvfi_address(&staged->addr, &space->identity, &block->key);
-    staged->payload_bytes = used_bytes;
     staged->first_token = block->first_token;
     staged->num_tokens = block->num_tokens;
-    staged->chain_bytes = reserved->chain_bytes;
+    staged->chain_bytes = chain_bytes;
     staged->rewrite = kvfi_known_doubted(&space->store->known, &staged->addr.key);
     staged->tiers = kvfi_store_all_tiers(space->store);
     if (block->num_tokens > 0) {
         memcpy(kvfi_staged_head(staged) + KVFI_HEADER_BYTES, block->tokens, 4 * (size_t)block->num_tokens);
     }
+}
+
+static void hand_over(kvf_space *space, kvfi_staged *staged) {
     atomic_fetch_add(&space->store->stats.saves, 1);
     if (!kvfi_staged_seal(staged, kvfi_seal_of(&space->identity))) {
         atomic_fetch_add(&space->store->stats.save_failures[KVF_WHY_NOMEM], 1);
@@ -63,10 +64,34 @@ void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block
     kvfi_backlog_commit(&space->store->backlog, staged);
 }
 
-static void copy_in(uint8_t *to, const struct iovec *iov, size_t num) {
+void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block, size_t used_bytes) {
+    kvfi_staged *staged = reserved->opaque;
+    if (block->num_tokens > KVFI_MAX_TOKENS || used_bytes > reserved->len) {
+        kvf_abandon(space, reserved);
+        return;
+    }
+    reserved->opaque = NULL;
+    staged->payload_bytes = used_bytes;
+    describe(staged, space, block, reserved->chain_bytes);
+    hand_over(space, staged);
+}
+
+/* The payload is read once: what is not to be sealed is hashed while it is copied, and is a whole record then. */
+static void copy_in(kvfi_staged *staged, const kvf_block *block, const struct iovec *iov, size_t num, bool seals) {
+    uint8_t *head = kvfi_staged_head(staged), *to = kvfi_staged_payload(staged);
+    kvfi_xxh3 sum;
+    if (!seals) {
+        kvfi_record_begin(head, &staged->addr, block, staged->payload_bytes, 0, kvfi_sys->wall_us() / 1000000);
+        kvfi_record_sum_init(&sum, head);
+        kvfi_xxh3_add(&sum, head + KVFI_HEADER_BYTES, 4 * (size_t)staged->num_tokens);
+    }
     for (size_t i = 0; i < num; i++) {
-        memcpy(to, iov[i].iov_base, iov[i].iov_len);
+        kvfi_xxh3_copy(seals ? NULL : &sum, to, iov[i].iov_base, iov[i].iov_len);
         to += iov[i].iov_len;
+    }
+    if (!seals) {
+        kvfi_xxh3_end(&sum, to);
+        staged->sealed = true;
     }
 }
 
@@ -79,11 +104,12 @@ static kvf_status stage(kvf_space *space, const kvf_block *block, const kvf_view
         iov = runs;
         num = kvfi_view_num_runs(view);
     }
-    kvf_reserved reserved;
-    KVFI_TRY(kvf_reserve(space, &reserved, kvfi_iov_bytes(iov, num)));
-    copy_in(reserved.data, iov, num);
-    reserved.chain_bytes = kvfi_chain_bytes(block, reserved.len);
-    kvf_commit(space, &reserved, block, reserved.len);
+    size_t bytes = kvfi_iov_bytes(iov, num);
+    kvfi_staged *staged = NULL;
+    KVFI_TRY(reserve(space, &staged, bytes, block->num_tokens));
+    describe(staged, space, block, kvfi_chain_bytes(block, bytes));
+    copy_in(staged, block, iov, num, kvfi_seal_of(&space->identity) != NULL);
+    hand_over(space, staged);
     return KVF_OK;
 }
 

@@ -167,12 +167,12 @@ static kvf_status read_db(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) 
     return kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB);
 }
 
-/* Only for a unix socket: elsewhere nothing can be lent. */
+/* Only without TLS: with it nothing can be lent. */
 static kvf_status read_lend(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) {
     const char *given = NULL;
     KVFI_TRY(kvfi_url_take_text(url, err, "lend", &given));
-    if (given != NULL && conf->server.path == NULL) {
-        return kvfi_fail(err, KVF_CONFIG, "%.100s: lend= is for unix sockets: leave it out", url->text);
+    if (given != NULL && conf->tls_conf.on) {
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: nothing is lent over TLS: leave out lend=", url->text);
     }
     return take_yes(&conf->lend, err, url, "lend", "true", "false");
 }

@@ -137,7 +137,8 @@ void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
 
 void kvfi_conn_record(kvfi_conn *conn, kvfi_place body, bool may_lend, size_t (*fill)(void *, size_t), void *fill_arg) {
     kvfi_conn_body(conn, body);
-    conn->lent = may_lend && conn->lends && !conn->tcp && conn->tls == NULL && body.bytes >= MIN_LENT;
+    bool is_warm = fill != NULL; /* hashed just before it goes, so over TCP a copy is faster */
+    conn->lent = may_lend && conn->lends && conn->tls == NULL && body.bytes >= MIN_LENT && !(conn->tcp && is_warm);
     conn->held = fill != NULL ? body.bytes : 0;
     conn->fill = fill;
     conn->fill_arg = fill_arg;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lending pages to a unix socket instead of copying bytes into it: the pages go through a pipe (vmsplice, splice), and
+ * Lending pages to a socket instead of copying bytes into it: the pages go through a pipe (vmsplice, splice), and
  * the server copies straight from them. That saves one of two copies, and two thirds of the sender's CPU time.
  *
  * The lender must not change the bytes until the server has replied. If a connection ends before that, the socket still

@@ -274,7 +274,7 @@ static kvf_reason wait_and_hear(saver *s) {
 
 /* The server has not answered: it may still read later what was lent to it. */
 static void lose(saver *s, kvfi_item *item) {
-    item->lent = item->lent || (item->may_lend && s->conn->lends && !s->conn->tcp);
+    item->lent = item->lent || (item->may_lend && s->conn->lends);
     kvfi_lost_add(s->lost, item);
 }
 
@@ -295,7 +295,7 @@ static void abandon(saver *s, kvf_reason why) {
         }
     }
     if (refused != NULL) {
-        refused->lent = refused->lent || (refused->may_lend && s->conn->lends && !s->conn->tcp);
+        refused->lent = refused->lent || (refused->may_lend && s->conn->lends);
         kvfi_feed_done(s->feed, refused, KVF_MISS, s->why);
     }
 }

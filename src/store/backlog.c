@@ -6,104 +6,203 @@
 
 #include "store/store.h"
 
-#define PAGE            4096u
-#define GROUP_ITEMS     16u
-#define GROUP_BYTES     ((size_t)16 << 20)
-#define KEEP_FREE_BYTES ((size_t)32 << 20) /* free buffers beyond this are returned to the system */
+#define GROUP_ITEMS 16u
+#define GROUP_BYTES ((size_t)16 << 20)
 /* Of one group. A connection that makes no progress is dropped much earlier. */
 #define PUT_BUDGET_US  (30 * 1000000LL)
 #define LOOK_BUDGET_US 1000000
+/* When nothing has been queued for IDLE_US, free pages return to the system in steps. */
+#define IDLE_US         3000000
+#define GIVE_BACK_BYTES ((size_t)8 << 20)
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
-    *backlog = (kvfi_backlog){.store = store, .bound = bound};
+    *backlog = (kvfi_backlog){.store = store, .bound = bound / KVFI_PAGE * KVFI_PAGE};
     backlog->max_writers = max_writers < KVFI_MAX_WRITERS ? max_writers : KVFI_MAX_WRITERS;
-    return pthread_mutex_init(&backlog->lock, NULL) == 0 && kvfi_cond_init(&backlog->idle) == 0;
+    return pthread_mutex_init(&backlog->lock, NULL) == 0 && kvfi_cond_init(&backlog->idle) == 0 &&
+           kvfi_cond_init(&backlog->more) == 0;
 }
 
-/* ---- buffers, under the lock ---- */
+/* ---- the arena, under the lock ---- */
 
-static void destroy(kvfi_backlog *backlog, kvfi_staged *staged) {
-    backlog->held -= staged->capacity;
-    kvfi_sys->unmap(staged->data, staged->capacity);
-    kvfi_free(staged);
+static uint8_t *end_of(const kvfi_staged *range) {
+    return range->data + range->capacity;
 }
 
-static void put_free(kvfi_backlog *backlog, kvfi_staged *staged) {
-    if (staged->lent || backlog->free_bytes + staged->capacity > KEEP_FREE_BYTES) {
-        destroy(backlog, staged);
-        return;
-    }
-    staged->next = backlog->free_list;
-    backlog->free_list = staged;
-    backlog->free_bytes += staged->capacity;
-}
-
-/* A free buffer of that size that wastes at most as much again. */
-static kvfi_staged *take_free(kvfi_backlog *backlog, size_t capacity) {
-    for (kvfi_staged **at = &backlog->free_list; *at != NULL; at = &(*at)->next) {
-        kvfi_staged *staged = *at;
-        if (staged->capacity >= capacity && staged->capacity / 2 <= capacity) {
-            *at = staged->next;
-            backlog->free_bytes -= staged->capacity;
-            return staged;
-        }
-    }
-    return NULL;
-}
-
-static void drop_free_for(kvfi_backlog *backlog, size_t capacity) {
-    while (backlog->free_list != NULL && backlog->held + capacity > backlog->bound) {
-        kvfi_staged *staged = backlog->free_list;
-        backlog->free_list = staged->next;
-        backlog->free_bytes -= staged->capacity;
-        destroy(backlog, staged);
+/* Joins a free range with the next one if they touch. */
+static void join(kvfi_staged *range) {
+    kvfi_staged *next = range->next;
+    if (next != NULL && end_of(range) == next->data) {
+        range->capacity += next->capacity;
+        range->next = next->next;
+        kvfi_free(next);
     }
 }
 
-/* Counts the new buffer as held before it is mapped, so that the bound holds although mapping happens without the
- * lock. */
-static kvf_status make(kvfi_backlog *backlog, kvfi_staged **out, size_t capacity) {
-    drop_free_for(backlog, capacity);
-    if (backlog->held + capacity > backlog->bound) {
+static void put_range(kvfi_backlog *backlog, kvfi_staged *range) {
+    kvfi_staged **at = &backlog->free_list, *before = NULL;
+    while (*at != NULL && (*at)->data < range->data) {
+        before = *at;
+        at = &before->next;
+    }
+    range->next = *at;
+    *at = range;
+    join(range);
+    if (before != NULL) {
+        join(before);
+    }
+}
+
+/* The first `capacity` bytes of a free range. */
+static void cut(kvfi_staged **at, kvfi_staged *out, size_t capacity) {
+    kvfi_staged *range = *at;
+    out->data = range->data;
+    out->capacity = capacity;
+    range->data += capacity;
+    range->capacity -= capacity;
+    if (range->capacity == 0) {
+        *at = range->next;
+        kvfi_free(range);
+    }
+}
+
+/* Extends the used part of the arena until its last free range has `capacity` bytes. NULL: the bound, or no memory. */
+static kvfi_staged **grow(kvfi_backlog *backlog, size_t capacity) {
+    kvfi_staged **at = &backlog->free_list;
+    while (*at != NULL && end_of(*at) != backlog->fresh) {
+        at = &(*at)->next;
+    }
+    size_t has = *at != NULL ? (*at)->capacity : 0;
+    if ((size_t)(backlog->arena + backlog->bound - backlog->fresh) < capacity - has) {
+        return NULL;
+    }
+    if (*at == NULL) {
+        *at = kvfi_alloc_zero(1, sizeof **at);
+    }
+    if (*at != NULL) {
+        (*at)->data = backlog->fresh - has;
+        (*at)->capacity = capacity;
+        backlog->fresh += capacity - has;
+    }
+    return *at != NULL ? at : NULL;
+}
+
+/* Takes the first free range that is large enough, so that used memory stays compact. Fresh memory comes last. */
+static bool take_range(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity) {
+    kvfi_staged **at = &backlog->free_list;
+    while (*at != NULL && (*at)->capacity < capacity) {
+        at = &(*at)->next;
+    }
+    if (*at == NULL) {
+        at = grow(backlog, capacity);
+    }
+    if (at != NULL) {
+        cut(at, out, capacity);
+    }
+    return at != NULL;
+}
+
+static bool map_arena(kvfi_backlog *backlog) {
+    if (backlog->arena == NULL) {
+        backlog->arena = backlog->fresh = kvfi_sys->map(backlog->bound, -1, 0);
+    }
+    return backlog->arena != NULL;
+}
+
+static kvf_status take(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity) {
+    if (backlog->closing) {
+        return KVF_CLOSED;
+    }
+    if (capacity > backlog->bound) {
         return KVF_AGAIN;
     }
-    kvfi_staged *staged = kvfi_alloc_zero(1, sizeof *staged);
-    uint8_t *data = staged != NULL ? kvfi_sys->map(capacity, -1, 0) : NULL;
-    if (data == NULL) {
-        kvfi_free(staged);
+    if (!map_arena(backlog)) {
         return KVF_NOMEM;
     }
-    *staged = (kvfi_staged){.data = data, .capacity = capacity};
-    backlog->held += capacity;
-    *out = staged;
-    return KVF_OK;
+    return take_range(backlog, out, capacity) ? KVF_OK : KVF_AGAIN;
+}
+
+/* ---- buffers ---- */
+
+static size_t whole_pages(size_t bytes) {
+    return (bytes + KVFI_PAGE - 1) / KVFI_PAGE * KVFI_PAGE;
 }
 
 kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens) {
-    size_t head_room = (KVFI_HEAD_BYTES(max_tokens) + PAGE - 1) / PAGE * PAGE;
-    size_t capacity = head_room + (payload_bytes + KVFI_SUM_BYTES + PAGE - 1) / PAGE * PAGE;
-    kvf_status status = KVF_OK;
-    pthread_mutex_lock(&backlog->lock);
-    kvfi_staged *staged = NULL;
-    if (backlog->closing) {
-        status = KVF_CLOSED;
-    } else if ((staged = take_free(backlog, capacity)) == NULL) {
-        status = make(backlog, &staged, capacity);
+    size_t head_room = whole_pages(KVFI_HEAD_BYTES(max_tokens));
+    size_t capacity = head_room + whole_pages(payload_bytes + KVFI_SUM_BYTES);
+    kvfi_staged *staged = kvfi_alloc_zero(1, sizeof *staged);
+    if (staged == NULL) {
+        return KVF_NOMEM;
     }
+    pthread_mutex_lock(&backlog->lock);
+    kvf_status status = take(backlog, staged, capacity);
     pthread_mutex_unlock(&backlog->lock);
     if (status != KVF_OK) {
+        kvfi_free(staged);
         return status;
     }
-    *staged = (kvfi_staged){
-        .data = staged->data, .capacity = staged->capacity, .head_room = head_room, .payload_bytes = payload_bytes};
+    staged->head_room = head_room;
+    staged->payload_bytes = payload_bytes;
     *out = staged;
     return KVF_OK;
 }
 
+/* Without the lock: replaces pages that a server may still read by fresh ones. Returns the range, or NULL if that fails:
+ * then the range is never used again. */
+static kvfi_staged *renew(kvfi_staged *staged) {
+    if (staged->lent && kvfi_sys->forget(staged->data, staged->capacity) != 0) {
+        kvfi_free(staged);
+        return NULL;
+    }
+    return staged;
+}
+
+static void call_writer(kvfi_backlog *backlog);
+
 void kvfi_backlog_abandon(kvfi_backlog *backlog, kvfi_staged *staged) {
+    kvfi_staged *range = renew(staged);
     pthread_mutex_lock(&backlog->lock);
-    put_free(backlog, staged);
+    if (range != NULL) {
+        put_range(backlog, range);
+    }
+    call_writer(backlog); /* it returns idle memory to the system */
     pthread_mutex_unlock(&backlog->lock);
+}
+
+/* Takes up to `bytes` from the end of the last free range, if fresh memory follows it. */
+static kvfi_staged *take_end(kvfi_backlog *backlog, size_t bytes) {
+    kvfi_staged **at = &backlog->free_list;
+    while (*at != NULL && end_of(*at) != backlog->fresh) {
+        at = &(*at)->next;
+    }
+    kvfi_staged *range = *at;
+    if (range == NULL || range->capacity <= bytes) {
+        *at = NULL; /* the last of the list, in any case */
+        return range;
+    }
+    kvfi_staged *end = kvfi_alloc_zero(1, sizeof *end);
+    if (end != NULL) {
+        range->capacity -= bytes;
+        end->data = end_of(range);
+        end->capacity = bytes;
+    }
+    return end;
+}
+
+/* Under the lock, released meanwhile: returns free pages to the system, from the end of the used part on. */
+static void give_back(kvfi_backlog *backlog) {
+    kvfi_staged *end = NULL;
+    while (backlog->first == NULL && !backlog->closing && (end = take_end(backlog, GIVE_BACK_BYTES)) != NULL) {
+        pthread_mutex_unlock(&backlog->lock);
+        bool given = kvfi_sys->forget(end->data, end->capacity) == 0;
+        pthread_mutex_lock(&backlog->lock);
+        if (!given || end_of(end) != backlog->fresh) { /* a reservation has taken what follows */
+            put_range(backlog, end);
+            return;
+        }
+        backlog->fresh = end->data;
+        kvfi_free(end);
+    }
 }
 
 /* ---- writers ---- */
@@ -293,14 +392,34 @@ static void write_group(kvfi_writer *writer, group *g) {
     }
 }
 
-/* Under the lock. */
+/* Returns with the lock held. */
 static void finish_group(kvfi_backlog *backlog, group *g) {
+    size_t bytes = 0;
     for (size_t i = 0; i < g->num; i++) {
-        backlog->pending_bytes -= g->staged[i]->capacity;
-        backlog->num_pending--;
-        put_free(backlog, g->staged[i]);
+        bytes += g->staged[i]->capacity;
+        g->staged[i] = renew(g->staged[i]);
     }
+    pthread_mutex_lock(&backlog->lock);
+    for (size_t i = 0; i < g->num; i++) {
+        if (g->staged[i] != NULL) {
+            put_range(backlog, g->staged[i]);
+        }
+    }
+    backlog->pending_bytes -= bytes;
+    backlog->num_pending -= g->num;
     pthread_cond_broadcast(&backlog->idle);
+}
+
+/* Under the lock: the last writer waits for more work, and when none comes for a while, returns idle memory. */
+static bool is_more(kvfi_backlog *backlog) {
+    if (backlog->num_writers > 1) {
+        return false;
+    }
+    while (backlog->first == NULL && !backlog->closing &&
+           kvfi_cond_wait(&backlog->more, &backlog->lock, kvfi_deadline(IDLE_US))) {
+    }
+    give_back(backlog);
+    return backlog->first != NULL;
 }
 
 static void write_all(void *arg) {
@@ -308,23 +427,31 @@ static void write_all(void *arg) {
     kvfi_backlog *backlog = writer->backlog;
     group g;
     pthread_mutex_lock(&backlog->lock);
-    for (take_group(backlog, &g); g.num > 0; take_group(backlog, &g)) {
-        pthread_mutex_unlock(&backlog->lock);
-        write_group(writer, &g);
-        pthread_mutex_lock(&backlog->lock);
-        finish_group(backlog, &g);
-    }
+    do {
+        for (take_group(backlog, &g); g.num > 0; take_group(backlog, &g)) {
+            pthread_mutex_unlock(&backlog->lock);
+            write_group(writer, &g);
+            finish_group(backlog, &g);
+        }
+    } while (is_more(backlog));
     writer->busy = false;
     backlog->num_writers--;
     pthread_cond_broadcast(&backlog->idle);
     pthread_mutex_unlock(&backlog->lock);
 }
 
-/* Under the lock: starts another writer if there is work for it. A group takes several values, so a second writer pays
- * off from the second value on. */
+/* More is pending than fits into the groups of the running writers. */
+static bool is_busy(const kvfi_backlog *backlog) {
+    return backlog->num_pending > (size_t)backlog->num_writers * GROUP_ITEMS ||
+           backlog->pending_bytes > backlog->num_writers * GROUP_BYTES;
+}
+
+/* Under the lock: starts another writer if there is work for it. The first one starts in any case, since it also returns
+ * idle memory. */
 static void call_writer(kvfi_backlog *backlog) {
-    if (backlog->num_writers >= backlog->max_writers || backlog->first == NULL ||
-        (backlog->num_writers > 0 && backlog->first == backlog->last)) {
+    pthread_cond_signal(&backlog->more);
+    if (backlog->closing || backlog->num_writers >= backlog->max_writers ||
+        (backlog->num_writers > 0 && !is_busy(backlog))) {
         return;
     }
     kvfi_writer *writer = backlog->writers;
@@ -347,7 +474,7 @@ static void drop_queued(kvfi_backlog *backlog) {
         backlog->pending_bytes -= staged->capacity;
         backlog->num_pending--;
         atomic_fetch_add(&backlog->store->stats.save_failures[KVF_WHY_FULL], 1);
-        put_free(backlog, staged);
+        put_range(backlog, staged);
     }
     backlog->last = NULL;
 }
@@ -389,15 +516,20 @@ void kvfi_backlog_cleanup(kvfi_backlog *backlog) {
             atomic_store(&backlog->writers[i].active->limit, 0);
         }
     }
+    pthread_cond_broadcast(&backlog->more);
     while (backlog->num_writers > 0) {
         pthread_cond_wait(&backlog->idle, &backlog->lock);
     }
     while (backlog->free_list != NULL) {
-        kvfi_staged *staged = backlog->free_list;
-        backlog->free_list = staged->next;
-        destroy(backlog, staged);
+        kvfi_staged *range = backlog->free_list;
+        backlog->free_list = range->next;
+        kvfi_free(range);
+    }
+    if (backlog->arena != NULL) {
+        kvfi_sys->unmap(backlog->arena, backlog->bound);
     }
     pthread_mutex_unlock(&backlog->lock);
+    pthread_cond_destroy(&backlog->more);
     pthread_cond_destroy(&backlog->idle);
     pthread_mutex_destroy(&backlog->lock);
 }

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Write-behind: values waiting to be written, in bounded memory. Values that do not fit are shed at once, so the engine
- * never waits for a store. Buffers are kept and reused, since fresh memory is expensive (a page fault for every 4 KiB).
+ * never waits for a store.
+ *
+ * That memory is one mapping, the arena. A value of any size is cut from a free range near its front, and pages are
+ * reused, since fresh memory is expensive (a page fault for every 4 KiB). When nothing has been written for a while, the
+ * last writer returns the free pages to the system.
  *
  * A value is staged in one piece: room for the head, then the payload on a page boundary:
  *
@@ -18,6 +22,7 @@
 
 struct kvf_store;
 
+/* A range of the arena: a value, or free. */
 typedef struct kvfi_staged {
     struct kvfi_staged *next;
     uint8_t *data;
@@ -34,7 +39,7 @@ typedef struct kvfi_staged {
     bool seals;           /* to be sealed with `key`; then `key` is used up */
     bool spoiled;         /* sealing failed: these bytes are of no use any more */
     kvfi_record_key key;
-    bool lent; /* a server may still read it (kvfi_item.lent): not reused, but returned to the system */
+    bool lent; /* a server may still read its pages (kvfi_item.lent): fresh ones take their place */
 } kvfi_staged;
 
 typedef struct kvfi_writer {
@@ -47,11 +52,14 @@ typedef struct kvfi_writer {
 typedef struct kvfi_backlog {
     struct kvf_store *store;
     pthread_mutex_t lock;
-    pthread_cond_t idle;            /* a value was written, or a writer ended */
-    kvfi_staged *first, *last;      /* to be written, in order */
-    kvfi_staged *free_list;         /* buffers without a value */
-    size_t bound, held, free_bytes; /* bytes: allowed, of all buffers, of those in free_list */
-    size_t num_pending;             /* values queued or being written */
+    pthread_cond_t idle;       /* a value was written, or a writer ended */
+    pthread_cond_t more;       /* a value was queued, or the backlog closes */
+    kvfi_staged *first, *last; /* to be written, in order */
+    uint8_t *arena;            /* `bound` bytes; NULL until they are needed */
+    uint8_t *fresh;            /* from there on nothing of it has been used, or it was given back */
+    kvfi_staged *free_list;    /* before that: ranges without a value, by address; no two of them touch */
+    size_t bound;
+    size_t num_pending; /* values queued or being written */
     size_t pending_bytes, peak_bytes;
     unsigned max_writers, num_writers;
     bool closing;

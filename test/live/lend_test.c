@@ -24,18 +24,27 @@ static kvf_store *store;
 static kvf_space *space;
 static kvft_prompt *prompt; /* two blocks: the first opens the connection, the second is lent to a stopped server */
 
-static int set_up(void **state) {
-    (void)state;
+static int set_up_over(bool tcp) {
     char url[256];
     server = kvft_server_start(NULL);
     if (server == NULL) {
         return 0;
     }
-    snprintf(url, sizeof url, "%s?stall_ms=50", server->unix_url);
+    snprintf(url, sizeof url, "%s?stall_ms=50", tcp ? server->tcp_url : server->unix_url);
     store = kvft_store(url);
     space = kvft_space(store, "m", 16);
     prompt = kvft_prompt_new(space, 7, 2, PAYLOAD);
     return 0;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    return set_up_over(false);
+}
+
+static int set_up_tcp(void **state) {
+    (void)state;
+    return set_up_over(true);
 }
 
 static int tear_down(void **state) {
@@ -129,6 +138,15 @@ static void the_callers_is_lent_if_he_says_so(void **state) {
     assert_int_equal(what_arrives_of_the_callers(KVF_MAY_LEND), KVF_WHY_CHECKSUM);
 }
 
+/* Over TCP the flag has no effect. */
+static void the_callers_is_copied_over_tcp(void **state) {
+    (void)state;
+    if (!can_test()) {
+        skip();
+    }
+    assert_int_equal(what_arrives_of_the_callers(KVF_MAY_LEND), KVF_WHY_NONE);
+}
+
 /* ---- the library's memory */
 
 /* All that the backlog gives out now is written to, so that a buffer that is used again shows. */
@@ -165,8 +183,10 @@ static void the_librarys_is_not_used_again(void **state) {
 }
 
 int main(void) {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name)     cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST_TCP(name) cmocka_unit_test_setup_teardown(name, set_up_tcp, tear_down)
     const struct CMUnitTest tests[] = {TEST(the_callers_is_copied), TEST(the_callers_is_lent_if_he_says_so),
-                                       TEST(the_librarys_is_not_used_again)};
+                                       TEST(the_librarys_is_not_used_again), TEST_TCP(the_callers_is_copied_over_tcp),
+                                       TEST_TCP(the_librarys_is_not_used_again)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,6 +83,10 @@ static int f_unmap(void *p, size_t bytes) {
     return below->unmap(p, bytes);
 }
 
+static int f_forget(void *p, size_t bytes) {
+    return fails(ENOMEM) ? -1 : below->forget(p, bytes);
+}
+
 /* ---- time never fails */
 static int64_t f_now_us(void) {
     return below->now_us();
@@ -280,6 +284,7 @@ static const kvfi_systable faulty = {
     .map = f_map,
     .populate = f_populate,
     .unmap = f_unmap,
+    .forget = f_forget,
     .now_us = f_now_us,
     .wall_us = f_wall_us,
     .random = f_random,

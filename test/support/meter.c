@@ -44,14 +44,17 @@ static void m_release(void *p) {
     below->release(p);
 }
 
+/* The arena of a backlog is address space: the backlog itself bounds what is used of it. */
+#define ARENA ((size_t)256 << 20)
+
 static void *m_map(size_t bytes, int fd, off_t at) {
     void *p = below->map(bytes, fd, at);
-    grow(p != NULL ? bytes : 0);
+    grow(p != NULL && bytes != ARENA ? bytes : 0);
     return p;
 }
 
 static int m_unmap(void *p, size_t bytes) {
-    shrink(bytes);
+    shrink(bytes != ARENA ? bytes : 0);
     return below->unmap(p, bytes);
 }
 

@@ -134,7 +134,7 @@ static void test_what_can_not_be(void **state) {
                 {"redis+sentinel://host", "name of the master"},
                 {"redis+sentinel://host,::1/m", "[::1]:26379"},
                 {"redis+cluster://host,::1", "[::1]:6379"},
-                {"redis://host?lend=true", "unix sockets"},
+                {"rediss://host?lend=true", "TLS"},
                 {"redis://host?prefix=", "prefix="},
                 {"redis://host?prefix=a%20b", "prefix="},
                 {"redis://host?name=a%20b", "name="},
