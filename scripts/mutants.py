@@ -580,16 +580,16 @@ def judge(bench, found, mutant, source, nearness):
 def sources():
     only = os.environ.get("ONLY", "")
     for area in AREAS:
-        for path in sorted((TREE / "src" / area).glob("*.c")):
+        for path in sorted((TREE / "src" / area).rglob("*.c")):
             if only in str(path.relative_to(TREE)):
                 yield str(path.relative_to(TREE)), path.read_text()
 
 
 def ranked(seed, path, source):
-    """(rank, mutant) of each of the file: a rank by chance, which stays when other lines change."""
+    """(rank, mutant) of each of the file: a rank by chance, which stays when other lines change, or the file moves."""
     seen = {}
     for mutant in mutants_of(path, source):
-        place = place_of(mutant, source)
+        place = mutant.function, *place_of(mutant, source)[1:]
         seen[place] = seen.get(place, 0) + 1
         yield digest_of(seed, *place, seen[place]), mutant
 
