@@ -136,9 +136,13 @@ KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait 
 typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
                     are there */
-    KVF_OP_SAVE, /* written straight from the caller's memory, without staging; complete when every tier has them. See
-                    KVF_MAY_LEND. (In a space with a secret each block is sealed into a buffer of the backlog first: one
-                    that finds no room is KVF_WHY_FULL. KVF_MAY_LEND has no effect there.) */
+    /* Written straight from the caller's memory, without staging; complete when every tier has taken or refused every
+     * block. A block is KVF_OK where all tiers took it (a `mem:` in front of what lasts may be full), or where the store
+     * is known to have it in a tier that lasts (kvf_knows): then nothing is written. Otherwise `why` is that of the first
+     * tier that did not take it; others may have it. See KVF_MAY_LEND. In a space with a secret each block is sealed into
+     * a buffer of the backlog first, and waits for room there within the budget (KVF_WHY_FULL: the backlog is too small
+     * for it). KVF_MAY_LEND has no effect there. */
+    KVF_OP_SAVE,
     KVF_OP_MATCH /* as kvf_match, keys taken from the blocks, of which nothing else is used; with `found` */
 } kvf_op;
 

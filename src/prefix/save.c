@@ -158,9 +158,10 @@ static kvf_reason prepare(kvfi_item *item) {
 }
 
 /* A sealed record is built in a buffer of the backlog, since the caller's memory must not change. It lasts for one
- * attempt to send it, because each attempt has its own salt. */
+ * attempt to send it, because each attempt has its own salt; the buffer lasts for all of them. */
 typedef struct cover {
     kvf_store *store;
+    kvfi_staged *room;   /* reserved, and empty; NULL: none */
     kvfi_staged *staged; /* NULL: none now */
     struct iovec whole;  /* the record in it */
     struct iovec *iov;   /* of the item without the buffer */
@@ -168,12 +169,17 @@ typedef struct cover {
     bool may_lend;
 } cover;
 
+static size_t payload_of(const kvfi_item *item) {
+    return item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
+}
+
 static kvf_reason prepare_sealed(kvfi_item *item) {
     cover *c = item->cover;
     const kvf_block *block = item->user;
-    size_t payload_bytes = item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
-    kvfi_staged *staged = NULL;
-    kvf_status status = kvfi_backlog_reserve(&c->store->backlog, &staged, payload_bytes, KVFI_MAX_TOKENS);
+    kvfi_staged *staged = c->room;
+    c->room = NULL;
+    kvf_status status =
+        staged != NULL ? KVF_OK : kvfi_backlog_reserve(&c->store->backlog, &staged, payload_of(item), KVFI_MAX_TOKENS);
     if (status != KVF_OK) {
         return status == KVF_NOMEM ? KVF_WHY_NOMEM : KVF_WHY_FULL;
     }
@@ -197,15 +203,26 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     return KVF_WHY_NONE;
 }
 
+static void drop_room(cover *c) {
+    if (c->room != NULL) {
+        kvfi_backlog_abandon(&c->store->backlog, c->room);
+        c->room = NULL;
+    }
+}
+
+/* What a server may still read is not used for the next attempt. */
 static void release_sealed(kvfi_item *item) {
     cover *c = item->cover;
     if (c->staged == NULL) {
         return;
     }
     explicit_bzero(&c->staged->key, sizeof c->staged->key);
-    c->staged->lent = item->lent;
-    kvfi_backlog_abandon(&c->store->backlog, c->staged);
+    c->room = c->staged;
+    c->room->lent = item->lent;
     c->staged = NULL;
+    if (item->lent) {
+        drop_room(c);
+    }
     if (!item->unsealed) {
         item->iov = c->iov;
         item->num_iov = c->num_iov;
@@ -213,6 +230,47 @@ static void release_sealed(kvfi_item *item) {
         item->unsealed = true;
     }
     item->lent = false;
+}
+
+/* Reserves buffers for as many of the items as fit into half of the backlog now, and waits for the first of them: whoever
+ * waits holds none, so two batches never wait for each other. Returns their number; at least one, which without a buffer
+ * is full. */
+static size_t take_room(cover *covers, const kvfi_feed *feed, const kvfi_item *items, size_t num) {
+    size_t taken = 0, bytes = 0;
+    while (taken < num) {
+        kvfi_backlog *backlog = &covers[taken].store->backlog;
+        size_t payload = payload_of(&items[taken]);
+        bytes += payload;
+        if (taken > 0 && bytes > backlog->bound / 2) {
+            break;
+        }
+        int64_t until_us = taken == 0 ? feed->deadline_us : 0;
+        if (kvfi_backlog_await(backlog, &covers[taken].room, payload, KVFI_MAX_TOKENS, until_us, feed->cancelled) !=
+            KVF_OK) {
+            break;
+        }
+        taken++;
+    }
+    return taken > 0 ? taken : 1;
+}
+
+/* Some of the items after the others, as the backlog has room for their records. */
+static void put_sealed(kvf_store *store, kvfi_blocks *batch, cover *covers) {
+    kvfi_feed *feed = &batch->feed;
+    kvfi_item *items = feed->items;
+    size_t num = feed->num;
+    for (size_t at = 0, taken = 0; at < num; at += taken) {
+        taken = take_room(covers + at, feed, items + at, num - at);
+        feed->items = items + at;
+        feed->num = taken;
+        kvfi_store_put(store, feed, batch->outcomes + at);
+        for (size_t i = at; i < at + taken; i++) {
+            release_sealed(&items[i]); /* of an item that was to be sent again, and was not */
+            drop_room(&covers[i]);
+        }
+    }
+    feed->items = items;
+    feed->num = num;
 }
 
 /* Known blocks are not sent. Returns the others, in order. */
@@ -241,6 +299,22 @@ static kvf_reason without_memory(kvfi_item *item) {
     return KVF_WHY_NOMEM;
 }
 
+static void put_all(kvf_store *store, kvfi_blocks *batch, bool sealed) {
+    cover *covers = sealed ? kvfi_alloc_zero(batch->num, sizeof *covers) : NULL;
+    batch->feed.prepare = covers != NULL ? prepare_sealed : sealed ? without_memory : prepare;
+    batch->feed.release = covers != NULL ? release_sealed : NULL;
+    for (size_t i = 0; i < batch->num && covers != NULL; i++) {
+        covers[i].store = store;
+        batch->feed.items[i].cover = &covers[i];
+    }
+    if (covers != NULL) {
+        put_sealed(store, batch, covers);
+    } else {
+        kvfi_store_put(store, &batch->feed, batch->outcomes);
+    }
+    kvfi_free(covers);
+}
+
 static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, const atomic_bool *cancelled) {
     kvfi_blocks batch;
@@ -253,32 +327,17 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
         }
         return 0;
     }
-    cover *covers = NULL;
-    batch.feed.prepare = prepare;
-    if (kvfi_seal_of(&space->identity) != NULL) {
-        covers = kvfi_alloc_zero(num, sizeof *covers);
-        batch.feed.prepare = covers != NULL ? prepare_sealed : without_memory;
-        batch.feed.release = covers != NULL ? release_sealed : NULL;
-    }
     for (size_t i = 0; i < num; i++) {
-        if (covers != NULL) {
-            covers[i].store = space->store;
-            batch.feed.items[i].cover = &covers[i];
-        }
         batch.feed.items[i].unsealed = true;
         batch.feed.items[i].rewrite = kvfi_known_doubted(&space->store->known, &batch.feed.items[i].addr.key);
         batch.feed.items[i].may_lend = may_lend(&batch.feed.items[i], flags);
     }
-    kvfi_store_put(space->store, &batch.feed, batch.outcomes);
-    for (size_t i = 0; i < num && covers != NULL; i++) {
-        release_sealed(&batch.feed.items[i]); /* of an item that was to be sent again, and was not */
-    }
+    put_all(space->store, &batch, kvfi_seal_of(&space->identity) != NULL);
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = batch.feed.items[i].status;
         blocks[i].why = batch.feed.items[i].why;
         written += blocks[i].status == KVF_OK;
     }
-    kvfi_free(covers);
     kvfi_blocks_cleanup(&batch);
     return written;
 }

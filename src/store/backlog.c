@@ -14,6 +14,7 @@
 /* When nothing has been queued for IDLE_US, free pages return to the system in steps. */
 #define IDLE_US         3000000
 #define GIVE_BACK_BYTES ((size_t)8 << 20)
+#define CANCEL_US       50000 /* between two looks whether a wait was cancelled: nobody tells of that */
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
     *backlog = (kvfi_backlog){.store = store, .bound = bound / KVFI_PAGE * KVFI_PAGE};
@@ -127,7 +128,18 @@ static size_t whole_pages(size_t bytes) {
     return (bytes + KVFI_PAGE - 1) / KVFI_PAGE * KVFI_PAGE;
 }
 
-kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens) {
+/* Under the lock. */
+static bool wait_for_room(kvfi_backlog *backlog, int64_t deadline_us, const atomic_bool *cancelled) {
+    int64_t now = kvfi_sys->now_us();
+    if (now >= deadline_us || (cancelled != NULL && atomic_load(cancelled))) {
+        return false;
+    }
+    (void)kvfi_cond_wait(&backlog->idle, &backlog->lock, deadline_us - now > CANCEL_US ? now + CANCEL_US : deadline_us);
+    return true;
+}
+
+kvf_status kvfi_backlog_await(kvfi_backlog *backlog, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens,
+                              int64_t deadline_us, const atomic_bool *cancelled) {
     size_t head_room = whole_pages(KVFI_HEAD_BYTES(max_tokens));
     size_t capacity = head_room + whole_pages(payload_bytes + KVFI_SUM_BYTES);
     kvfi_staged *staged = kvfi_alloc_zero(1, sizeof *staged);
@@ -136,6 +148,9 @@ kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t
     }
     pthread_mutex_lock(&backlog->lock);
     kvf_status status = take(backlog, staged, capacity);
+    while (status == KVF_AGAIN && capacity <= backlog->bound && wait_for_room(backlog, deadline_us, cancelled)) {
+        status = take(backlog, staged, capacity);
+    }
     pthread_mutex_unlock(&backlog->lock);
     if (status != KVF_OK) {
         kvfi_free(staged);
@@ -145,6 +160,10 @@ kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t
     staged->payload_bytes = payload_bytes;
     *out = staged;
     return KVF_OK;
+}
+
+kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens) {
+    return kvfi_backlog_await(backlog, out, payload_bytes, max_tokens, 0, NULL);
 }
 
 /* Without the lock: replaces pages that a server may still read by fresh ones. Returns the range, or NULL if that fails:
@@ -166,6 +185,7 @@ void kvfi_backlog_abandon(kvfi_backlog *backlog, kvfi_staged *staged) {
         put_range(backlog, range);
     }
     call_writer(backlog); /* it returns idle memory to the system */
+    pthread_cond_broadcast(&backlog->idle);
     pthread_mutex_unlock(&backlog->lock);
 }
 

@@ -52,7 +52,7 @@ typedef struct kvfi_writer {
 typedef struct kvfi_backlog {
     struct kvf_store *store;
     pthread_mutex_t lock;
-    pthread_cond_t idle;       /* a value was written, or a writer ended */
+    pthread_cond_t idle;       /* a buffer is free, a value was written, or a writer ended */
     pthread_cond_t more;       /* a value was queued, or the backlog closes */
     kvfi_staged *first, *last; /* to be written, in order */
     uint8_t *arena;            /* `bound` bytes; NULL until they are needed */
@@ -72,6 +72,10 @@ void kvfi_backlog_cleanup(kvfi_backlog *);
 
 /* A buffer for a payload of that size. KVF_AGAIN: no room within the bound. KVF_NOMEM, KVF_CLOSED. */
 kvf_status kvfi_backlog_reserve(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens);
+/* The same, but waits for room until the deadline or until it is cancelled (NULL: never). Does not wait where the bound
+ * leaves no room for such a buffer at all. */
+kvf_status kvfi_backlog_await(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens,
+                              int64_t deadline_us, const atomic_bool *cancelled);
 void kvfi_backlog_abandon(kvfi_backlog *, kvfi_staged *);
 /* The value will be sealed under `seal` (NULL: plain), for its address. False: no random bytes. */
 bool kvfi_staged_seal(kvfi_staged *, const kvfi_secret *seal);

@@ -356,6 +356,89 @@ static void saved_through(void **state) {
     close_bench(&b);
 }
 
+/* The backlog has room for some of the records at a time, and for none at first: the batch waits. */
+static void saved_through_a_full_backlog(void **state) {
+    (void)state;
+    enum { BLOCK_BYTES = 200000, MOST = 16 };
+    const char *url = "mem:";
+    kvf_options options = {
+        .struct_size = sizeof options, .secret = NEW, .secret_len = strlen(NEW), .backlog_bytes = 4 * BLOCK_BYTES};
+    bench b = {0};
+    assert_int_equal(kvf_store_open(&b.store, NULL, &url, 1, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, BLOCK_BYTES);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    kvf_reserved held[MOST];
+    size_t num = 0;
+    while (num < MOST && kvf_reserve(b.space, &held[num], BLOCK_BYTES) == KVF_OK) {
+        num++;
+    }
+    assert_in_range(num, 1, MOST - 1);
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    /* No longer than its budget. */
+    batch.budget_us = KVF_MS(20);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, -1), 1);
+    assert_int_equal(kvf_reap(queue, &done, 1), 1);
+    assert_int_equal(done.num_ok, 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_BUDGET);
+    /* Nor than until it is cancelled. */
+    batch.budget_us = KVF_MAX_BUDGET_US;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    kvf_cancel(queue, ticket);
+    assert_int_equal(poll(&p, 1, -1), 1);
+    assert_int_equal(kvf_reap(queue, &done, 1), 1);
+    assert_int_equal(done.num_ok, 0);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(poll(&p, 1, 100), 0);
+    while (num > 0) {
+        kvf_abandon(b.space, &held[--num]);
+    }
+    assert_int_equal(poll(&p, 1, -1), 1);
+    assert_int_equal(kvf_reap(queue, &done, 1), 1);
+    assert_int_equal(done.num_ok, BLOCKS);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 0);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* One that never has room is not waited for. */
+static void saved_through_a_small_backlog(void **state) {
+    (void)state;
+    const char *url = "mem:";
+    kvf_options options = {
+        .struct_size = sizeof options, .secret = NEW, .secret_len = strlen(NEW), .backlog_bytes = PAYLOAD};
+    bench b = {0};
+    assert_int_equal(kvf_store_open(&b.store, NULL, &url, 1, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, BLOCKS, PAYLOAD);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_completion done = {0};
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_SAVE,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS,
+                       .budget_us = KVF_MAX_BUDGET_US};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, -1), 1);
+    assert_int_equal(kvf_reap(queue, &done, 1), 1);
+    assert_int_equal(done.num_ok, 0);
+    assert_int_equal(b.prompt->blocks[BLOCKS - 1].why, KVF_WHY_FULL);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
 /* ---- tiers: what a slower one had is sealed anew for the faster one ---- */
 
 static void promotion(void **state) {
@@ -744,6 +827,8 @@ int main(void) {
         cmocka_unit_test(rotation_watched),
         cmocka_unit_test(rotation_as_it_lands),
         cmocka_unit_test(saved_through),
+        cmocka_unit_test(saved_through_a_full_backlog),
+        cmocka_unit_test(saved_through_a_small_backlog),
         cmocka_unit_test(promotion),
         cmocka_unit_test(rotation_of_tiers),
         cmocka_unit_test(nothing_is_lent),

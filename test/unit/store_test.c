@@ -425,6 +425,42 @@ static size_t reap_one(kvf_queue *queue, kvf_completion *out) {
     return kvf_reap(queue, out, 1);
 }
 
+/* A tier that does not take the blocks is told of, though another one has them; what is known to be stored in a tier that
+ * lasts is not written. */
+static void test_a_queue_save_tells_of_every_tier(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[128];
+    snprintf(url, sizeof url, "file:%s", dir);
+    kvf_store *store = kvft_store2(url, "redis+unix:///nonexistent/socket");
+    kvf_space *space = kvft_space(store, "two", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 7, 6, 3000);
+    kvf_queue *queue = NULL;
+    kvf_completion done = {0};
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_queue_open(&queue, NULL, store, 1), KVF_OK);
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = KVF_OP_SAVE, .space = space, .blocks = prompt->blocks, .num = 6};
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap_one(queue, &done), 1);
+    assert_int_equal(done.num_ok, 0);
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(prompt->blocks[i].status, KVF_MISS);
+        assert_true(prompt->blocks[i].why == KVF_WHY_UNREACHABLE || prompt->blocks[i].why == KVF_WHY_BREAKER);
+    }
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load(space, prompt->blocks, 6, NULL, KVF_DEFAULT), 6);
+    assert_int_equal(kvft_prompt_wrong(prompt, 7, 6), 0);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap_one(queue, &done), 1);
+    assert_int_equal(done.num_ok, 6);
+    assert_int_equal(stats_of(store).known, 6);
+    kvf_queue_close(queue);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    kvft_remove_dir(dir);
+}
+
 static void test_queue_saves_matches_and_loads(void **state) {
     (void)state;
     bench b = open_bench("mem:", 10);
@@ -678,6 +714,7 @@ int main(void) {
         cmocka_unit_test(test_a_tier_without_time_stores_nothing),
         cmocka_unit_test(test_what_can_not_be_told_is_unknown),
         cmocka_unit_test(test_queue_saves_matches_and_loads),
+        cmocka_unit_test(test_a_queue_save_tells_of_every_tier),
         cmocka_unit_test(test_a_watched_load_goes_over_gaps),
         cmocka_unit_test(test_two_stores_write_a_block_once),
         cmocka_unit_test(test_queue_is_bounded),
