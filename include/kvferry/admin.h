@@ -43,7 +43,9 @@ typedef struct kvf_entry {
     int64_t stored_s;       /* 0 = unknown */
     int64_t ttl_ms;         /* -1 = none, -2 = not known: it is in the meta of a session that was not read */
     /* KVF_WHY_NONE, or what is wrong with it; without `whole` only what the header shows. KVF_WHY_ABSENT: a part of it
-     * is not there (evicted, removed while it was written, or its writer died): a miss, and no damage */
+     * is not there (evicted, removed while it was written, or its writer died): a miss, and no damage. A sealed record
+     * that opens under none of the store's secrets is damaged only if the card of its space opens under one; else it
+     * is another tenant's (KVF_SEAL_CLOSED). Of a damaged record, `space` and `key` are those to give to kvf_remove */
     kvf_reason damage;
     kvf_seal seal;
 } kvf_entry;

@@ -19,7 +19,28 @@ typedef struct walk {
     /* The spaces of sessions that are values: plain, and under each secret. */
     kvf_digest sessions[1 + KVFI_MAX_SECRETS];
     const kvfi_secrets *secrets;
+    kvf_store *store;
+    /* The space that was last asked for its card, and whether the card opened. */
+    kvf_digest asked;
+    bool has_asked, is_ours;
 } walk;
+
+/* Whether a space belongs to one of the secrets: then its card opens. The spaces of sessions have no card. */
+static bool is_space_of_ours(walk *w, const kvf_digest *space) {
+    for (size_t i = 0; i < w->secrets->num; i++) {
+        if (memcmp(space, &w->sessions[1 + i], sizeof *space) == 0) {
+            return true;
+        }
+    }
+    if (!w->has_asked || memcmp(space, &w->asked, sizeof *space) != 0) {
+        char *card = NULL;
+        w->is_ours = kvf_space_describe(w->store, &card, NULL, space) == KVF_OK;
+        w->asked = *space;
+        w->has_asked = true;
+        kvf_free(card);
+    }
+    return w->is_ours;
+}
 
 /* Decrypted into a copy, *opened, under one secret. */
 static kvf_reason open_under(const kvfi_secret *seal, uint8_t **opened, kvfi_header *header, const uint8_t **tokens,
@@ -35,9 +56,10 @@ static kvf_reason open_under(const kvfi_secret *seal, uint8_t **opened, kvfi_hea
 }
 
 /* Opens a sealed record with the secrets of the store. A header alone only suggests which secret it is sealed under, so
- * a whole record is tried under each. Without memory to open it, it stays closed. */
-static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvfi_header *header,
-                            const uint8_t **tokens, const uint8_t **payload, const kvfi_sight *sight) {
+ * a whole record is tried under each. Without memory to open it, it stays closed. A record that opens under none is
+ * damaged only if its space is ours: the header of one record in 2^20 fits a secret that it is not sealed under. */
+static kvf_reason look_into(walk *w, kvf_seal *seal, uint8_t **opened, kvfi_header *header, const uint8_t **tokens,
+                            const uint8_t **payload, const kvfi_sight *sight) {
     const kvfi_header closed = *header;
     kvf_reason why = KVF_WHY_NONE;
     *tokens = *payload = NULL;
@@ -64,13 +86,17 @@ static kvf_reason look_into(const walk *w, kvf_seal *seal, uint8_t **opened, kvf
             *seal = KVF_SEAL_CLOSED;
             return KVF_WHY_NONE;
         }
-        *seal = KVF_SEAL_OPENED; /* it belongs to this secret, and is damaged */
+        *seal = KVF_SEAL_OPENED;
+    }
+    if (why != KVF_WHY_NONE && !is_space_of_ours(w, &closed.addr.space)) {
+        *seal = KVF_SEAL_CLOSED;
+        return KVF_WHY_NONE;
     }
     return why;
 }
 
 /* What the header, or the whole value, says about a record; `damage` if it is damaged. */
-static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const kvfi_sight *sight) {
+static void read_record(walk *w, kvf_entry *entry, uint8_t **opened, const kvfi_sight *sight) {
     kvfi_header header;
     const uint8_t *tokens = NULL, *payload = NULL;
     if (w->whole) {
@@ -95,6 +121,8 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
         entry->damage = KVF_WHY_OTHER_SPACE;
         return;
     }
+    entry->space = header.addr.space;
+    entry->key = header.addr.key;
     if (header.codec == KVFI_CODEC_SEALED) {
         entry->damage = look_into(w, &entry->seal, opened, &header, &tokens, &payload, sight);
         if (entry->damage != KVF_WHY_NONE) {
@@ -102,8 +130,6 @@ static void read_record(const walk *w, kvf_entry *entry, uint8_t **opened, const
         }
     }
     entry->kind = (header.flags & KVFI_FLAG_CARD) != 0 ? KVF_ENTRY_SPACE_CARD : KVF_ENTRY_BLOCK;
-    entry->space = header.addr.space;
-    entry->key = header.addr.key;
     entry->payload_bytes = header.payload_bytes;
     entry->first_token = header.first_token;
     entry->num_tokens = header.num_tokens;
@@ -249,7 +275,7 @@ kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *
     kvf_walk_options own;
     KVFI_TRY(kvfi_take(&own, err, options, &kvf_walk_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.budget_us, err, STEP_US, false));
-    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets};
+    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets, .store = store};
     if (!kvfi_store_is_ours(store)) {
         return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
     }

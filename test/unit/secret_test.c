@@ -774,6 +774,98 @@ static void sealed_sessions(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* ---- a record of another tenant whose header happens to fit our secret, as one in 2^20 does ---- */
+
+/* Makes the first block of the prompt such a record, if it is saved under OLD and looked at under NEW. */
+#define SALT 1329727
+static int the_salt(void *out, size_t bytes) {
+    static const uint64_t salt = SALT;
+    memset(out, 0, bytes);
+    memcpy(out, &salt, bytes < sizeof salt ? bytes : sizeof salt);
+    return 0;
+}
+
+typedef struct verdict {
+    kvf_digest ours;
+    size_t closed, opened, damaged, damaged_of_ours;
+} verdict;
+
+static int judge(void *ctx, const kvf_entry *entry) {
+    verdict *v = ctx;
+    bool damaged = entry->damage != KVF_WHY_NONE;
+    v->closed += entry->seal == KVF_SEAL_CLOSED;
+    v->opened += entry->seal == KVF_SEAL_OPENED && !damaged;
+    v->damaged += damaged;
+    v->damaged_of_ours += damaged && memcmp(&entry->space, &v->ours, sizeof v->ours) == 0;
+    return 0;
+}
+
+static verdict judge_all(const bench *b) {
+    verdict v = {.closed = 0};
+    kvf_walk_options options = {.struct_size = sizeof options, .whole = 1};
+    kvf_space_digest(b->space, &v.ours);
+    assert_int_equal(kvf_walk(b->store, NULL, judge, &v, &options), KVF_OK);
+    return v;
+}
+
+static void flip_in(const char *dir, const kvfi_addr *addr) {
+    char path[600], name[17], hex[65];
+    kvfi_hex(name, addr->space.bytes, 8);
+    kvfi_hex(hex, addr->key.bytes, 32);
+    snprintf(path, sizeof path, "%s/kvf1/%s/%.2s/%s", dir, name, hex, hex);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "wrong", 5, KVFI_HEADER_BYTES + 20), 5);
+    close(fd);
+}
+
+static void a_header_that_fits_by_chance(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    kvfi_systable table = kvfi_sys_real;
+    kvfi_addr addr, ours;
+    kvfi_peek peek;
+    kvfi_header header;
+    snprintf(url, sizeof url, "file:%s", dir);
+    table.random = the_salt;
+    kvfi_sys_table = &table;
+    save_under(url, OLD, 0, 1);
+    kvfi_sys_table = &kvfi_sys_real;
+    bench other = open_bench(url, OLD, NULL), b = open_bench(url, NEW, NULL);
+    kvfi_address(&addr, &other.space->identity, &other.prompt->keys[0]);
+    kvfi_tier_look(b.store->tiers[0], &addr, 1, &peek, KVFI_NEVER);
+    assert_int_equal(peek.why, KVF_WHY_NONE);
+    assert_int_equal(kvfi_header_decode(&header, peek.header), KVF_WHY_NONE);
+    assert_non_null(kvfi_secrets_admit(&b.store->secrets, &header)); /* else another SALT is to be found */
+    verdict v = judge_all(&b);
+    assert_int_equal(v.damaged, 0);
+    assert_int_equal(v.closed, 2); /* the block and its card */
+
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_store *sealing = sealing_store(url, NEW, NULL);
+    assert_int_equal(save_session(sealing, KEYS), KVF_OK);
+    kvf_store_close(sealing);
+    v = judge_all(&b);
+    assert_int_equal(v.damaged, 0);
+    assert_int_equal(v.closed, 2);
+    assert_int_equal(v.opened, BLOCKS + 2); /* the card of the blocks, and the session */
+    flip_in(dir, &addr);                    /* theirs to find out */
+    for (size_t i = 1; i < 3; i++) {
+        kvfi_address(&ours, &b.space->identity, &b.prompt->keys[i]);
+        flip_in(dir, &ours);
+    }
+    kvfi_session_addr(&ours, "user:42", &b.store->secrets.of[0], 0);
+    flip_in(dir, &ours);
+    v = judge_all(&b);
+    assert_int_equal(v.damaged, 3);
+    assert_int_equal(v.damaged_of_ours, 2); /* by its whole name, by which it is removed */
+    assert_int_equal(v.closed, 2);
+    assert_int_equal(v.opened, BLOCKS - 1);
+    close_bench(&b);
+    close_bench(&other);
+    kvft_remove_dir(dir);
+}
+
 static void faults_of_sessions(void **state) {
     (void)state;
     for (int kind = KVFT_ALLOC; kind <= KVFT_CALL; kind++) {
@@ -834,6 +926,7 @@ int main(void) {
         cmocka_unit_test(nothing_is_lent),
         cmocka_unit_test(spoiled_headers),
         cmocka_unit_test(what_is_seen),
+        cmocka_unit_test(a_header_that_fits_by_chance),
         cmocka_unit_test(forged_cards),
         cmocka_unit_test(faults),
         cmocka_unit_test(a_long_session_is_not_written_over),
