@@ -43,10 +43,8 @@ static bool make_buffers(kvf_llama *kv) {
     size_t max_blocks = kv->n_ctx / kv->block_tokens + 2; /* and the tail */
     kv->group = KVFL_GROUP_BYTES / kv->stride > 0 ? KVFL_GROUP_BYTES / kv->stride : 1;
     kv->keys = calloc(max_blocks, sizeof *kv->keys);
-    kv->found = calloc(max_blocks, sizeof *kv->found);
     kv->tokens = calloc(kv->n_ctx, sizeof *kv->tokens);
-    bool ok = kv->keys != NULL && kv->found != NULL && kv->tokens != NULL;
-    return ok;
+    return kv->keys != NULL && kv->tokens != NULL;
 }
 
 static bool make_residents(kvf_llama *kv) {
@@ -163,7 +161,6 @@ void kvf_llama_detach(kvf_llama *kv) {
     kvfl_shape_free(&kv->kind.shape);
     free(kv->state);
     free(kv->keys);
-    free(kv->found);
     free(kv->tokens);
     llama_batch_free(kv->batch);
     free(kv);

@@ -149,7 +149,7 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
     }
     kvfl_chain(kv, h->tokens, goal / kv->block_tokens * kv->block_tokens, 0);
     return kvf_knows(kv->space, &kv->keys[block]) ||
-           (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, KVFL_LOOKUP_US) == KVF_OK && run == 1);
+           (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, KVF_LOOKUP_US) == KVF_OK && run == 1);
 }
 
 /* For a sequence that is not cold to its end. It goes back to where it is cold if what follows was computed only

@@ -8,7 +8,6 @@
  *   prefill.c            keep, load, compute the rest, save
  *   fetch/load.c         blocks from the store into a sequence
  *   fetch/flight.c       blocks on their way
- *   fetch/plan.c         load or compute: the arithmetic
  *   follow/follow.c      which tokens each sequence holds, as far as that is known
  *   follow/resident.c    what a sequence still holds of an earlier prefill
  *   cells/blob.c         what llama_state_seq_get_data writes, read and measured
@@ -28,7 +27,6 @@
 #include "kvferry/llama.h"
 #include "llama/cells/blob.h"
 #include "llama/fetch/flight.h"
-#include "llama/fetch/plan.h"
 
 /* ggml's kernels for fewer rows than this round differently (flash attention on the CPU works in tiles of 64 rows). So
  * whole blocks are never computed in a smaller batch: only then does a computed block equal a loaded one. */
@@ -159,14 +157,11 @@ struct kvf_llama {
     size_t num_whole;
     uint32_t tail_tokens;
     kvf_key *keys;
-    kvf_found *found;
     uint32_t *tokens; /* unsigned, as the chain wants them */
     kvfl_lookup lookup;
     kvfl_flight flights[KVFL_NUM_FLIGHTS];
-    size_t group;      /* blocks in the memory of a small one: KVFL_GROUP_BYTES, or one */
-    int64_t looked_us; /* arrivals until then are in `link` */
-    kvfl_link link;
-    kvfl_pace pace;
+    size_t group; /* blocks in the memory of a small one: KVFL_GROUP_BYTES, or one */
+    kvf_pace pace;
     struct llama_batch batch; /* of `step` tokens */
     int32_t decode_rc;        /* of the last llama_decode of a prefill */
     /* kvf_llama_decode and what it follows. */
@@ -185,8 +180,8 @@ struct kvf_llama {
 
 /* How fast this context computes a prompt; 0: not known. */
 static inline double kvfl_tokens_per_s(const kvf_llama *kv) {
-    double took_us = kvfl_pace_us(&kv->pace, kv->step, kv->step);
-    return took_us > 0 ? (double)kv->step * 1e6 / took_us : 0;
+    int64_t took_us = kvf_pace_us(&kv->pace, kv->step, kv->step);
+    return took_us > 0 ? (double)kv->step * 1e6 / (double)took_us : 0;
 }
 
 int64_t kvfl_now_us(void);
@@ -297,7 +292,7 @@ void kvfl_name_apart(kvf_llama *, size_t index, const void *word, size_t len);
 #define KVFL_AS_IT_IS "as it is" /* of what kvf_llama_save stores */
 /* Computes the front while blocks after it are loaded: `num` tokens of whole blocks from position `first` on, directly
  * after what the sequence holds, counted in report->computed_tokens and compute_us, and reported to kv->pace
- * (kvfl_pace_note). */
+ * (kvf_pace_note). */
 typedef struct kvfl_front {
     kvf_status (*compute)(void *ctx, size_t first, size_t num);
     void *ctx;

@@ -42,7 +42,7 @@ static kvf_status decode(prefill *p, size_t num) {
     if (rc != 0) {
         return kvfl_fail(p->err, KVF_IO, "llama_decode failed (%d)%s", rc, rc == 1 ? ": the KV cache is full" : "");
     }
-    kvfl_pace_note(&p->kv->pace, num, took);
+    kvf_pace_note(&p->kv->pace, num, took);
     p->have += num;
     p->report->computed_tokens += (uint32_t)num;
     return KVF_OK;

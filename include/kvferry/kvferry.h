@@ -6,6 +6,7 @@
  *   store.h    where blocks live: memory, a folder, Redis, or several of them as tiers
  *   space.h    what a key names: identity of a model and its KV format; token ids to block keys
  *   block.h    match, load, save, borrow; blocking, or with a completion queue
+ *   plan.h     load or compute: how much of a stored prefix is worth loading
  *   session.h  K and V by session id
  *   admin.h    list, verify, clear, doctor
  */
@@ -13,6 +14,7 @@
 #define KVFERRY_H
 #include "admin.h"
 #include "block.h"
+#include "plan.h"
 #include "session.h"
 #include "space.h"
 #include "status.h"

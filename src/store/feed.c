@@ -70,7 +70,13 @@ static void lower_limit(kvfi_feed *feed, size_t index) {
 }
 
 void kvfi_feed_moved(const kvfi_feed *feed, size_t bytes) {
-    if (feed->watch != NULL && bytes > 0) {
+    if (bytes == 0) {
+        return;
+    }
+    if (feed->meter != NULL) {
+        kvfi_meter_moved(feed->meter, bytes);
+    }
+    if (feed->watch != NULL) {
         __atomic_store_n(feed->watch->at_us, kvfi_sys->now_us(), __ATOMIC_RELAXED);
         __atomic_fetch_add(feed->watch->bytes, bytes, __ATOMIC_RELEASE);
     }

@@ -60,6 +60,7 @@ static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
 static kvf_status open_tiers(kvf_store *store, kvf_error *err, const char *const *urls, size_t num) {
     for (size_t i = 0; i < num; i++) {
         KVFI_TRY(open_tier(&store->tiers[i], err, urls[i]));
+        kvfi_meter_init(&store->meters[i]);
         store->num_tiers++;
     }
     return KVF_OK;
@@ -142,6 +143,7 @@ void kvf_store_close(kvf_store *store) {
     kvfi_known_cleanup(&store->known);
     for (size_t i = 0; i < store->num_tiers; i++) {
         store->tiers[i]->ops->close(store->tiers[i]);
+        kvfi_meter_cleanup(&store->meters[i]);
     }
     kvfi_secrets_cleanup(&store->secrets);
     kvfi_free(store);
@@ -274,10 +276,22 @@ static void note_got(kvf_store *store, const kvfi_item *item, size_t tier, bool 
     }
 }
 
+/* It ended before all of it was answered, so time that brought nothing says how slow the tier is. */
+static bool gave_up(const kvfi_feed *feed) {
+    return kvfi_feed_is_cancelled(feed) || kvfi_sys->now_us() >= feed->deadline_us;
+}
+
+static void get_feed(kvf_store *store, size_t tier, kvfi_feed *feed) {
+    feed->meter = &store->meters[tier];
+    kvfi_meter_begin(feed->meter);
+    run_feed(store->load_pool, store->tiers[tier], feed, false);
+    kvfi_meter_end(feed->meter, gave_up(feed));
+}
+
 /* The only tier, or the first if every item may be there: needs no copies of items. */
 static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     feed->last = !feed->once_more;
-    run_feed(store->load_pool, store->tiers[tier], feed, false);
+    get_feed(store, tier, feed);
     for (size_t i = 0; i < feed->num; i++) {
         note_got(store, &feed->items[i], tier, feed->stays);
     }
@@ -307,7 +321,7 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     feed.prefix = all->prefix && last;
     feed.last = last && !all->once_more;
     if (num > 0) {
-        run_feed(store->load_pool, store->tiers[tier], &feed, false);
+        get_feed(store, tier, &feed);
     }
     for (size_t i = 0; i < num; i++) {
         all->items[from[i]].status = subset[i].status;
@@ -317,11 +331,23 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     kvfi_free(subset);
 }
 
+/* A lookup that was not answered says nothing of how long an answer takes. */
+static void note_round_trip(kvfi_meter *meter, const kvfi_peek *peeks, size_t num, int64_t us) {
+    for (size_t i = 0; i < num; i++) {
+        if (peeks[i].why != KVF_WHY_NONE && peeks[i].why != KVF_WHY_ABSENT) {
+            return;
+        }
+    }
+    kvfi_meter_note_round_trip(meter, us);
+}
+
 void kvfi_store_peek(kvf_store *store, size_t index, const kvfi_addr *addrs, size_t num, kvfi_peek *out,
                      uint64_t *round_trips, int64_t deadline_us) {
     kvfi_tier *tier = store->tiers[index];
     if (is_in_reach(tier, deadline_us)) {
+        int64_t begin_us = kvfi_sys->now_us();
         tier->ops->peek(tier, addrs, num, out, round_trips, deadline_us);
+        note_round_trip(&store->meters[index], out, num, kvfi_sys->now_us() - begin_us);
         return;
     }
     for (size_t i = 0; i < num; i++) {
@@ -399,7 +425,16 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
     }
 }
 
-/* ---- stats ---- */
+/* ---- how fast, and how much ---- */
+
+kvf_status kvf_store_link(kvf_store *store, uint32_t tier, kvf_link *out) {
+    *out = (kvf_link){0};
+    if (!kvfi_store_is_ours(store)) {
+        return KVF_CLOSED;
+    }
+    *out = kvfi_meter_tell(&store->meters[tier < store->num_tiers ? tier : store->num_tiers - 1]);
+    return KVF_OK;
+}
 
 KVFI_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
 

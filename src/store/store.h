@@ -28,6 +28,7 @@ struct kvf_store {
     pid_t pid; /* of the process that opened it: threads and connections do not survive a fork */
     size_t num_tiers;
     kvfi_tier *tiers[KVFI_MAX_TIERS];
+    kvfi_meter meters[KVFI_MAX_TIERS]; /* of the tiers */
     kvfi_pool *lookup_pool, *load_pool,
         *store_pool; /* separate, so that a lookup never waits for a load, nor a load for a save */
     int64_t drain_us;

@@ -14,6 +14,7 @@
 
 #include "kvferry/admin.h"
 #include "record/record.h"
+#include "store/meter.h"
 #include "store/pool.h"
 #include "store/url.h"
 
@@ -90,6 +91,7 @@ typedef struct kvfi_feed {
     /* Once it is true nothing more is handed out, and items far from complete are dropped; NULL = never */
     const atomic_bool *cancelled;
     kvfi_watch *watch; /* NULL = nobody watches */
+    kvfi_meter *meter; /* of the tier; NULL for a put */
     bool last;         /* what is missing here is missing in all tiers */
     bool once_more;    /* missing items are requested in another way afterwards, so they do not count as misses yet */
     bool stays;        /* items from a slower tier are not copied to faster ones */

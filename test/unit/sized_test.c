@@ -83,6 +83,25 @@ static void check_info(void *scene_, const void *sized) {
     assert_string_equal(((const kvf_tier_info *)sized)->url, "mem:");
 }
 
+static const kvf_pace pace = {.guess_us = 100};
+
+static kvf_status decide(void *scene_, void *sized, kvf_error *err) {
+    (void)scene_;
+    kvf_plan plan = {.struct_size = sizeof plan};
+    return kvf_decide(&plan, err, sized, &pace);
+}
+
+static kvf_status plan(void *scene_, void *sized, kvf_error *err) {
+    (void)scene_;
+    const kvf_gap gap = {.struct_size = sizeof gap, .num_blocks = 4, .block_tokens = 64, .batch_tokens = 512};
+    return kvf_decide(sized, err, &gap, &pace);
+}
+
+static void check_plan(void *scene_, const void *sized) {
+    (void)scene_;
+    assert_int_equal(((const kvf_plan *)sized)->num_load, 4);
+}
+
 static void every_call(void **state) {
     (void)state;
     scene s = {.store = kvft_store("mem:")};
@@ -93,6 +112,7 @@ static void every_call(void **state) {
     const kvf_batch batch = {.op = KVF_OP_MATCH, .space = s.space, .blocks = &s.block, .num = 1};
     const kvf_session_options session = {.num_tokens = 3};
     const kvf_walk_options look = {.whole = 1};
+    const kvf_gap gap = {.num_blocks = 4, .block_tokens = 64, .batch_tokens = 512};
     /* The first sizes are those of 0.3.0. They never change: a program was compiled with them. */
     const kvft_sized table[] = {
         {"kvf_options", 72, sizeof(kvf_options), "kvf_store_open", open_store, &store, NULL},
@@ -102,8 +122,10 @@ static void every_call(void **state) {
         {"kvf_session_options", 40, sizeof(kvf_session_options), "kvf_session_save", save_session, &session, NULL},
         {"kvf_walk_options", 32, sizeof(kvf_walk_options), "kvf_walk", walk, &look, NULL},
         {"kvf_tier_info", 304, sizeof(kvf_tier_info), "kvf_tier_info_get", tier_info, NULL, check_info},
+        {"kvf_gap", 96, sizeof(kvf_gap), "kvf_decide", decide, &gap, NULL},
+        {"kvf_plan", 48, sizeof(kvf_plan), "kvf_decide", plan, NULL, check_plan},
     };
-    const char *const headers[] = {"admin.h", "block.h", "session.h", "space.h", "store.h"};
+    const char *const headers[] = {"admin.h", "block.h", "plan.h", "session.h", "space.h", "store.h"};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         kvft_sized_check(&table[i], &s);
     }

@@ -70,8 +70,6 @@ static kvfl_flight *clear(kvf_llama *kv, size_t which, size_t num, size_t bytes)
     f->num = 0; /* what it held */
     f->ticket = 0;
     f->over = false;
-    f->counted = false;
-    f->seen_bytes = 0;
     f->arrivals = (kvf_arrivals){.each = f->each};
     memset(f->each, 0, num);
     return f;
@@ -94,10 +92,6 @@ static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, int64_
                        .budget_us = budget_us,
                        .user = which,
                        .arrivals = &f->arrivals};
-    if (!kvfl_flights_moving(kv)) {
-        kv->looked_us =
-            kvfl_now_us() + (int64_t)kv->link.round_trip_us; /* the first byte takes that long, at any rate */
-    }
     if (kvf_submit(kv->queue, &f->ticket, &batch) != KVF_OK) {
         forget(f, which < KVFL_SMALL_FLIGHTS);
         return false;
@@ -138,10 +132,10 @@ kvfl_landing kvfl_flight_of_state(const kvf_llama *kv, size_t index, const struc
     return f->num > 0 && f->first == index ? landing(f, 0) : KVFL_NOT_ASKED;
 }
 
-double kvfl_flight_state_rest(const kvf_llama *kv) {
+uint64_t kvfl_flight_state_rest(const kvf_llama *kv) {
     const kvfl_flight *f = &kv->flights[KVFL_STATE_FLIGHT];
-    double rest = f->num > 0 && !f->over ? (double)f->iov[0].iov_len - (double)kvf_arrived_bytes(&f->arrivals) : 0;
-    return rest > 0 ? rest : 0;
+    uint64_t whole = f->num > 0 && !f->over ? f->iov[0].iov_len : 0, came = kvf_arrived_bytes(&f->arrivals);
+    return whole > came ? whole - came : 0;
 }
 
 kvf_reason kvfl_flight_state_why(const kvf_llama *kv) {
@@ -219,32 +213,6 @@ kvf_reason kvfl_flight_why(const kvf_llama *kv, size_t block) {
     return KVF_WHY_NONE;
 }
 
-/* ---- how fast ---- */
-
-/* What has arrived since the last look, and until when: flights that are over ended with their last byte. */
-static void measure(kvf_llama *kv) {
-    int64_t now = kvfl_now_us(), until = 0;
-    uint64_t new_bytes = 0;
-    for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
-        kvfl_flight *f = &kv->flights[which];
-        if (f->ticket == 0 || f->counted) {
-            continue;
-        }
-        uint64_t bytes = kvf_arrived_bytes(&f->arrivals);
-        int64_t end = f->over ? kvf_arrived_at_us(&f->arrivals) : now;
-        new_bytes += bytes - f->seen_bytes;
-        f->seen_bytes = bytes;
-        f->counted = f->over;
-        until = end > until ? end : until;
-    }
-    if (until > kv->looked_us) {
-        kvfl_link_note(&kv->link, until, new_bytes, until - kv->looked_us);
-        kv->looked_us = until;
-    } else {
-        kv->link.bytes += (double)new_bytes; /* sooner than expected */
-    }
-}
-
 void kvfl_flights_look(kvf_llama *kv) {
     kvf_completion done;
     while (kv->queue != NULL && kvf_reap(kv->queue, &done, 1) == 1) {
@@ -255,7 +223,6 @@ void kvfl_flights_look(kvf_llama *kv) {
             kv->flights[done.user].over = true;
         }
     }
-    measure(kv);
 }
 
 void kvfl_flights_wait(const kvf_llama *kv, int64_t us) {
@@ -263,19 +230,18 @@ void kvfl_flights_wait(const kvf_llama *kv, int64_t us) {
     poll(&fd, 1, us > 1000 ? (int)(us / 1000) : 1);
 }
 
-double kvfl_flights_partial(const kvf_llama *kv, size_t first, size_t end) {
-    double sum = 0;
+uint64_t kvfl_flights_partial(const kvf_llama *kv, size_t first, size_t end) {
+    uint64_t sum = 0;
     for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
         const kvfl_flight *f = &kv->flights[which];
         if (f->num == 0 || f->first >= end || f->first + f->num <= first || f->over) {
             continue;
         }
-        double whole = 0;
+        uint64_t whole = 0, came = kvf_arrived_bytes(&f->arrivals);
         for (size_t i = 0; i < f->num; i++) {
-            whole += kvf_arrival_of(&f->arrivals, i) == KVF_HERE ? (double)f->iov[i].iov_len : 0;
+            whole += kvf_arrival_of(&f->arrivals, i) == KVF_HERE ? f->iov[i].iov_len : 0;
         }
-        double partial = (double)kvf_arrived_bytes(&f->arrivals) - whole;
-        sum += partial > 0 ? partial : 0;
+        sum += came > whole ? came - whole : 0;
     }
     return sum;
 }

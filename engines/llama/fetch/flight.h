@@ -30,9 +30,7 @@ typedef struct kvfl_flight {
     struct iovec *iov;
     uint8_t *each;
     kvf_arrivals arrivals;
-    bool over;    /* nothing more will arrive; what has is still there */
-    bool counted; /* ... and all of it is in kv->link */
-    uint64_t seen_bytes;
+    bool over; /* nothing more will arrive; what has is still there */
 } kvfl_flight;
 
 /* The lookup: how many blocks of a prompt are stored. Like a flight, it may outlast the prefill that started it. */
@@ -55,16 +53,16 @@ kvfl_landing kvfl_flight_of(const struct kvf_llama *, size_t block, const struct
 bool kvfl_flight_start_state(struct kvf_llama *, size_t index, const kvf_block *, size_t len, int64_t budget_us);
 kvfl_landing kvfl_flight_of_state(const struct kvf_llama *, size_t index, const struct iovec **bytes);
 /* Bytes of it that have not arrived yet. */
-double kvfl_flight_state_rest(const struct kvf_llama *);
+uint64_t kvfl_flight_state_rest(const struct kvf_llama *);
 kvf_reason kvfl_flight_state_why(const struct kvf_llama *);
 /* Why a block was missed. */
 kvf_reason kvfl_flight_why(const struct kvf_llama *, size_t block);
-/* Records what has ended, including the lookup, and how fast bytes arrived (kv->link). */
+/* Records what has ended, including the lookup. */
 void kvfl_flights_look(struct kvf_llama *);
 /* Waits up to `us` for something to arrive. */
 void kvfl_flights_wait(const struct kvf_llama *, int64_t us);
 /* Bytes that have arrived of incomplete blocks in [first, end). */
-double kvfl_flights_partial(const struct kvf_llama *, size_t first, size_t end);
+uint64_t kvfl_flights_partial(const struct kvf_llama *, size_t first, size_t end);
 bool kvfl_flights_moving(const struct kvf_llama *);
 /* The same, or one that was cancelled has not ended. */
 bool kvfl_flights_busy(const struct kvf_llama *);

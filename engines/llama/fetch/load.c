@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Brings blocks from the store into a sequence. If a tier allows borrowing, llama.cpp imports straight from the record.
- * Blocks from a network are loaded, or computed, or both at once (plan.h): the front is computed while blocks arrive
+ * Blocks from a network are loaded, or computed, or both at once (kvf_decide): the front is computed while blocks arrive
  * from the end, until they meet. llama.cpp takes the positions of a sequence only in order, so arrived blocks wait in
  * our memory until the front has reached them.
  *
@@ -16,25 +16,31 @@ typedef struct load {
     kvf_llama *kv;
     kvf_llama_report *report;
     llama_seq_id seq;
-    size_t next, end;  /* blocks: the next to import, and the end of what was matched */
-    kvfl_front *front; /* computes what does not arrive in time; NULL: nobody does, and only the deadline counts */
-    bool stateless;    /* there are blocks, but no state to compute from */
-    size_t from;       /* for a model with states: everything from this block on would have to be computed */
-    kvfl_patience patience;
+    size_t next, end;    /* blocks: the next to import, and the end of what was matched */
+    kvfl_front *front;   /* computes what does not arrive in time; NULL: nobody does, and only the deadline counts */
+    bool stateless;      /* there are blocks, but no state to compute from */
+    size_t from;         /* for a model with states: everything from this block on would have to be computed */
+    int64_t patience_us; /* what is left of it, see kvferry/plan.h */
+    uint32_t tier;       /* the slowest of those that have the blocks */
     int64_t deadline_us;
     size_t horizon; /* nothing after it is requested before the front has come there, because it could not be held */
     bool stop;      /* the caller must compute the rest */
 } load;
 
 /* How long computing `blocks` takes. */
-static double compute_us(const load *l, size_t blocks) {
-    return kvfl_pace_us(&l->kv->pace, blocks * l->kv->block_tokens, l->kv->step);
+static int64_t compute_us(const load *l, size_t blocks) {
+    return kvf_pace_us(&l->kv->pace, blocks * l->kv->block_tokens, l->kv->step);
+}
+
+static kvf_link link_of(const load *l) {
+    kvf_link link = {0};
+    (void)kvf_store_link(l->kv->store, l->tier, &link); /* after a fork nothing is known */
+    return link;
 }
 
 /* Nothing waits for a flight beside a front that is computed, so it may take as long as the front does. */
 static int64_t flight_us(const load *l) {
-    int64_t left = l->deadline_us - kvfl_now_us(),
-            beside = l->front != NULL ? (int64_t)compute_us(l, l->end - l->next) : 0;
+    int64_t left = l->deadline_us - kvfl_now_us(), beside = l->front != NULL ? compute_us(l, l->end - l->next) : 0;
     left = left > beside ? left : beside;
     return left < 1 ? 1 : left < KVF_MAX_BUDGET_US ? left : KVF_MAX_BUDGET_US;
 }
@@ -119,8 +125,8 @@ static void borrow_all(load *l) {
         } else if (!borrow_next(l, &l->stop)) {
             return;
         }
-        double took_us = (double)(kvfl_now_us() - begin);
-        slow = l->front != NULL && took_us > KVFL_TRIFLE_US && took_us > compute_us(l, 1) / 2;
+        int64_t took_us = kvfl_now_us() - begin;
+        slow = l->front != NULL && took_us > KVF_TRIFLE_US && took_us > compute_us(l, 1) / 2;
     }
 }
 
@@ -131,7 +137,7 @@ static void import_landed(load *l) {
     const struct iovec *iov = NULL;
     size_t before = l->next;
     while (l->next < l->end && !l->stop && kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
-        l->patience.credit_us += compute_us(l, 1);
+        l->patience_us += compute_us(l, 1);
         l->stop = !import_block(l, iov->iov_base, iov->iov_len);
     }
     if (l->next > before || l->stop) {
@@ -139,28 +145,34 @@ static void import_landed(load *l) {
     }
 }
 
+static bool may_wait(const load *l) {
+    return kvfl_now_us() < l->deadline_us && (l->front == NULL || l->patience_us > 0);
+}
+
 static bool is_settled(kvfl_landing state) {
     return state == KVFL_HERE || state == KVFL_MISSED;
 }
 
 /* The blocks between the front and the next block that has arrived, or surely will not. */
-static kvfl_gap look_ahead(const load *l) {
+static kvf_gap look_ahead(const load *l) {
     const kvf_llama *kv = l->kv;
     size_t end = l->horizon > l->next ? l->horizon : l->end, at = l->next;
     const struct iovec *iov = NULL;
     while (at < end && !is_settled(kvfl_flight_of(kv, at, &iov))) {
         at++;
     }
-    return (kvfl_gap){.num_blocks = at - l->next,
-                      .block_tokens = kv->block_tokens,
-                      .step = kv->step,
-                      .block_bytes = (double)kvfl_export_bytes(kv, kv->block_tokens),
-                      .here_bytes = kvfl_flights_partial(kv, l->next, at),
-                      .delay_us = kvfl_flights_moving(kv) ? 0 : kv->link.round_trip_us};
+    return (kvf_gap){.struct_size = sizeof(kvf_gap),
+                     .flags = (kvfl_flights_moving(kv) ? KVF_GAP_MOVING : 0u) | (may_wait(l) ? 0u : KVF_GAP_IMPATIENT),
+                     .num_blocks = at - l->next,
+                     .block_bytes = kvfl_export_bytes(kv, kv->block_tokens),
+                     .block_tokens = kv->block_tokens,
+                     .batch_tokens = kv->step,
+                     .here_bytes = kvfl_flights_partial(kv, l->next, at),
+                     .link = link_of(l)};
 }
 
 /* Requests blocks from the end of the gap, or of what can be held, towards the front. */
-static void start_tail(load *l, const kvfl_gap *gap) {
+static void start_tail(load *l, const kvf_gap *gap) {
     kvf_llama *kv = l->kv;
     size_t room = KVFL_TAIL_BYTES / kv->stride > 0 ? KVFL_TAIL_BYTES / kv->stride : 1;
     size_t num = gap->num_blocks < room ? gap->num_blocks : room;
@@ -196,15 +208,11 @@ static void start_small(load *l) {
 
 static void wait_a_little(load *l) {
     int64_t begin = kvfl_now_us(), left = l->deadline_us - begin;
-    int64_t most = l->front != NULL && l->patience.credit_us < WAIT_US ? (int64_t)l->patience.credit_us : WAIT_US;
+    int64_t most = l->front != NULL && l->patience_us < WAIT_US ? l->patience_us : WAIT_US;
     kvfl_flights_wait(l->kv, left < most ? left : most);
     int64_t waited = kvfl_now_us() - begin;
-    l->patience.credit_us -= (double)waited;
+    l->patience_us -= waited;
     l->report->waited_us += waited;
-}
-
-static bool may_wait(const load *l) {
-    return kvfl_now_us() < l->deadline_us && (l->front == NULL || l->patience.credit_us > 0);
 }
 
 static void compute_blocks(load *l, size_t num) {
@@ -227,19 +235,19 @@ static size_t computable(const load *l, size_t wanted) {
 }
 
 /* The next block can't be loaded, or not in time. */
-static void do_without(load *l, const kvfl_gap *gap, kvf_reason why) {
+static void do_without(load *l, kvf_reason why) {
     if (computable(l, 1) == 0) {
         l->report->why = why;
         l->stop = true;
         return;
     }
-    compute_blocks(l, kvfl_plan_batch(gap, &l->kv->pace, 1));
+    compute_blocks(l, 1);
 }
 
 /* The store delivers faster than one block is computed. Blocks that were requested from the end, when nothing was known
  * of the store, are now requested from the front instead: each is imported as it arrives, and small flights reuse their
  * memory. For less than one small flight another request is not worth it. */
-static void go_on_loading(load *l, const kvfl_gap *gap) {
+static void go_on_loading(load *l, const kvf_gap *gap) {
     const struct iovec *iov = NULL;
     if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED || gap->num_blocks > l->kv->group) {
         kvfl_flights_settle(l->kv);
@@ -248,23 +256,23 @@ static void go_on_loading(load *l, const kvfl_gap *gap) {
     if (kvfl_flights_busy(l->kv) && may_wait(l)) {
         wait_a_little(l);
     } else {
-        do_without(l, gap, KVF_WHY_BUDGET);
+        do_without(l, KVF_WHY_BUDGET);
     }
 }
 
 /* Nothing is known of the store: requests something, and gives it little time. */
-static void try_store(load *l, const kvfl_gap *gap) {
+static void try_store(load *l, const kvf_gap *gap) {
     start_tail(l, gap);
     if (kvfl_flights_moving(l->kv) && may_wait(l)) {
         wait_a_little(l);
     } else {
-        do_without(l, gap, KVF_WHY_BUDGET);
+        do_without(l, KVF_WHY_BUDGET);
     }
 }
 
 /* Computes the front up to where blocks from the end will meet it. If nothing would arrive in time, and nothing is
  * under way, the store is not used. */
-static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
+static void meet(load *l, const kvf_gap *gap, size_t meeting) {
     kvf_llama *kv = l->kv;
     bool alone = meeting == gap->num_blocks;
     size_t num = computable(l, meeting);
@@ -277,11 +285,11 @@ static void meet(load *l, const kvfl_gap *gap, size_t meeting) {
         kvfl_flights_drop_small(kv);
         start_tail(l, gap);
     }
-    compute_blocks(l, kvfl_plan_batch(gap, &kv->pace, num));
+    compute_blocks(l, kvf_plan_batch(&kv->pace, num, kv->block_tokens, kv->step));
 }
 
 /* The next block is surely not there; or it has arrived since the last look, and is imported at once. */
-static void settle_next(load *l, const kvfl_gap *gap) {
+static void settle_next(load *l) {
     const struct iovec *iov = NULL;
     if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
         return;
@@ -289,26 +297,30 @@ static void settle_next(load *l, const kvfl_gap *gap) {
     if (l->report->missed_blocks++ == 0) {
         l->report->missed_why = kvfl_flight_why(l->kv, l->next);
     }
-    do_without(l, gap, l->report->missed_why);
+    do_without(l, l->report->missed_why);
 }
 
 /* The rest promises to arrive sooner than it could be computed. If nothing has arrived yet, patience decides. */
-static bool promises(const load *l, const kvfl_gap *gap) {
+static bool promises(const load *l, const kvf_gap *gap) {
     const kvf_llama *kv = l->kv;
-    double rate = kvfl_link_rate(&kv->link, kvfl_now_us());
-    if (l->front == NULL || rate == 0 || kvfl_link_is_silent(&kv->link)) {
+    if (l->front == NULL || !(gap->link.bytes_per_s > 0)) {
         return may_wait(l);
     }
-    return kvfl_now_us() < l->deadline_us &&
-           kvfl_plan_goes_on(gap, &kv->pace, rate, l->end - l->from, kvfl_flight_state_rest(kv));
+    kvf_gap whole = *gap;
+    kvf_plan plan = {.struct_size = sizeof plan};
+    whole.flags |= KVF_GAP_WHOLE;
+    whole.instead_blocks = l->end - l->from;
+    whole.other_bytes = kvfl_flight_state_rest(kv);
+    return kvfl_now_us() < l->deadline_us && kvf_decide(&plan, NULL, &whole, &kv->pace) == KVF_OK &&
+           plan.kind != KVF_PLAN_COMPUTE;
 }
 
 /* Why the store is not waited for any longer: it is known to be slow, or nothing is known of it. */
-static kvf_reason why_late(const load *l) {
-    return kvfl_link_rate(&l->kv->link, kvfl_now_us()) > 0 ? KVF_WHY_SLOW : KVF_WHY_BUDGET;
+static kvf_reason why_late(const kvf_link *link) {
+    return link->bytes_per_s > 0 || link->silent != 0 ? KVF_WHY_SLOW : KVF_WHY_BUDGET;
 }
 
-static void step_stateless(load *l, const kvfl_gap *gap) {
+static void step_stateless(load *l, const kvf_gap *gap) {
     bool worth = promises(l, gap);
     if (worth) {
         start_small(l);
@@ -317,29 +329,35 @@ static void step_stateless(load *l, const kvfl_gap *gap) {
         wait_a_little(l);
         return;
     }
-    l->report->why = why_late(l);
+    l->report->why = why_late(&gap->link);
     l->stop = true;
 }
 
+static void step_by_plan(load *l, const kvf_gap *gap) {
+    kvf_plan plan = {.struct_size = sizeof plan};
+    kvf_plan_kind kind = kvf_decide(&plan, NULL, gap, &l->kv->pace) == KVF_OK ? plan.kind : KVF_PLAN_COMPUTE;
+    switch (kind) {
+    case KVF_PLAN_LOAD:
+        go_on_loading(l, gap);
+        break;
+    case KVF_PLAN_TRY:
+        try_store(l, gap);
+        break;
+    default:
+        meet(l, gap, kind == KVF_PLAN_BOTH ? plan.num_compute : gap->num_blocks);
+    }
+}
+
 static void step(load *l) {
-    kvf_llama *kv = l->kv;
-    kvfl_gap gap = look_ahead(l);
-    double rate = kvfl_link_rate(&kv->link, kvfl_now_us());
+    kvf_gap gap = look_ahead(l);
     if (gap.num_blocks == 0) {
-        settle_next(l, &gap);
+        settle_next(l);
     } else if (l->stateless) {
         step_stateless(l, &gap);
-    } else if (l->front == NULL || (compute_us(l, gap.num_blocks) < KVFL_TRIFLE_US && may_wait(l))) {
+    } else if (l->front == NULL) {
         go_on_loading(l, &gap);
-    } else if (rate == 0) {
-        try_store(l, &gap);
     } else {
-        size_t meeting = kvfl_plan_meeting(&gap, &kv->pace, rate);
-        if (meeting == 0) {
-            go_on_loading(l, &gap);
-        } else {
-            meet(l, &gap, meeting);
-        }
+        step_by_plan(l, &gap);
     }
 }
 
@@ -363,7 +381,9 @@ static size_t run_found(load *l, size_t first) {
     if (run < kv->lookup.num) {
         l->report->why = kv->lookup.found[run].why;
     }
+    l->tier = run > 0 ? 0 : l->tier;
     for (size_t i = 0; i < run; i++) {
+        l->tier = kv->lookup.found[i].tier > l->tier ? kv->lookup.found[i].tier : l->tier;
         if (kv->lookup.found[i].payload_bytes != kvfl_bytes_of(kv, first + i)) {
             l->report->why = KVF_WHY_TRUNCATED;
             run = i;
@@ -388,8 +408,8 @@ static void look_up(load *l) {
     kvf_llama *kv = l->kv;
     size_t first = l->next;
     int64_t begin = kvfl_now_us(), computing_us = l->report->compute_us;
-    double credit_us = l->patience.credit_us;
-    l->patience.credit_us += KVFL_LOOKUP_US;
+    int64_t patience_us = l->patience_us;
+    l->patience_us += KVF_LOOKUP_US;
     bool asked = kvfl_lookup_start(kv, first, l->end, flight_us(l));
     while (asked && !kv->lookup.over && !l->stop) {
         if (may_wait(l)) {
@@ -399,13 +419,11 @@ static void look_up(load *l) {
         }
         kvfl_flights_look(kv);
     }
-    l->patience.credit_us = l->patience.credit_us < credit_us ? l->patience.credit_us : credit_us;
+    l->patience_us = l->patience_us < patience_us ? l->patience_us : patience_us;
     bool answered = asked && kv->lookup.over;
     size_t end = first + (answered ? run_found(l, first) : 0);
     if (!answered) {
         l->report->why = KVF_WHY_BUDGET;
-    } else if (l->next == first) {
-        kvfl_link_note_round_trip(&kv->link, kvfl_now_us() - begin);
     }
     l->report->stored_tokens = (uint32_t)(kvfl_position(kv, end) - kvfl_position(kv, first));
     l->end = end > l->next ? end : l->next;
@@ -421,14 +439,14 @@ const char *kvf_llama_plan_name(kvf_llama_plan plan) {
 
 static void tell_plan(const load *l, uint32_t computed) {
     kvf_llama_report *r = l->report;
-    const kvf_llama *kv = l->kv;
+    kvf_link link = link_of(l);
     if (r->stored_tokens > 0) {
         r->plan = r->loaded_tokens == 0 ? KVF_LLAMA_PLAN_COMPUTE
                   : computed > 0        ? KVF_LLAMA_PLAN_BOTH
                                         : KVF_LLAMA_PLAN_LOAD;
     }
-    r->store_bytes_per_s = kvfl_link_rate(&kv->link, kvfl_now_us()) * 1e6;
-    r->round_trip_us = (int64_t)kv->link.round_trip_us;
+    r->store_bytes_per_s = link.bytes_per_s;
+    r->round_trip_us = link.round_trip_us;
 }
 
 void kvfl_count_lost(kvf_llama_report *r, size_t tokens) {
@@ -444,8 +462,7 @@ void kvfl_count_lost(kvf_llama_report *r, size_t tokens) {
 
 /* The deadline for an answer of a few bytes. */
 static int64_t soon(const load *l) {
-    double most = l->patience.credit_us > KVFL_LOOKUP_US ? l->patience.credit_us : KVFL_LOOKUP_US;
-    int64_t until = kvfl_now_us() + (int64_t)most;
+    int64_t until = kvfl_now_us() + (l->patience_us > KVF_LOOKUP_US ? l->patience_us : KVF_LOOKUP_US);
     return l->front != NULL && until < l->deadline_us ? until : l->deadline_us;
 }
 
@@ -458,8 +475,8 @@ static bool ask_for_state(const load *l, size_t index, size_t len) {
 /* Waits for the state at a boundary as long as it promises to be worth it. KVF_WHY_NONE: *bytes have arrived. */
 static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes) {
     kvf_llama *kv = l->kv;
-    kvfl_gap gap = look_ahead(l);
-    gap.num_blocks = 0;
+    kvf_gap gap = look_ahead(l);
+    gap.num_blocks = gap.here_bytes = 0;
     if (kvfl_flight_of_state(kv, index, bytes) == KVFL_NOT_ASKED) {
         kvf_reason why = KVF_WHY_NONE;
         size_t len = kvfl_stored_state(kv, &why, index, soon(l));
@@ -474,6 +491,7 @@ static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes)
     while (kvfl_flight_of_state(kv, index, bytes) == KVFL_AWAITED && promises(l, &gap)) {
         wait_a_little(l);
         kvfl_flights_look(kv);
+        gap.link = link_of(l);
     }
     switch (kvfl_flight_of_state(kv, index, bytes)) {
     case KVFL_HERE:
@@ -481,7 +499,7 @@ static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes)
     case KVFL_MISSED:
         return kvfl_flight_state_why(kv);
     default:
-        return why_late(l);
+        return why_late(&gap.link);
     }
 }
 
@@ -588,7 +606,7 @@ static size_t load_to_state(load *l, size_t have) {
     }
     l->stateless = true;
     l->from = l->next;
-    l->patience.credit_us = l->patience.credit_us > KVFL_LOOKUP_US ? l->patience.credit_us : KVFL_LOOKUP_US;
+    l->patience_us = l->patience_us > KVF_LOOKUP_US ? l->patience_us : KVF_LOOKUP_US;
     if (kv->kind.num_caches == 0) {
         l->next = l->end; /* there are no blocks, only states */
     }
@@ -605,13 +623,14 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
               .next = have / kv->block_tokens,
               .end = kvfl_num_blocks(kv),
               .front = front,
+              .tier = UINT32_MAX,
               .stateless = have % kv->block_tokens != 0,
               .deadline_us = kvfl_now_us() + kv->budget_us};
     bool states = kvfl_has_states(kv);
     if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
         return have;
     }
-    l.patience = kvfl_patience_of(compute_us(&l, l.end - l.next));
+    l.patience_us = kvf_patience_us(compute_us(&l, l.end - l.next));
     uint32_t computed = report->computed_tokens;
     if (kv->kind.num_caches > 0) {
         look_up(&l);

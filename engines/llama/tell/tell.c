@@ -41,7 +41,8 @@ const char *kvfl_tell_why(kvf_reason why) {
 
 void kvfl_tell_plan(char *out, size_t room, const kvf_llama_report *r) {
     const char *name = kvf_llama_plan_name(r->plan);
-    if (r->plan == KVF_LLAMA_PLAN_BOTH || (r->plan == KVF_LLAMA_PLAN_COMPUTE && r->store_bytes_per_s > 0)) {
+    if (r->plan == KVF_LLAMA_PLAN_BOTH ||
+        (r->plan == KVF_LLAMA_PLAN_COMPUTE && (r->store_bytes_per_s > 0 || r->why == KVF_WHY_SLOW))) {
         snprintf(out, room, "%s (%s: the store brings %.1f MB/s, the model computes %.0f tokens/s)", name,
                  r->plan == KVF_LLAMA_PLAN_BOTH ? "the front was computed while the rest was loaded"
                                                 : "computing was sooner",
