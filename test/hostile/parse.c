@@ -136,20 +136,31 @@ static void run_redirect(uint64_t *random) {
 
 /* ---- blobs of llama.cpp: two caches, the second one a window, and a state ---- */
 
-enum { LAYERS = 2, CELL = 12, K_ROW = 16, V_ROW = 24, STATE_ROW = 40 };
+enum { LAYERS = 2, K_ROW = 16, V_ROW = 24, STATE_ROW = 40, MAX_ROW = 80, BLOCK_CELLS = 8, WINDOW_CELLS = 5, F16 = 1 };
 
 typedef struct form {
     uint32_t caches;
     bool state, ext, columns;
     uint8_t fill; /* of rows, tokens and sequences, whose values nobody can know */
+    uint32_t type;
+    uint64_t k_row, v_row; /* bytes for each cell */
 } form;
+
+static form form_of(uint64_t *random, uint32_t caches) {
+    return (form){.caches = caches,
+                  .state = hostile_below(random, 2) == 0,
+                  .ext = hostile_below(random, 2) == 0,
+                  .type = F16,
+                  .k_row = K_ROW,
+                  .v_row = V_ROW};
+}
 
 static void put32(kvft_buffer *b, uint32_t value) {
     kvft_buffer_splice(b, b->len, 0, &value, sizeof value);
 }
 
 static void put_rows(kvft_buffer *b, const form *f, uint32_t type, uint64_t row_bytes, uint32_t cells) {
-    uint8_t row[STATE_ROW];
+    uint8_t row[MAX_ROW];
     memset(row, f->fill, sizeof row);
     put32(b, type);
     kvft_buffer_splice(b, b->len, 0, &row_bytes, sizeof row_bytes);
@@ -188,13 +199,13 @@ static void put_cache(kvft_buffer *b, const form *f, uint32_t first, uint32_t ce
     put32(b, f->columns);
     put32(b, LAYERS);
     for (int layer = 0; layer < LAYERS; layer++) {
-        put_rows(b, f, 1, K_ROW, cells);
+        put_rows(b, f, f->type, f->k_row, cells);
     }
     for (int layer = 0; layer < LAYERS; layer++) {
         if (f->columns) {
             put_columns(b, f, cells);
         } else {
-            put_rows(b, f, 1, V_ROW, cells);
+            put_rows(b, f, f->type, f->v_row, cells);
         }
     }
 }
@@ -232,12 +243,12 @@ static bool is_same_form(const kvft_buffer *blob, const kvft_buffer *made, const
 static kvft_buffer make_blob(const form *f, const kvft_buffer *rest, bool block) {
     kvft_buffer b = blob_head(f);
     if (block) {
-        put_cache(&b, f, 64, 8);
+        put_cache(&b, f, 64, BLOCK_CELLS);
         kvft_buffer_splice(&b, b.len, 0, rest->data, rest->len);
         return b;
     }
     for (uint32_t i = 1; i < f->caches; i++) {
-        put_cache(&b, f, f->fill == 0 ? 67 : 0xffff00, 5);
+        put_cache(&b, f, f->fill == 0 ? 67 : 0xffff00, WINDOW_CELLS);
     }
     if (f->state) {
         put_state(&b, f, 71, 1);
@@ -247,7 +258,7 @@ static kvft_buffer make_blob(const form *f, const kvft_buffer *rest, bool block)
 
 static bool takes(const kvfl_shape *shape, const kvft_buffer *rest, const kvft_buffer *blob, bool block) {
     return block ? kvfl_blob_is_block(shape, 1, rest->data, rest->len, blob->data, blob->len, 64, 72)
-                 : kvfl_blob_is_state(shape, 1, blob->data, blob->len, 5, 72);
+                 : kvfl_blob_is_state(shape, 1, blob->data, blob->len, WINDOW_CELLS, 72);
 }
 
 static void check_blob(form *f, const kvfl_shape *shape, const kvft_buffer *rest, uint64_t *random) {
@@ -269,31 +280,114 @@ static void check_blob(form *f, const kvfl_shape *shape, const kvft_buffer *rest
     kvft_buffer_free(&blob);
 }
 
-static void run_blob(uint64_t *random) {
-    form f = {.caches = 1 + (uint32_t)hostile_below(random, 2),
-              .state = hostile_below(random, 2) == 0,
-              .ext = hostile_below(random, 2) == 0,
-              .columns = hostile_below(random, 2) == 0};
-    kvft_buffer probe = blob_head(&f), rest = kvft_buffer_of("", 0);
-    for (uint32_t i = 0; i < f.caches; i++) {
-        put_cache(&probe, &f, 977, 1);
+/* The shape that an attach would see of that form, and what follows the cells of a block. */
+static bool open_shape(kvfl_shape *shape, kvft_buffer *rest, const form *f) {
+    kvft_buffer probe = blob_head(f);
+    *rest = kvft_buffer_of("", 0);
+    for (uint32_t i = 0; i < f->caches; i++) {
+        put_cache(&probe, f, 977, 1);
     }
-    for (uint32_t i = 1; i < f.caches; i++) {
-        put_cache(&rest, &f, 0, 0);
+    for (uint32_t i = 1; i < f->caches; i++) {
+        put_cache(rest, f, 0, 0);
     }
-    if (f.state) {
-        put_state(&probe, &f, 977, 1);
-        put_state(&rest, &f, 0, 0);
+    if (f->state) {
+        put_state(&probe, f, 977, 1);
+        put_state(rest, f, 0, 0);
     }
-    kvfl_shape shape = {.num_caches = f.caches, .has_state = f.state, .has_ext = f.ext};
-    if (!kvfl_blob_parse(&shape, probe.data, probe.len) || !kvfl_shape_keep(&shape, probe.data, probe.len)) {
+    *shape = (kvfl_shape){.num_caches = f->caches, .has_state = f->state, .has_ext = f->ext};
+    bool ok = kvfl_blob_parse(shape, probe.data, probe.len) && kvfl_shape_keep(shape, probe.data, probe.len);
+    if (!ok) {
         hostile_fault("the probe is refused");
-    } else {
+    }
+    kvft_buffer_free(&probe);
+    return ok;
+}
+
+static void close_shape(kvfl_shape *shape, kvft_buffer *rest) {
+    kvfl_shape_free(shape);
+    kvft_buffer_free(rest);
+}
+
+static void run_blob(uint64_t *random) {
+    kvfl_shape shape;
+    kvft_buffer rest;
+    form f = form_of(random, 1 + (uint32_t)hostile_below(random, 2));
+    f.columns = hostile_below(random, 2) == 0;
+    if (open_shape(&shape, &rest, &f)) {
         check_blob(&f, &shape, &rest, random);
     }
-    kvfl_shape_free(&shape);
-    kvft_buffer_free(&probe);
-    kvft_buffer_free(&rest);
+    close_shape(&shape, &rest);
+}
+
+/* One factor of a block of numbers, or one number, of each type that a cache can have, is NaN or infinite: a miss. What
+ * else a block holds is any bytes. */
+static void run_numbers(uint64_t *random) {
+    static const struct {
+        uint32_t type;
+        size_t block, factors, width; /* the factors at the beginning of a block, each of `width` bytes */
+        uint32_t infinite, one;
+    } types[] = {
+        {0, 4, 1, 4, 0x7f800000, 0x3f800000}, /* F32 */
+        {1, 2, 1, 2, 0x7c00, 0x3c00},         /* F16 */
+        {2, 18, 1, 2, 0x7c00, 0x3c00},        /* Q4_0 */
+        {3, 20, 2, 2, 0x7c00, 0x3c00},        /* Q4_1 */
+        {6, 22, 1, 2, 0x7c00, 0x3c00},        /* Q5_0 */
+        {7, 24, 2, 2, 0x7c00, 0x3c00},        /* Q5_1 */
+        {8, 34, 1, 2, 0x7c00, 0x3c00},        /* Q8_0 */
+        {20, 18, 1, 2, 0x7c00, 0x3c00},       /* IQ4_NL */
+        {30, 2, 1, 2, 0x7f80, 0x3f80},        /* BF16 */
+    };
+    size_t t = hostile_below(random, sizeof types / sizeof *types), width = types[t].width;
+    kvfl_shape shape;
+    kvft_buffer rest;
+    form f = form_of(random, 1);
+    f.type = types[t].type;
+    f.k_row = f.v_row = 2 * types[t].block;
+    if (open_shape(&shape, &rest, &f)) {
+        kvft_buffer blob = make_blob(&f, &rest, true);
+        size_t rows = BLOCK_CELLS * (size_t)f.v_row; /* of the last layer, in front of the rest */
+        size_t at = blob.len - rest.len - rows + hostile_below(random, rows / types[t].block) * types[t].block;
+        memset(blob.data + at, 0xff, types[t].block);
+        for (size_t i = 0; i < types[t].factors; i++) {
+            memcpy(blob.data + at + i * width, &types[t].one, width);
+        }
+        if (!takes(&shape, &rest, &blob, true)) {
+            hostile_fault("a block of finite numbers is refused");
+        }
+        uint32_t bad = types[t].infinite;
+        bad |= hostile_below(random, 2) == 0 ? 0 : 1u << (8 * width - 1);                            /* negative */
+        bad |= hostile_below(random, 2) == 0 ? 0 : 1u << hostile_below(random, width == 2 ? 7 : 23); /* NaN */
+        memcpy(blob.data + at + hostile_below(random, types[t].factors) * width, &bad, width);
+        if (takes(&shape, &rest, &blob, true)) {
+            hostile_fault("a block with NaN or infinity is taken");
+        }
+        kvft_buffer_free(&blob);
+    }
+    close_shape(&shape, &rest);
+}
+
+/* The cells of a window are in any order, but each is named once. */
+static void run_cells(uint64_t *random) {
+    kvfl_shape shape;
+    kvft_buffer rest;
+    form f = form_of(random, 2);
+    size_t cell = f.ext ? 24 : 12, i = hostile_below(random, WINDOW_CELLS),
+           j = (i + 1 + hostile_below(random, WINDOW_CELLS - 1)) % WINDOW_CELLS;
+    if (open_shape(&shape, &rest, &f)) {
+        kvft_buffer blob = make_blob(&f, &rest, false);
+        uint8_t *cells = blob.data + 16, first[24]; /* behind the head of the blob, and that of the cache */
+        memcpy(first, cells + i * cell, cell);
+        memcpy(cells + i * cell, cells + j * cell, cell);
+        if (takes(&shape, &rest, &blob, false)) {
+            hostile_fault("a state that names a cell twice is taken");
+        }
+        memcpy(cells + j * cell, first, cell);
+        if (!takes(&shape, &rest, &blob, false)) {
+            hostile_fault("a state whose cells have another order is refused");
+        }
+        kvft_buffer_free(&blob);
+    }
+    close_shape(&shape, &rest);
 }
 
 /* ---- */
@@ -303,7 +397,8 @@ static bool begin(void) {
 }
 
 static void run(uint64_t *random) {
-    static void (*const parsers[])(uint64_t *) = {run_record, run_meta, run_slots, run_redirect, run_blob};
+    static void (*const parsers[])(uint64_t *) = {run_record, run_meta,    run_slots, run_redirect,
+                                                  run_blob,   run_numbers, run_cells};
     parsers[hostile_below(random, sizeof parsers / sizeof *parsers)](random);
 }
 
