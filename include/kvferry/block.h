@@ -199,6 +199,10 @@ typedef struct kvf_batch {
     uint64_t user;          /* comes back in the completion */
     kvf_arrivals *arrivals; /* of a load; NULL = nobody looks before it is complete */
     kvf_found *found;       /* of a match: as in kvf_match; the caller's until completion; NULL = only the number */
+    /* Of a load or a save: how long to wait for a server that has fallen silent; 0 = as the store does (stall_ms of its
+     * URL). Blocks that it ends are KVF_WHY_STALLED. A silent server is tried once more on a new connection, which takes
+     * as long again, at most. */
+    int64_t patience_us;
 } kvf_batch;
 
 typedef struct kvf_completion {
@@ -209,14 +213,15 @@ typedef struct kvf_completion {
 } kvf_completion;
 
 /* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT (too many blocks, or an
- * `op` or a flag that is none, a budget out of range); KVF_NOMEM; KVF_CLOSED. */
+ * `op` or a flag that is none, a budget or patience out of range); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_submit(kvf_queue *, uint64_t *out_ticket, const kvf_batch *);
 /* kvf_reap takes up to `cap` completions without waiting and returns their number. */
 KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);
 /* kvf_trim: of a load with arrivals, blocks from number `num` on that have not begun are not begun any more. */
 KVF_API void kvf_trim(kvf_queue *, uint64_t ticket, size_t num);
-/* kvf_cancel gives up what of a batch has not begun, and what is on its way from a server where much of it is still to
- * come (at the cost of its connection). The completion still arrives. */
+/* kvf_cancel drops blocks of a batch that have not begun. Blocks on their way end if that is nearly so, else they are
+ * dropped with their connection. The completion still arrives: of a save within 50 ms, also when the server is silent
+ * (not while a connection is being made: that takes up to connect_ms). Until then the memory is in use. */
 KVF_API void kvf_cancel(kvf_queue *, uint64_t ticket);
 
 #ifdef __cplusplus

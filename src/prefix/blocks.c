@@ -72,14 +72,15 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
 }
 
 kvf_status kvfi_blocks_init(kvfi_blocks *batch, kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
-                            int64_t deadline_us, const atomic_bool *cancelled) {
+                            int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     layout at;
     if (num > KVF_MAX_BLOCKS) {
         return KVF_LIMIT;
     }
     KVFI_TRY(make_room(&at, blocks, num, view));
     *batch = (kvfi_blocks){.space = space, .blocks = blocks, .num = num, .view = view, .outcomes = at.outcomes};
-    batch->feed = (kvfi_feed){.items = at.items, .num = num, .deadline_us = deadline_us, .cancelled = cancelled};
+    batch->feed = (kvfi_feed){
+        .items = at.items, .num = num, .deadline_us = deadline_us, .patience_us = patience_us, .cancelled = cancelled};
     for (size_t i = 0; i < num; i++) {
         fill_item(&batch->feed.items[i], &at, space, &blocks[i], blocks, view);
     }

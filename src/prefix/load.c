@@ -193,12 +193,12 @@ static size_t refuse(kvf_block *blocks, size_t num, kvf_status status, kvf_reaso
 }
 
 size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                 const atomic_bool *cancelled, kvfi_watch *watch) {
+                 int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
     if (!kvfi_store_is_ours(space->store)) {
         return refuse(blocks, num, KVF_MISS, KVF_WHY_CLOSED);
     }
     kvfi_blocks batch;
-    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, cancelled);
+    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled);
     if (status != KVF_OK) {
         return refuse(blocks, num, status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS, KVF_WHY_NOMEM);
     }
@@ -222,7 +222,7 @@ size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
     if (kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true) != KVF_OK) {
         return refuse(blocks, num, KVF_LIMIT, KVF_WHY_MISUSE);
     }
-    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_us), NULL, NULL);
+    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_us), 0, NULL, NULL);
 }
 
 /* ---- borrow ---- */

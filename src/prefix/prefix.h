@@ -40,16 +40,16 @@ typedef struct kvfi_blocks {
 
 /* Blocks is KVF_LIMIT when a block has no memory, too many tokens or a slot outside of the view; KVF_NOMEM. */
 kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view,
-                            int64_t deadline_us, const atomic_bool *cancelled);
+                            int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled);
 void kvfi_blocks_cleanup(kvfi_blocks *);
 
 /* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and
  * the queue share. With a watch, a load takes each block by itself: a gap does not end it. `flags`: KVF_MAY_LEND.
  * Load and match take KVFI_AT_ONCE for a deadline. */
-size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us, int64_t patience_us,
                  const atomic_bool *cancelled, kvfi_watch *watch);
 size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
-                         int64_t deadline_us, const atomic_bool *cancelled);
+                         int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled);
 size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us);
 
 /* ---- views */

@@ -68,10 +68,11 @@ static size_t run_batch(slot *s) {
     const kvf_batch *b = &s->batch;
     switch (b->op) {
     case KVF_OP_LOAD:
-        return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, &s->cancelled,
+        return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, b->patience_us, &s->cancelled,
                          b->arrivals != NULL ? &s->watch : NULL);
     case KVF_OP_SAVE:
-        return kvfi_save_through(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, &s->cancelled);
+        return kvfi_save_through(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, b->patience_us,
+                                 &s->cancelled);
     case KVF_OP_MATCH:
         return kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
     }
@@ -138,7 +139,7 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
     return op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_SAVE ? store->store_pool : store->lookup_pool;
 }
 
-KVFI_SIZED(kvf_batch, found, 80, found);
+KVFI_SIZED(kvf_batch, found, 80, patience_us);
 
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
     kvf_batch own;
@@ -148,6 +149,7 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
         return KVF_LIMIT;
     }
     KVFI_TRY(kvfi_take_budget(&own.budget_us, NULL, KVFI_BLOCKS_US, own.op != KVF_OP_SAVE));
+    KVFI_TRY(kvfi_take_budget(&own.patience_us, NULL, 0, false));
     if (!kvfi_store_is_ours(queue->store)) {
         return KVF_CLOSED;
     }

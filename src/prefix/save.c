@@ -316,9 +316,9 @@ static void put_all(kvf_store *store, kvfi_blocks *batch, bool sealed) {
 }
 
 static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
-                         int64_t deadline_us, const atomic_bool *cancelled) {
+                         int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     kvfi_blocks batch;
-    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, cancelled);
+    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled);
     size_t written = 0;
     if (status != KVF_OK) {
         for (size_t i = 0; i < num; i++) {
@@ -343,7 +343,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
 }
 
 size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
-                         int64_t deadline_us, const atomic_bool *cancelled) {
+                         int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     kvf_block *unknown = kvfi_alloc_zero(num > 0 ? num : 1, sizeof *unknown + sizeof(size_t));
     if (unknown == NULL || !kvfi_store_is_ours(space->store)) {
         for (size_t i = 0; i < num; i++) {
@@ -359,7 +359,7 @@ size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     size_t written = num - num_unknown;
     if (num_unknown > 0) {
         kvfi_space_card(space);
-        written += put_blocks(space, unknown, num_unknown, view, flags, deadline_us, cancelled);
+        written += put_blocks(space, unknown, num_unknown, view, flags, deadline_us, patience_us, cancelled);
     }
     for (size_t i = 0; i < num_unknown; i++) {
         blocks[from[i]].status = unknown[i].status;

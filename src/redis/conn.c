@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#define CANCEL_STEP_US 50000 /* how often a cancellable wait checks whether it is cancelled */
+#define CANCEL_STEP_US 20000 /* how often a cancellable wait checks whether it is cancelled */
 #define SEND_BUFFER    (1 << 20)
 #define PATIENCE       8          /* a stall is this many times longer than any earlier pause */
 #define PERIOD_US      30000000LL /* a pause of the server is remembered for this time, and for one more period */
@@ -35,6 +35,7 @@ void kvfi_conn_init(kvfi_conn *conn, uint32_t stall_ms, _Atomic uint64_t *discon
     conn->asking = false;
     conn->received = 0;
     conn->cancelled = NULL;
+    conn->patience_us = 0;
     conn->said[0] = '\0';
     conn->lends = false;
     kvfi_lender_init(&conn->lender);
@@ -296,10 +297,6 @@ kvf_reason kvfi_conn_in_time(kvfi_conn *conn, int64_t deadline_us) {
     return kvfi_sys->now_us() < deadline_us ? KVF_WHY_NONE : fail_late(conn);
 }
 
-static bool is_cancelled(const kvfi_conn *conn) {
-    return conn->cancelled != NULL && atomic_load_explicit(conn->cancelled, memory_order_relaxed);
-}
-
 /* 1: something moved. 0: nothing until then. -1: poll failed. */
 static int poll_until(kvfi_conn *conn, int64_t until_us) {
     struct pollfd p = {.fd = conn->fd, .events = kvfi_conn_all_sent(conn) ? POLLIN : POLLIN | POLLOUT};
@@ -313,7 +310,7 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return -1;
         }
-        if (is_cancelled(conn)) {
+        if (kvfi_conn_is_cancelled(conn)) {
             return 1; /* as if something had arrived: the reader finds nothing, and checks why */
         }
         if (kvfi_sys->now_us() >= until_us) {
@@ -357,11 +354,8 @@ void kvfi_conn_note_wait(const kvfi_conn *conn, int64_t waited_us) {
     }
 }
 
-int64_t kvfi_conn_patience_us(const kvfi_conn *conn) {
+static int64_t own_patience_us(const kvfi_conn *conn) {
     int64_t least_us = (int64_t)conn->stall_ms * 1000, most_us = (int64_t)conn->most_ms * 1000;
-    if (conn->patient) {
-        return KVFI_NEVER / 2;
-    }
     if (conn->pace == NULL) {
         return least_us;
     }
@@ -369,6 +363,17 @@ int64_t kvfi_conn_patience_us(const kvfi_conn *conn) {
     int64_t b = atomic_load_explicit(&conn->pace->longest_us[1], memory_order_relaxed);
     int64_t want_us = PATIENCE * (a > b ? a : b);
     return want_us < least_us ? least_us : want_us < most_us ? want_us : most_us;
+}
+
+bool kvfi_conn_is_impatient(const kvfi_conn *conn) {
+    return conn->patience_us > 0 && conn->patience_us < own_patience_us(conn);
+}
+
+int64_t kvfi_conn_patience_us(const kvfi_conn *conn) {
+    if (conn->patient) {
+        return KVFI_NEVER / 2;
+    }
+    return conn->patience_us > 0 ? conn->patience_us : own_patience_us(conn);
 }
 
 kvf_reason kvfi_conn_stall(kvfi_conn *conn, int64_t waited_us) {
@@ -400,7 +405,8 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
         return fail_errno(conn);
     }
     if (moved > 0) {
-        if (!is_cancelled(conn)) { /* otherwise perhaps nothing arrived, and the wait says nothing about the server */
+        if (!kvfi_conn_is_cancelled(
+                conn)) { /* otherwise perhaps nothing arrived, and the wait says nothing about the server */
             kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
         }
         return KVF_WHY_NONE;
@@ -427,6 +433,10 @@ kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_u
         }
         if (why == KVF_WHY_NONE) {
             why = got ? kvfi_conn_in_time(conn, deadline_us) : kvfi_conn_wait(conn, deadline_us);
+        }
+        if (why == KVF_WHY_NONE && !got && kvfi_conn_is_cancelled(conn)) {
+            kvfi_conn_close(conn);
+            why = KVF_WHY_CLOSED;
         }
         if (why != KVF_WHY_NONE) {
             return why;

@@ -59,6 +59,7 @@ typedef struct kvfi_conn {
     bool slow;                    /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
     int low_water;                /* SO_RCVLOWAT now */
     bool roomy;                   /* a larger send buffer was asked for */
+    int64_t patience_us;          /* of the batch that it serves; 0: what stall_ms and the pace say */
     const atomic_bool *cancelled; /* a wait ends early once it is true; NULL: it does not */
     bool asking;                  /* each command is preceded by ASKING: the server is importing the slot of its key */
     bool stalled;                 /* closed because nothing arrived */
@@ -128,6 +129,11 @@ kvf_reason kvfi_conn_recv(kvfi_conn *,
 /* Waits until there is something to read or, if something is to be sent, room for it. Nothing for
  * kvfi_conn_patience_us: KVF_WHY_STALLED. The deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
+static inline bool kvfi_conn_is_cancelled(const kvfi_conn *conn) {
+    return conn->cancelled != NULL && atomic_load_explicit(conn->cancelled, memory_order_relaxed);
+}
+/* The batch allows a silent server less time than the store would: its stalls say nothing about the server. */
+bool kvfi_conn_is_impatient(const kvfi_conn *);
 /* stall_ms, or a multiple of the server's longest recent pause if that is more. */
 int64_t kvfi_conn_patience_us(const kvfi_conn *);
 /* For callers that wait for several connections at once: the server continued after that time. */

@@ -325,7 +325,6 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
     l.item = NULL;
     l.why = KVF_WHY_NONE;
     l.dry = l.named = false;
-    conn->cancelled = feed->cancelled;
     for (;;) {
         ask(&l);
         if (!is_busy(&l)) {
@@ -333,12 +332,10 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
         }
         kvf_reason why = step(&l);
         if (why != KVF_WHY_NONE) {
-            conn->cancelled = NULL;
             abandon(&l, why);
             return false;
         }
     }
-    conn->cancelled = NULL;
     /* Refreshes are sent and not waited for: the next user of the connection skips their replies. */
     conn->owed += l.num;
     if (kvfi_conn_send(conn) == KVF_WHY_NONE && !kvfi_conn_all_sent(conn)) {

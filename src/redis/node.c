@@ -367,22 +367,29 @@ static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
-/* Connects within connect_ms, or by the caller's deadline if that is earlier, and informs the breaker. */
+/* Connects within connect_ms, or by the caller's deadline or within the batch's patience if that is earlier, and informs
+ * the breaker. */
 static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     kvf_error own = {.status = KVF_OK};
     int64_t from_us = kvfi_sys->now_us();
     int64_t own_deadline_us = from_us + (int64_t)node->conf->connect_ms * 1000;
+    bool impatient = conn->patience_us > 0 && conn->patience_us < own_deadline_us - from_us &&
+                     conn->patience_us < deadline_us - from_us;
+    if (impatient) {
+        deadline_us = from_us + conn->patience_us;
+    }
     bool hurried = deadline_us < own_deadline_us;
     kvf_reason why = connect_or_explain(node, conn, &own, err != NULL, hurried ? deadline_us : own_deadline_us);
     bool timed_out = kvfi_sys->now_us() >= (hurried ? deadline_us : own_deadline_us);
-    bool fair = !(hurried && timed_out) || deadline_us - from_us >= FAIR_TRY_US;
-    locked(node, why == KVF_WHY_NONE ? note_success : fair ? note_failure : note_nothing);
+    bool fair = !(hurried && timed_out) || (!impatient && deadline_us - from_us >= FAIR_TRY_US);
+    locked(node, why == KVF_WHY_NONE ? note_success : fair && why != KVF_WHY_CLOSED ? note_failure : note_nothing);
     if (why == KVF_WHY_BUDGET && !hurried) {
         why = conn->stalled ? KVF_WHY_STALLED : KVF_WHY_UNREACHABLE;
     } else if ((why == KVF_WHY_UNREACHABLE || why == KVF_WHY_STALLED) && hurried && timed_out) {
         why = KVF_WHY_BUDGET;
     }
-    if (why != KVF_WHY_NONE) {
+    why = impatient && why == KVF_WHY_BUDGET ? KVF_WHY_STALLED : why;
+    if (why != KVF_WHY_NONE && why != KVF_WHY_CLOSED) { /* closed: the batch was cancelled */
         remember(node, &own, conn->stalled ? KVF_WHY_STALLED : why);
         (void)kvfi_fail(err, own.status, "%s", own.what);
     }
@@ -398,11 +405,11 @@ static unsigned lane_max(const kvfi_node *node) {
 
 /* Takes the memory of a connection from the lane, or the right to make one (NULL). Under the lock, which it releases
  * while it waits. */
-static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed,
+static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, const kvfi_feed *feed, bool must,
                             int64_t deadline_us) {
     while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
         int64_t now = kvfi_sys->now_us();
-        if (now >= deadline_us || (feed != NULL && kvfi_feed_is_dry(feed))) {
+        if (now >= deadline_us || (feed != NULL && (must ? kvfi_feed_is_cancelled(feed) : kvfi_feed_is_dry(feed)))) {
             return KVF_WHY_BUDGET;
         }
         int64_t until_us = feed != NULL && deadline_us - now > RECHECK_US ? now + RECHECK_US : deadline_us;
@@ -415,6 +422,8 @@ static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, c
 
 static void give_slot(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     if (conn != NULL) {
+        conn->cancelled = NULL;
+        conn->patience_us = 0;
         conn->idle_us = kvfi_sys->now_us();
     }
     pthread_mutex_lock(&node->lock);
@@ -473,6 +482,9 @@ static kvf_reason make_fit(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int
         (void)kvfi_fail(err, KVF_MISS, "%s: no connection before the deadline", node->conf->text);
         return KVF_WHY_BUDGET;
     }
+    if (kvfi_conn_is_cancelled(conn)) {
+        return KVF_WHY_CLOSED;
+    }
     pthread_mutex_lock(&node->lock);
     bool may = may_try(&node->breaker, node->conf->connect_ms);
     kvf_error trouble = node->trouble;
@@ -502,11 +514,11 @@ static kvfi_conn *new_conn(const kvfi_node *node, kvfi_lane_kind kind) {
 }
 
 kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi_lane_kind kind, const kvfi_feed *feed,
-                          int64_t deadline_us) {
+                          bool must, int64_t deadline_us) {
     kvfi_conn *conn = NULL;
     *out = NULL;
     pthread_mutex_lock(&node->lock);
-    kvf_reason why = take_slot(node, &node->lanes[kind], &conn, feed, deadline_us);
+    kvf_reason why = take_slot(node, &node->lanes[kind], &conn, feed, must, deadline_us);
     pthread_mutex_unlock(&node->lock);
     if (why != KVF_WHY_NONE) {
         (void)kvfi_fail(err, KVF_MISS, "%s: all connections were in use until the deadline", node->conf->text);
@@ -519,6 +531,8 @@ kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi
         (void)kvfi_fail(err, KVF_NOMEM, "no memory for a connection");
         why = KVF_WHY_NOMEM;
     } else {
+        conn->cancelled = feed != NULL ? feed->cancelled : NULL;
+        conn->patience_us = feed != NULL ? feed->patience_us : 0;
         why = make_fit(node, conn, err, deadline_us);
     }
     if (why != KVF_WHY_NONE) {
@@ -547,7 +561,7 @@ static bool answers_ping(kvfi_conn *conn, int64_t deadline_us) {
 kvf_reason kvfi_node_take_sure(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi_lane_kind kind,
                                int64_t deadline_us) {
     unsigned stalls = 0;
-    kvf_reason why = kvfi_node_take(node, out, err, kind, NULL, deadline_us);
+    kvf_reason why = kvfi_node_take(node, out, err, kind, NULL, true, deadline_us);
     if (why != KVF_WHY_NONE || !(*out)->reused || (*out)->idle_us < SURE_IDLE_US || answers_ping(*out, deadline_us)) {
         return why;
     }
@@ -603,7 +617,7 @@ void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
     if (!kvfi_conn_is_open(conn) && (conn->stalled || conn->broke)) {
         say_that_it_ended(node, conn);
     }
-    if (!kvfi_conn_is_open(conn) && conn->stalled) {
+    if (!kvfi_conn_is_open(conn) && conn->stalled && !kvfi_conn_is_impatient(conn)) {
         /* A hanging server still accepts connections. Each would cost the stall time again. */
         locked(node, note_failure);
     }

@@ -81,10 +81,11 @@ void kvfi_node_trim(kvfi_node *);    /* closes idle connections: they are not ex
 void kvfi_node_renew(kvfi_node *, kvfi_conn *);
 
 /* kvfi_node_take returns a connection that is open, introduced and without outstanding replies. It makes one if there
- * is none, or waits for one until the deadline. With a feed it stops waiting when that is dry. On failure *out is NULL;
+ * is none, or waits for one until the deadline. With a feed it stops waiting when that is cancelled or, unless
+ * `must` is set, dry, and the connection waits as the feed says (patience_us, cancelled). On failure *out is NULL;
  * `err` (or NULL) gets a sentence and, if the operator must change something, KVF_CONFIG. */
 kvf_reason kvfi_node_take(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, const kvfi_feed *feed,
-                          int64_t deadline_us);
+                          bool must, int64_t deadline_us);
 /* The same for callers that can't repeat a request: a connection that was idle has answered a PING. */
 kvf_reason kvfi_node_take_sure(kvfi_node *, kvfi_conn **out, kvf_error *err, kvfi_lane_kind, int64_t deadline_us);
 /* Gives it back, open or closed. */

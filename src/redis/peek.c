@@ -109,7 +109,7 @@ static kvf_reason run(lookup *l, int64_t deadline_us) {
 /* Reads what is not answered yet, on one connection. *again: perhaps only the connection was at fault for its end. */
 static kvf_reason try_once(lookup *l, uint64_t *round_trips, unsigned *stalls, bool *again, int64_t deadline_us) {
     kvfi_node *node = &l->tier->node;
-    kvf_reason why = kvfi_node_take(node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, deadline_us);
+    kvf_reason why = kvfi_node_take(node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, true, deadline_us);
     *again = false;
     if (why != KVF_WHY_NONE) {
         return l->why != KVF_WHY_NONE ? l->why : why; /* of the first connection, if there is no second */
@@ -296,7 +296,7 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
     if (l->node == NULL) {
         return;
     }
-    l->why = kvfi_node_take(l->node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, all->deadline_us);
+    l->why = kvfi_node_take(l->node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, true, all->deadline_us);
     if (l->why == KVF_WHY_NONE) {
         (*round_trips)++;
         l->conn->asking = asking;

@@ -94,8 +94,8 @@ static kvf_reason run_all(run *r) {
         if (r->lane == KVFI_LANE_STORE) {
             kvfi_node_yield(r->node);
         }
-        const kvfi_feed *feed = r->lost.num > 0 ? NULL : r->feed; /* a dry feed is not waited for */
-        kvf_reason why = kvfi_node_take(r->node, &conn, NULL, r->lane, feed, r->feed->deadline_us);
+        bool must = r->lost.num > 0; /* else a dry feed is not waited for */
+        kvf_reason why = kvfi_node_take(r->node, &conn, NULL, r->lane, r->feed, must, r->feed->deadline_us);
         if (why != KVF_WHY_NONE) {
             return why;
         }

@@ -14,7 +14,8 @@
 #include "redis/redis.h"
 #include "store/seal.h"
 
-#define RING 256u
+#define RING            256u
+#define CANCEL_GRACE_US 10000
 
 /* One SET that has been sent, or is being sent. */
 typedef struct request {
@@ -37,7 +38,8 @@ typedef struct saver {
     kvfi_place rest;     /* its next part, from there on */
     kvf_reason why;      /* of the item at the head of the ring */
     bool dry;
-    bool drawn; /* at least one item */
+    bool drawn;        /* at least one item */
+    int64_t cancel_us; /* the batch is cancelled: what is not over by then is dropped */
 } saver;
 
 static request *at(saver *s, unsigned index) {
@@ -260,14 +262,29 @@ static kvf_reason hear(saver *s) {
     }
 }
 
+/* A cancelled batch gives its memory back soon, also when the server is silent: what is nearly over ends, and leaves the
+ * connection in order. */
+static int64_t deadline_of(saver *s) {
+    if (!kvfi_feed_is_cancelled(s->feed)) {
+        return s->feed->deadline_us;
+    }
+    if (s->cancel_us == KVFI_NEVER) {
+        s->cancel_us = kvfi_deadline(CANCEL_GRACE_US);
+    }
+    return s->cancel_us < s->feed->deadline_us ? s->cancel_us : s->feed->deadline_us;
+}
+
 static kvf_reason wait_and_hear(saver *s) {
     bool got = false;
-    kvf_reason why = kvfi_conn_wait(s->conn, s->feed->deadline_us);
+    kvf_reason why = kvfi_conn_wait(s->conn, deadline_of(s));
     if (why == KVF_WHY_NONE && s->conn->readable) {
         why = kvfi_conn_recv(s->conn, &got);
     }
     if (why == KVF_WHY_NONE) {
-        why = kvfi_conn_in_time(s->conn, s->feed->deadline_us);
+        why = kvfi_conn_in_time(s->conn, deadline_of(s));
+    }
+    if (why == KVF_WHY_BUDGET && kvfi_feed_is_cancelled(s->feed)) {
+        why = KVF_WHY_CLOSED;
     }
     return why == KVF_WHY_NONE && got ? hear(s) : why;
 }
@@ -311,6 +328,7 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
     s.item = NULL;
     s.why = KVF_WHY_NONE;
     s.dry = s.drawn = false;
+    s.cancel_us = KVFI_NEVER;
     for (;;) {
         bool offered = offer(&s);
         kvf_reason why = kvfi_conn_send(conn);

@@ -83,7 +83,7 @@ kvf_reason kvfi_redis_refusal(kvfi_feed *feed, const kvfi_item *item, const kvfi
 /* The server is down. Items that the map now gives to another server go there; the rest misses. */
 static void give_up(group *g, kvf_reason why) {
     kvfi_topology *t = g->flight->tier->topology;
-    if (why != KVF_WHY_BUDGET && why != KVF_WHY_NOMEM && why != KVF_WHY_FULL) {
+    if (why != KVF_WHY_BUDGET && why != KVF_WHY_NOMEM && why != KVF_WHY_FULL && why != KVF_WHY_CLOSED) {
         kvfi_topology_refresh(t, g->feed.deadline_us);
     }
     for (kvfi_item *item = kvfi_feed_draw(&g->feed); item != NULL; item = kvfi_feed_draw(&g->feed)) {

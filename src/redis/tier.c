@@ -93,7 +93,7 @@ static kvf_status try_server(kvfi_redis *tier, kvf_error *err) {
     kvf_error own = {.status = KVF_OK};
     kvfi_conn *conn = NULL;
     int64_t deadline_us = kvfi_deadline((int64_t)tier->conf.connect_ms * 1000);
-    kvf_reason why = kvfi_node_take(&tier->node, &conn, &own, KVFI_LANE_LOOKUP, NULL, deadline_us);
+    kvf_reason why = kvfi_node_take(&tier->node, &conn, &own, KVFI_LANE_LOOKUP, NULL, true, deadline_us);
     if (why == KVF_WHY_NONE) {
         kvfi_node_give(&tier->node, KVFI_LANE_LOOKUP, conn);
         return KVF_OK;

@@ -90,11 +90,12 @@ typedef struct kvfi_feed {
     void (*release)(kvfi_item *); /* called when the item is complete, before its status is written; NULL = never */
     /* Once it is true nothing more is handed out, and items far from complete are dropped; NULL = never */
     const atomic_bool *cancelled;
-    kvfi_watch *watch; /* NULL = nobody watches */
-    kvfi_meter *meter; /* of the tier; NULL for a put */
-    bool last;         /* what is missing here is missing in all tiers */
-    bool once_more;    /* missing items are requested in another way afterwards, so they do not count as misses yet */
-    bool stays;        /* items from a slower tier are not copied to faster ones */
+    int64_t patience_us; /* how long a silent server is waited for; 0 = as the tier is set */
+    kvfi_watch *watch;   /* NULL = nobody watches */
+    kvfi_meter *meter;   /* of the tier; NULL for a put */
+    bool last;           /* what is missing here is missing in all tiers */
+    bool once_more;      /* missing items are requested in another way afterwards, so they do not count as misses yet */
+    bool stays;          /* items from a slower tier are not copied to faster ones */
     /* For a tier of several servers: this feed is a part of `whole`, the items of one server. NULL in all three for a
      * whole feed. */
     const uint32_t *order;   /* numbers of its items, ascending */

@@ -162,7 +162,8 @@ static kvf_store *open_world(uint64_t *random, int world) {
 
 static void save(kvf_space *space) {
     kvft_prompt *p = kvft_prompt_new(space, HOSTILE_SEED, HOSTILE_BLOCKS, PAYLOAD_BYTES);
-    (void)kvfi_save_through(space, p->blocks, HOSTILE_BLOCKS, NULL, 0, kvfi_deadline((int64_t)ANSWER_MS * 1000), NULL);
+    (void)kvfi_save_through(space, p->blocks, HOSTILE_BLOCKS, NULL, 0, kvfi_deadline((int64_t)ANSWER_MS * 1000), 0,
+                            NULL);
     kvft_prompt_free(p);
 }
 

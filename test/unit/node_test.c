@@ -77,7 +77,7 @@ static void expect_states(kvfi_breaker_state connections, kvfi_breaker_state sav
 
 static kvf_reason take(void) {
     kvfi_conn *conn = NULL;
-    kvf_reason why = kvfi_node_take(&node, &conn, NULL, KVFI_LANE_LOAD, NULL, now + 10000000);
+    kvf_reason why = kvfi_node_take(&node, &conn, NULL, KVFI_LANE_LOAD, NULL, true, now + 10000000);
     assert_null(conn);
     return why;
 }
@@ -175,7 +175,7 @@ static bool is_used_after(int64_t idle_us) {
     kvfi_lane *lane = &node.lanes[KVFI_LANE_LOAD];
     lane->idle[lane->num_idle++] = conn;
     now += idle_us;
-    bool used = kvfi_node_take(&node, &taken, &err, KVFI_LANE_LOAD, NULL, now + 1000000) == KVF_WHY_NONE;
+    bool used = kvfi_node_take(&node, &taken, &err, KVFI_LANE_LOAD, NULL, true, now + 1000000) == KVF_WHY_NONE;
     if (used) {
         assert_ptr_equal(taken, conn);
         kvfi_conn_close(conn);

@@ -51,7 +51,8 @@ static size_t load(kvf_space *space, kvft_prompt *p, uint64_t content, uint32_t 
 static size_t save(kvf_space *space, kvft_prompt *p, uint64_t content, int64_t budget_ms) {
     kvft_prompt_fill(p, content);
     int64_t from_us = kvfi_sys->now_us();
-    size_t saved = kvfi_save_through(space, p->blocks, p->num_blocks, NULL, 0, kvfi_deadline(budget_ms * 1000), NULL);
+    size_t saved =
+        kvfi_save_through(space, p->blocks, p->num_blocks, NULL, 0, kvfi_deadline(budget_ms * 1000), 0, NULL);
     check_time(from_us, budget_ms * 1000, "a save");
     return saved;
 }

@@ -127,9 +127,12 @@ static void *work(void *arg) {
 static size_t hammer(const char *url) {
     kvf_store *store = kvft_store(url);
     kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *first = kvft_prompt_new(space, 0, BLOCKS, 5000); /* a hit whatever writers get done meanwhile */
     worker workers[THREADS];
     pthread_t threads[THREADS];
     size_t hits = 0;
+    kvft_save_all(space, store, first);
+    kvft_prompt_free(first);
     for (size_t i = 0; i < THREADS; i++) {
         workers[i] = (worker){.store = store, .space = space, .seed = i + 1};
         pthread_create(&threads[i], NULL, work, &workers[i]);

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Batches of a queue on a server that is stopped: a cancelled save gives its memory back while the server is still
+ * stopped, and each batch waits for a silent server as long as it says.
+ */
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "support/kit.h"
+#include "support/server.h"
+
+#define BLOCKS  4u
+#define WAIT_MS 20000 /* far below every other time that could end a batch */
+
+static kvft_server *server;
+static kvf_store *store;
+static kvf_space *space;
+static kvf_queue *queue;
+
+static void open_on(const char *base, const char *secret) {
+    char url[300];
+    snprintf(url, sizeof url, "%s?stall_ms=600000&connect_ms=600000", base);
+    store = kvft_store(url);
+    space = kvft_sealed_space(store, "m", 16, secret);
+    assert_int_equal(kvf_queue_open(&queue, NULL, store, 4), KVF_OK);
+}
+
+static void close_all(void) {
+    kvf_queue_close(queue);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    server = kvft_server_start(NULL);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    if (server != NULL) {
+        kvft_server_stop(server);
+    }
+    return 0;
+}
+
+static kvf_batch batch_of(kvf_op op, kvft_prompt *prompt, uint32_t flags) {
+    return (kvf_batch){.struct_size = sizeof(kvf_batch),
+                       .op = op,
+                       .space = space,
+                       .blocks = prompt->blocks,
+                       .num = BLOCKS,
+                       .budget_us = KVF_MS(600000),
+                       .flags = flags};
+}
+
+static uint64_t submit(const kvf_batch *batch) {
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_submit(queue, &ticket, batch), KVF_OK);
+    return ticket;
+}
+
+static kvf_completion next_completion(void) {
+    kvf_completion done;
+    struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    while (kvf_reap(queue, &done, 1) == 0) {
+        if (poll(&fd, 1, WAIT_MS) == 0) {
+            kvft_server_signal(server, SIGCONT);
+            fail_msg("no completion while the server is stopped");
+        }
+    }
+    return done;
+}
+
+/* A save that the server is not going to take, cancelled in the middle; then the server goes on, and so do saves. */
+static void cancel_one(size_t payload, uint32_t flags, bool connected) {
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, payload), *other = kvft_prompt_new(space, 2, 1, 100);
+    kvf_batch batch = batch_of(KVF_OP_SAVE, prompt, flags);
+    if (connected) {
+        kvf_batch first = batch_of(KVF_OP_SAVE, other, 0);
+        first.num = 1;
+        (void)submit(&first);
+        assert_int_equal(next_completion().num_ok, 1);
+    }
+    kvft_server_signal(server, SIGSTOP);
+    uint64_t ticket = submit(&batch);
+    kvft_nap_ms(60); /* it has come as far as it comes, or it has not: both must end */
+    double begin = kvft_now_ms();
+    kvf_cancel(queue, ticket);
+    kvf_completion done = next_completion();
+    print_message("payload %zu, flags %u: the memory was back after %.0f ms\n", payload, flags, kvft_now_ms() - begin);
+    assert_int_equal(done.ticket, ticket);
+    assert_int_equal(done.num_ok, 0);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(prompt->blocks[i].status, KVF_MISS);
+    }
+    kvft_server_signal(server, SIGCONT);
+    batch.flags = 0;
+    (void)submit(&batch);
+    assert_int_equal(next_completion().num_ok, BLOCKS);
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(WAIT_MS)), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(prompt, 1, BLOCKS), 0);
+    kvft_prompt_free(prompt);
+    kvft_prompt_free(other);
+}
+
+/* Small values are in the socket and wait for their answers; large ones fill it. */
+static void cancel_on(const char *base, uint32_t flags, const char *secret, bool connected) {
+    static const size_t payloads[] = {100, (size_t)200 << 10, (size_t)8 << 20};
+    for (size_t i = 0; i < sizeof payloads / sizeof *payloads; i++) {
+        open_on(base, secret);
+        cancel_one(payloads[i], flags, connected);
+        close_all();
+        (void)kvft_server_say(server, "FLUSHALL");
+    }
+}
+
+static void test_a_cancelled_save_gives_its_memory_back(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    cancel_on(server->unix_url, 0, NULL, true);
+    cancel_on(server->unix_url, KVF_MAY_LEND, NULL, true);
+    cancel_on(server->tcp_url, 0, NULL, true);
+    cancel_on(server->tcp_url, KVF_MAY_LEND, NULL, true);
+}
+
+static void test_also_one_that_is_sealed_first(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    cancel_on(server->unix_url, 0, "0123456789abcdef0123456789abcdef", true);
+    cancel_on(server->tcp_url, 0, "0123456789abcdef0123456789abcdef", true);
+}
+
+static void test_also_one_that_has_no_connection_yet(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    cancel_on(server->unix_url, 0, NULL, false);
+    cancel_on(server->tcp_url, 0, NULL, false);
+}
+
+/* ---- patience */
+
+static void check_stalled(const kvft_prompt *prompt) {
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(prompt->blocks[i].status, KVF_MISS);
+        if (prompt->blocks[i].why != KVF_WHY_STALLED) {
+            fail_msg("block %zu is %s", i, kvf_reason_name(prompt->blocks[i].why));
+        }
+    }
+}
+
+/* Two batches at once: the impatient one ends first, and the other still waits for the server, which then goes on. */
+static void wait_for_silent(const char *base, kvf_op op) {
+    open_on(base, NULL);
+    kvft_prompt *brief = kvft_prompt_new(space, 3, BLOCKS, 100000),
+                *lasting = kvft_prompt_new(space, 4, BLOCKS, 100000);
+    kvf_batch a = batch_of(op, brief, 0), b = batch_of(op, lasting, 0);
+    a.user = 1;
+    b.user = 2;
+    a.patience_us = KVF_MS(100);
+    b.patience_us = KVF_MS(300000);
+    if (op == KVF_OP_LOAD) {
+        kvft_save_all(space, store, brief);
+        kvft_save_all(space, store, lasting);
+    }
+    kvft_server_signal(server, SIGSTOP);
+    (void)submit(&b);
+    (void)submit(&a);
+    kvf_completion done = next_completion();
+    assert_int_equal(done.user, 1);
+    assert_int_equal(done.num_ok, 0);
+    if (op == KVF_OP_SAVE) {
+        check_stalled(brief);
+    } else {
+        assert_int_equal(brief->blocks[0].why, KVF_WHY_STALLED); /* the others are behind a gap */
+    }
+    kvf_completion none;
+    assert_int_equal(kvf_reap(queue, &none, 1), 0);
+    /* A stall that only the batch has called one does not count against the server: it is asked again. */
+    (void)submit(&a);
+    assert_int_equal(next_completion().user, 1);
+    assert_int_equal(brief->blocks[0].why, KVF_WHY_STALLED);
+    kvft_server_signal(server, SIGCONT);
+    done = next_completion();
+    assert_int_equal(done.user, 2);
+    assert_int_equal(done.num_ok, BLOCKS);
+    kvft_prompt_free(brief);
+    kvft_prompt_free(lasting);
+    close_all();
+    (void)kvft_server_say(server, "FLUSHALL");
+}
+
+static void test_each_batch_has_patience_of_its_own(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    wait_for_silent(server->unix_url, KVF_OP_SAVE);
+    wait_for_silent(server->tcp_url, KVF_OP_SAVE);
+    wait_for_silent(server->unix_url, KVF_OP_LOAD);
+    wait_for_silent(server->tcp_url, KVF_OP_LOAD);
+}
+
+static void test_patience_is_a_time(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    open_on(server->unix_url, NULL);
+    kvft_prompt *prompt = kvft_prompt_new(space, 3, BLOCKS, 100);
+    kvf_batch batch = batch_of(KVF_OP_SAVE, prompt, 0);
+    uint64_t ticket = 0;
+    batch.patience_us = -1;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_LIMIT);
+    batch.patience_us = INT64_MAX;
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_LIMIT);
+    kvft_prompt_free(prompt);
+    close_all();
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {TEST(test_a_cancelled_save_gives_its_memory_back),
+                                       TEST(test_also_one_that_is_sealed_first),
+                                       TEST(test_also_one_that_has_no_connection_yet),
+                                       TEST(test_each_batch_has_patience_of_its_own), TEST(test_patience_is_a_time)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
