@@ -9,9 +9,8 @@
 static const char help[] =
     "usage: kvferry clear SPACE | --session ID | --all [--yes] [options]\n"
     "\n"
-    "Removes all blocks of a space (the first digits of it are enough), one session, or all "
-    "blocks and sessions. Nothing\n"
-    "else in the folder or server is touched.\n"
+    "Removes all blocks of a space (the first digits of it are enough), one session, or all blocks and\n"
+    "sessions. Nothing else in the folder or server is touched.\n"
     "\n"
     "Options:\n"
     "      --session ID  remove this session (of kvf_session_save; a conversation of `kvferry run\n"

@@ -318,7 +318,7 @@ static int check_reachable(kvf_store *store, uint32_t tier) {
     if (kvf_doctor(store, NULL, diagnose, &d) == KVF_OK && d.found) {
         kvfcli_say("%s", d.text); /* what was found names the store */
     } else {
-        kvfcli_say("%s: no answer; `kvferry doctor` tells more", info.url);
+        kvfcli_say("%s: no answer; `kvferry doctor` explains more", info.url);
     }
     return KVFCLI_CONFIG;
 }

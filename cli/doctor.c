@@ -4,16 +4,15 @@
  */
 #include "cli.h"
 
-static const char help[] = "usage: kvferry doctor [options]\n"
-                           "\n"
-                           "Examines every tier of a store: can it be reached, may it be written to, will its settings "
-                           "lose or slow down what is\n"
-                           "kept there. Says for each finding what mends it, often with a command to type.\n"
-                           "\n"
-                           "Options:\n" KVFCLI_COMMON_HELP "\n"
-                           "Exit codes: 0 when all is fine or only notes were made; 1 when there is a warning or "
-                           "worse; 3 when the URL itself\n"
-                           "is wrong.\n";
+static const char help[] =
+    "usage: kvferry doctor [options]\n"
+    "\n"
+    "Examines every tier of a store: can it be reached and written to, and do its settings lose or slow\n"
+    "down what is stored. Every finding comes with a fix, often a command to type.\n"
+    "\n"
+    "Options:\n" KVFCLI_COMMON_HELP "\n"
+    "Exit codes: 0 when everything is fine or there are only notes; 1 when there is a warning or worse;\n"
+    "3 when the URL itself is wrong.\n";
 
 static const char *const severity_names[] = {"fine", "note", "warning", "fatal"};
 

@@ -18,32 +18,29 @@
 static const char help[] =
     "usage: kvferry exec [options] -- PROGRAM [argument]...\n"
     "\n"
-    "Starts a program that links llama.cpp's libllama dynamically, such as llama-server, with the store in front of it: "
-    "what is\n"
-    "stored of a prompt is loaded instead of computed, and new blocks are stored while the program goes on. The "
-    "program itself\n"
-    "is not changed, and whatever kvferry can't follow (images, context shifts, embeddings) is computed as ever.\n"
+    "Starts a program that links llama.cpp's libllama dynamically, such as llama-server, with the\n"
+    "store: what is stored of a prompt is loaded instead of computed, and new blocks are saved while\n"
+    "the program continues. The program itself is not changed, and whatever kvferry can't follow\n"
+    "(images, context shifts, embeddings) is computed as usual.\n"
     "\n"
     "  kvferry exec -- llama-server -m model.gguf                             # blocks in ~/.cache/kvferry/store\n"
     "  kvferry exec --store redis://localhost -- llama-server -m model.gguf   # shared by all servers of this model\n"
-    "  kvferry exec --stats /run/kvferry.json -- llama-server -m model.gguf   # counters, as JSON, at most once a "
-    "second\n"
+    "  kvferry exec --stats /run/kvferry.json -- llama-server -m model.gguf   # counters, as JSON\n"
     "\n"
     "The program's stderr gets a line for each prompt, such as\n"
-    "  kvferry: sequence 0: 3968 of 3997 tokens loaded from file:/var/cache/kvf in 35 ms, 0 resident, 0 copied, 29 "
-    "computed ...\n"
-    "With several slots that are not unified, add --kv-unified to llama-server's own options. docs/llama-server.md "
-    "tells all.\n"
+    "  kvferry: sequence 0: 3968 of 3997 tokens loaded from file:/var/cache/kvf in 35 ms, 0 resident ...\n"
+    "With several slots that are not unified, add --kv-unified to llama-server's own options.\n"
+    "docs/llama-server.md has more.\n"
     "\n"
     "Options:\n"
     "      --stats FILE        write counters to this file, as JSON\n"
     "      --quiet             no lines on stderr\n"
-    "      --budget-ms N       most time for the lookup and load of one batch (default 10000)\n"
+    "      --budget-ms N       longest time for the lookup and load of one batch (default 10000)\n"
     "      --block-tokens N    tokens of a block, a power of two from 64 on (default: near 1 MiB a record)\n"
-    "      --tenant NAME       blocks of their own for this name\n"
-    "      --portable          share blocks across kinds of CPU and GPU (the answer may differ in its last bits)\n" KVFCLI_STORE_HELP
+    "      --tenant NAME       separate blocks for this name\n"
+    "      --portable          share blocks between kinds of CPU and GPU (last bits may differ)\n" KVFCLI_STORE_HELP
         KVFCLI_ASIDE_HELP "\n"
-    "Exit codes: the program's own; 2 usage, 3 a store URL or secret file, 4 a program that can't be helped, 5 I/O.\n";
+    "Exit codes: the program's own; 2 usage, 3 a store URL or secret file, 4 an unsuitable program, 5 I/O.\n";
 
 enum { OPT_STATS = KVFCLI_OPT_OWN, OPT_QUIET, OPT_BUDGET, OPT_BLOCK, OPT_TENANT, OPT_PORTABLE };
 
@@ -59,7 +56,7 @@ static int take(void *ctx, int opt, const char *value) {
         char *end = NULL;
         unsigned long number = strtoul(value, &end, 10);
         if (*end != '\0' || value[0] < '0' || value[0] > '9' || number > 3600000) {
-            return kvfcli_usage(common, "\"%s\" is not a number that fits there", value);
+            return kvfcli_usage(common, "\"%s\" is not a number in the valid range", value);
         }
         if (opt == OPT_BLOCK && (number < 64 || number > 4096 || (number & (number - 1)) != 0)) {
             return kvfcli_usage(common, "--block-tokens must be a power of two from 64 to 4096, not %s", value);
@@ -160,18 +157,17 @@ static int check_program(char path[4096], const char *name) {
     case SCRIPT: /* its child processes inherit the shim */
         return KVFCLI_FINE;
     case STATIC:
-        kvfcli_say("%s is statically linked, so nothing can stand in front of its llama.cpp; build llama.cpp with "
-                   "-DBUILD_SHARED_LIBS=ON",
-                   path);
+        kvfcli_say(
+            "%s is statically linked, so its llama.cpp can't be replaced; build llama.cpp with -DBUILD_SHARED_LIBS=ON",
+            path);
         return KVFCLI_INPUT;
     case DYNAMIC:
         if (links_llama(path)) {
             return KVFCLI_FINE;
         }
-        kvfcli_say(
-            "%s does not link libllama.so: either it does not use llama.cpp, or has it built in, or loads it later; "
-            "build llama.cpp with -DBUILD_SHARED_LIBS=ON",
-            path);
+        kvfcli_say("%s does not link libllama.so: it does not use llama.cpp, has it built in, or loads it later; build "
+                   "llama.cpp with -DBUILD_SHARED_LIBS=ON",
+                   path);
         return KVFCLI_INPUT;
     case FOREIGN:
         break;
@@ -250,7 +246,7 @@ static int start(const kvfcli_common *common, char **argv) {
         return code;
     }
     if (!find_shim(shim)) {
-        kvfcli_say("%s is not where this program is, nor in its library folder: is kvferry installed with llama.cpp?",
+        kvfcli_say("%s is neither beside this program nor in its library folder: is kvferry installed with llama.cpp?",
                    SHIM);
         return KVFCLI_CONFIG;
     }
@@ -275,13 +271,13 @@ int kvfcli_exec(int argc, char **argv) {
                                             {0}};
     kvfcli_common common = {.help = help, .verb = argv[0]};
     if (argc > 2 && argv[1][0] != '-' && strcmp(argv[2], "--") != 0) {
-        return kvfcli_usage(&common, "put -- in front of the program: kvferry exec -- %s ...", argv[1]);
+        return kvfcli_usage(&common, "put -- before the program: kvferry exec -- %s ...", argv[1]);
     }
     int code = kvfcli_parse(&common, argc, argv, options, "", take, &common);
     if (code < 0) {
         code = optind < argc
                    ? start(&common, argv + optind)
-                   : kvfcli_usage(&common, "name a program, behind \"--\": kvferry exec -- llama-server -m model.gguf");
+                   : kvfcli_usage(&common, "name a program after \"--\": kvferry exec -- llama-server -m model.gguf");
     }
     kvfcli_common_cleanup(&common);
     return code;

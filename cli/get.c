@@ -13,12 +13,12 @@ static const char help[] =
     "usage: kvferry get KEY [--space SPACE] [-o FILE] [options]\n"
     "       kvferry get --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [-o FILE] [options]\n"
     "\n"
-    "Writes the payload of one record to FILE or stdout, after it was read whole and verified;\n"
-    "nothing is written otherwise. KEY is what kvferry ls SPACE prints; the first digits are enough.\n"
-    "With fields and tokens the block is looked up and loaded as an engine does it.\n"
+    "Reads one record, verifies it, and writes its payload to FILE or stdout. Writes nothing\n"
+    "if the record is not whole. KEY is what kvferry ls SPACE prints; the first digits are enough.\n"
+    "With fields and tokens it looks the block up and loads it as an engine does.\n"
     "\n"
     "Options:\n"
-    "  -o, --output FILE        where the payload goes\n"
+    "  -o, --output FILE        the destination of the payload\n"
     "      --space SPACE        KEY is a block of this space\n" KVFCLI_ADDRESS_HELP KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0; 1 when it is not there or damaged; 5 when FILE can't be written.\n";
 

@@ -12,12 +12,11 @@ static const char help[] =
     "usage: kvferry inspect NAME [-m MODEL] [options]\n"
     "       kvferry inspect --session ID [options]\n"
     "\n"
-    "Shows all that is known of one thing in a store. NAME is a space or the key of a block, as "
-    "kvferry ls prints them;\n"
-    "the first digits are enough. A block is read whole and verified.\n"
+    "Shows everything known about one thing in a store. NAME is a space or the key of a block, as\n"
+    "kvferry ls prints them; the first digits are enough. A block is read whole and verified.\n"
     "\n"
     "Options:\n"
-    "  -m, --model MODEL  a GGUF file: shows the text of the block's tokens, too\n"
+    "  -m, --model MODEL  a GGUF file: also shows the text of the block's tokens\n"
     "      --space SPACE  NAME is a block of this space\n"
     "      --session ID   the session of this id (of kvf_session_save; a conversation of `kvferry run\n"
     "                     --session` is forgotten by `kvferry run --session ID --restart`)\n"
@@ -151,7 +150,7 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
         printf("%-9s yes, and opened with the secret that was given\n", "sealed");
     }
     if (b->num_tokens == 0) {
-        printf("%-9s not in the record (the engine names its blocks by hashes of its own)\n", "tokens");
+        printf("%-9s not in the record (the engine uses its own block hashes)\n", "tokens");
         return;
     }
     printf("%-9s %u to %u of the prompt\n", "tokens", b->first_token, b->first_token + b->num_tokens - 1);

@@ -17,7 +17,7 @@ typedef struct verb {
 int kvfcli_run(int argc, char **argv) {
     (void)argc;
     (void)argv;
-    kvfcli_say("this kvferry was built without llama.cpp, so it has no `run`; `make build` builds one that has");
+    kvfcli_say("this kvferry was built without llama.cpp, so it has no `run`; `make build` builds one with it");
     return KVFCLI_CONFIG;
 }
 
@@ -27,16 +27,16 @@ int kvfcli_explain(int argc, char **argv) {
 #endif
 
 static const verb verbs[] = {
-    {"run", kvfcli_run, "answer a prompt with a GGUF model; what is stored of it is not computed again"},
-    {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store in front of it"},
+    {"run", kvfcli_run, "answer a prompt with a GGUF model, and load what is stored of it"},
+    {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store"},
     {"explain", kvfcli_explain, "say what of a prompt is stored, and why the rest is not"},
     {"ls", kvfcli_ls, "list spaces, blocks and sessions"},
     {"inspect", kvfcli_inspect, "show one space, block or session"},
     {"get", kvfcli_get, "read one record, verified"},
     {"put", kvfcli_put, "write one record"},
-    {"verify", kvfcli_verify, "check every record of a store, byte by byte"},
+    {"verify", kvfcli_verify, "verify every record of a store, byte by byte"},
     {"clear", kvfcli_clear, "remove a space, a session or all"},
-    {"doctor", kvfcli_doctor, "what is wrong with a store, and how to mend it"},
+    {"doctor", kvfcli_doctor, "what is wrong with a store, and how to fix it"},
     {"stat", kvfcli_stat, "how much a store holds"},
 };
 #define NUM_VERBS (sizeof verbs / sizeof *verbs)
@@ -46,12 +46,12 @@ static const char introduction[] =
     "computed once.\n"
     "\n"
     "Quick start:\n"
-    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and stores it\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and saves it\n"
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the answer begins at once\n"
     "  kvferry exec -- llama-server -m model.gguf                           # the same for an unmodified llama-server\n"
     "  kvferry ls                                                           # what is stored\n"
     "  export KVFERRY_STORE=redis://localhost                               # the same for all machines\n"
-    "  kvferry doctor                                                       # is that server set up well?\n"
+    "  kvferry doctor                                                       # is that server configured well?\n"
     "\n"
     "Verbs:\n";
 

@@ -13,8 +13,8 @@
 static const char help[] =
     "usage: kvferry put --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [FILE] [options]\n"
     "\n"
-    "Writes one record to every tier of the store. Its payload is FILE, or what comes from stdin. For\n"
-    "trying things out, for tests, and for moving records between stores.\n"
+    "Writes one record to every tier of the store. Its payload is FILE or stdin. For experiments,\n"
+    "tests, and moving records between stores.\n"
     "\n"
     "Options:\n" KVFCLI_ADDRESS_HELP KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0; 4 when the fields, the tokens or FILE can't be used; 5 when it was not stored.\n";
@@ -106,7 +106,7 @@ static int write_record(request *r, kvf_store *store) {
         return kvfcli_exit_of(status);
     }
     if (block->status != KVF_OK) {
-        kvfcli_say("not stored: %s; kvferry doctor may tell more", kvf_reason_name(block->why));
+        kvfcli_say("not stored: %s; kvferry doctor may explain more", kvf_reason_name(block->why));
         return KVFCLI_IO;
     }
     return KVFCLI_FINE;

@@ -13,28 +13,28 @@ static const char help[] =
     "usage: kvferry run -m MODEL [-f FILE] [-p TEXT] [--session ID] [-n N] [options]\n"
     "\n"
     "Answers a prompt with a model (a GGUF file, by llama.cpp). The KV cache of the prompt is kept in\n"
-    "the store block by block, so another run, process or machine that gets the same beginning loads\n"
-    "it in place of computing it. The answer is the same.\n"
+    "the store block by block, so another run, process or machine with the same beginning loads it\n"
+    "instead of computing it. The answer is the same.\n"
     "\n"
     "  kvferry run -m model.gguf -p \"Why is the sky blue?\"\n"
-    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"    computes the document, and stores it\n"
+    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"    computes the document, and saves it\n"
     "  kvferry run -m model.gguf -f document.txt -p \"Who wrote it?\"        another question: the document is loaded\n"
     "  kvferry run -m model.gguf --session tea -p \"I like tea.\"            a conversation ...\n"
     "  kvferry run -m model.gguf --session tea -p \"What do I like?\"        ... and its next turn, from any process\n"
-    "  kvferry run -m model.gguf -f document.txt -n 0                      only computes and stores\n"
+    "  kvferry run -m model.gguf -f document.txt -n 0                      only computes and saves\n"
     "  cat mail | kvferry run -m model.gguf -f - -p \"Summarize this.\" --store redis://cache.local\n"
     "\n"
     "Prompt:\n"
     "  -m, --model MODEL      the model; of a split one its first file\n"
-    "  -f, --file FILE        a document, put in front of the question (-: stdin)\n"
+    "  -f, --file FILE        a document, which precedes the question (-: stdin)\n"
     "  -p, --prompt TEXT      the question\n"
-    "      --session ID       go on with the conversation of this id, or begin it; it is kept in the\n"
+    "      --session ID       continue the conversation of this id, or begin it; it is kept in the\n"
     "                         store\n"
-    "      --restart          forget what the session has so far\n"
-    "      --raw              no chat template: the text goes in as it is\n"
+    "      --restart          forget the session so far\n"
+    "      --raw              no chat template: use the text as it is\n"
     "\n"
     "Answer:\n"
-    "  -n, --num-tokens N     at most so many tokens (256)\n"
+    "  -n, --num-tokens N     at most this many tokens (256)\n"
     "      --temp T           temperature (0: always the likeliest token)\n"
     "      --seed S           of the random choice with --temp\n"
     "      --quiet            only the answer; no progress, no report\n"
@@ -48,35 +48,38 @@ static const char help[] =
     "      --flash-attn WHEN  on, off or auto (auto)\n"
     "\n"
     "Store:\n"
-    "      --no-store         neither load nor store\n"
+    "      --no-store         neither load nor save\n"
     "      --portable         share blocks with other CPUs, GPUs and builds, whose numbers differ in\n"
     "                         the last bits\n"
     "      --budget-ms N      what is not loaded after this time is computed (10000)\n" KVFCLI_COMMON_HELP "\n"
     "The answer goes to stdout, progress and a report of what was loaded to stderr. Time to the first\n"
-    "token counts from the text of the prompt on, with the model loaded and its context made. A store\n"
-    "that does not answer is no error: everything is computed then (but a session can't go on without\n"
-    "it). Ctrl-C stops, and keeps the blocks that are whole.\n"
-    "Exit codes: 0; 2 wrong usage; 3 what only you can mend of the store (a wrong URL, password, database\n"
-    "or secret file, a path that is no folder), or no store for a session; 4 a model, file or prompt that\n"
+    "token counts from the text of the prompt on; the model is already loaded. If the\n"
+    "store does not answer, everything is computed (only a session can't continue without it). Ctrl-C\n"
+    "stops, and keeps whole blocks.\n"
+    "Exit codes: 0; 2 wrong usage; 3 the store needs your attention (wrong URL, password, database or\n"
+    "secret file, a path that is not a folder), or a session has no store; 4 a model, file or prompt that\n"
     "can't be used; 5 the answer could not be computed or printed, or the session not stored; 130\n"
     "interrupted.\n";
 
 static const char explain_help[] =
     "usage: kvferry explain -m MODEL [-f FILE] [-p TEXT] [options of kvferry run]\n"
     "\n"
-    "Says what of a prompt is stored, and why the rest is not: the first token that differs from what is stored, and both texts; another\n"
-    "chat template; another space (KV type, flash attention, build, rope ...) that has the same beginning; blocks that were evicted or have\n"
-    "expired. Give it the same options as the run that surprised you. Computes a few tokens only, to know the space; reads the headers of all\n"
-    "records of the store, so it takes a while on a large one.\n"
+    "Says what of a prompt is stored, and why the rest is not: the first token that differs from what\n"
+    "is stored, and both texts; another chat template; another space (KV type, flash attention, build,\n"
+    "rope ...) that has the same beginning; blocks that were evicted or have expired. Use the same\n"
+    "options as for the run in question. Computes only a few tokens, to find the space; reads the\n"
+    "headers of all records of the store, so it takes a while on a large one.\n"
     "\n"
     "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n"
     "\n"
     "  -m, --model MODEL      as for kvferry run, and so are:\n"
     "  -f, -p, --session, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP
     "\n"
-    "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a part of this one), other-template, evicted,\n"
-    "other-space, absent, or what the store says (unreachable, budget ...).\n"
-    "Exit codes: 0; 2 wrong usage; 3 a store that can't be reached; 4 a model or prompt that can't be used, or of which nothing can be stored.\n";
+    "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a\n"
+    "part of this one), other-template, evicted, other-space, absent, or the reason of the store\n"
+    "(unreachable, budget ...).\n"
+    "Exit codes: 0; 2 wrong usage; 3 a store that can't be reached; 4 a model or prompt that can't be\n"
+    "used, or of which nothing can be saved.\n";
 
 enum {
     OPT_SESSION = KVFCLI_OPT_OWN,
@@ -179,8 +182,7 @@ static int take_text(kvfcli_run_options *options, int opt, const char *value) {
                         : opt == 'p' ? &options->prompt
                                      : &options->session;
     if (*into != NULL) {
-        kvfcli_say("\"%s\" comes on top of \"%s\": model, file, question and session can be given only once", value,
-                   *into);
+        kvfcli_say("\"%s\" in addition to \"%s\": give model, file, question and session only once", value, *into);
         return KVFCLI_USAGE;
     }
     *into = value;
@@ -219,7 +221,7 @@ static int take(void *ctx, int opt, const char *value) {
 
 static int check(const kvfcli_run_options *options, const kvfcli_common *common, int num_left, char **left) {
     if (num_left > 0) {
-        return kvfcli_usage(common, "\"%s\" is too much: text goes behind -p or into a file behind -f", left[0]);
+        return kvfcli_usage(common, "\"%s\" is unexpected: give text with -p TEXT or in a file with -f FILE", left[0]);
     }
     if (options->model == NULL) {
         return kvfcli_usage(common, "which model? -m FILE.gguf");

@@ -332,7 +332,8 @@ static void print_difference(const explanation *e) {
     char *ours = our_text(e), *theirs = text_of(e, e->theirs, e->num_theirs);
     if (e->ends) {
         printf(
-            "the longest stored prompt that shares this ends at token %zu: nothing behind it was computed with the store\n",
+            "the longest stored prompt with this beginning ends at token %zu: nothing after it was computed with the "
+            "store\n",
             e->differs_at);
     } else {
         printf("token %zu is the first that differs from the stored prompt that shares the most:\n", e->differs_at);
@@ -383,22 +384,23 @@ static void print(const explanation *e) {
     }
     printf("\nanswer: %s\n", code);
     if (strcmp(code, "stored") == 0) {
-        printf(
-            "all whole blocks are there: a run loads them, where that is sooner than computing them (`kvferry run --json` says which)\n");
+        printf("all whole blocks are stored: a run loads them if that is faster than computing them (`kvferry run "
+               "--json` says which)\n");
     } else if (strcmp(code, "other-template") == 0) {
         printf("%s chat template %zu blocks would match: the stored prompt was made that way\n",
                e->run->options.raw ? "with a" : "without a (--raw)", e->other_template);
     } else if (strcmp(code, "evicted") == 0) {
-        printf("block %zu (token %zu) is gone, though %zu later ones of this prompt are there: evicted, or expired\n",
-               e->matched, e->matched * e->block_tokens, e->later);
+        printf(
+            "block %zu (token %zu) is missing, although %zu later ones of this prompt are stored: evicted or expired\n",
+            e->matched, e->matched * e->block_tokens, e->later);
     } else if (strcmp(code, "differs") == 0 || strcmp(code, "ends") == 0) {
         print_difference(e);
     } else if (strcmp(code, "absent") == 0) {
-        printf(
-            "nothing in the store goes on from there: never stored, expired or evicted (%llu blocks of this space are there)\n",
-            (unsigned long long)e->our_blocks);
+        printf("nothing in the store continues from there: never stored, expired or evicted (%llu blocks of this space "
+               "are stored)\n",
+               (unsigned long long)e->our_blocks);
     } else if (strcmp(code, "other-space") != 0) {
-        printf("the store says \"%s\" of block %zu; kvferry doctor tells more\n", code, e->matched);
+        printf("the store says \"%s\" of block %zu; kvferry doctor explains more\n", code, e->matched);
     }
     if (e->num_closed > 0) {
         printf("%llu block%s in the store %s sealed under a secret that was not given: --secret-file?\n",

@@ -85,7 +85,7 @@ static bool on_model_progress(float part, void *ctx) {
 /* Models that this program can't run. */
 static const char *unfit(const struct llama_model *model) {
     if (llama_model_has_encoder(model)) {
-        return "it has an encoder; kvferry run answers with models that only have a decoder";
+        return "it has an encoder; kvferry run needs a model with only a decoder";
     }
     if (!llama_model_has_decoder(model) || llama_model_is_diffusion(model)) {
         return "it does not generate text token by token";
@@ -166,8 +166,8 @@ static int too_long(const kvfcli_engine *engine, const kvfcli_run_options *optio
     const char *whose = options->ctx_size > 0 ? "of --ctx-size" : "the model was trained for";
     if (options->session != NULL) {
         kvfcli_say(
-            "the session \"%s\" with this question has %zu tokens and has outgrown the context of %u %s; go on with "
-            "another id, or begin anew with --restart",
+            "the session \"%s\" with this question has %zu tokens and has outgrown the context of %u %s; continue "
+            "with another id, or start again with --restart",
             options->session, num_prompt, size, whose);
     } else {
         kvfcli_say("the prompt has %zu tokens, which leaves no room for an answer in the context of %u %s", num_prompt,

@@ -115,7 +115,7 @@ typedef struct reading {
 } reading;
 
 static int unreadable(const kvfcli_chat *chat, size_t turn, const char *why) {
-    kvfcli_say("turn %zu of the session \"%s\" can't be read from the store (%s); --restart begins anew", turn + 1,
+    kvfcli_say("turn %zu of the session \"%s\" can't be read from the store (%s); --restart starts again", turn + 1,
                chat->id, why);
     return KVFCLI_IO;
 }
@@ -265,7 +265,7 @@ static int store_turn(kvfcli_chat *chat, char *text) {
     bool stored = kvf_save(chat->space, &block, 1, NULL) == 1 &&
                   kvf_store_flush(chat->store, KVF_MS(FLUSH_MS)) == KVF_OK && num_failures(chat->store, &why) == before;
     if (!stored) {
-        kvfcli_say("this turn of the session \"%s\" was not stored (%s); the next one will not know of it", chat->id,
+        kvfcli_say("this turn of the session \"%s\" was not stored (%s); the next turn will not include it", chat->id,
                    kvf_reason_name(why));
         return KVFCLI_IO;
     }

@@ -185,14 +185,13 @@ kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kv
     const char *own = llama_model_chat_template(model, NULL);
     if (options->raw || own == NULL) {
         if (!options->raw && !options->quiet) {
-            kvfcli_say("the model has no chat template, so the text goes in as it is (as with --raw)");
+            kvfcli_say("the model has no chat template, so the text is used as it is (as with --raw)");
         }
         return (kvfcli_template){.raw = true};
     }
     if (!is_known_template(own)) {
         if (!options->quiet) {
-            kvfcli_say(
-                "the model's chat template is not one that llama.cpp knows by itself; ChatML is used in its place");
+            kvfcli_say("llama.cpp does not know the model's chat template; ChatML is used instead");
         }
         return (kvfcli_template){.text = NULL};
     }
@@ -211,7 +210,7 @@ static int render(kvfcli_string *out, kvfcli_template chat_template, const kvfcl
     int32_t len = llama_chat_apply_template(chat_template.text, chat, num, true, NULL, 0);
     char *text = len < 0 ? NULL : malloc((size_t)len + 1);
     if (len < 0) {
-        kvfcli_say("the chat template can't be applied; --raw does without");
+        kvfcli_say("the chat template can't be applied; --raw works without it");
         code = KVFCLI_INPUT;
     } else if (text == NULL || llama_chat_apply_template(chat_template.text, chat, num, true, text, len) != len ||
                !kvfcli_string_add(out, text, (size_t)len)) {

@@ -7,9 +7,9 @@
 static const char help[] =
     "usage: kvferry stat [options]\n"
     "\n"
-    "Says of every tier of a store whether it answers, how many records and bytes it holds and what\n"
-    "its bound is, as far as it can tell without a walk (kvferry ls counts exactly). A server's\n"
-    "numbers are about all that is in it.\n"
+    "Shows for every tier of a store whether it answers, its number of records, its bytes and its\n"
+    "bound, as far as is known without a walk (kvferry ls counts exactly). A server's numbers include\n"
+    "everything in it.\n"
     "\n"
     "Options:\n" KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0; 1 when a tier does not answer.\n";
@@ -34,10 +34,10 @@ static void print_tier(const kvf_tier_info *info) {
                info->num_open, info->num_half_open, info->num_refusing);
     }
     if (info->num_servers == 1 && info->num_refusing > 0) {
-        printf("  refuses saves for now (kvferry doctor tells why)\n");
+        printf("  refuses saves for now (kvferry doctor explains why)\n");
     }
     if (!info->reachable) {
-        printf("  does not answer (kvferry doctor tells why)\n");
+        printf("  does not answer (kvferry doctor explains why)\n");
         return;
     }
     printf("  records  %s\n  used     %s\n  bound    %s\n", number(records, info->num_records),

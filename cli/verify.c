@@ -11,9 +11,9 @@ static const char help[] =
     "usage: kvferry verify [--remove] [options]\n"
     "\n"
     "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists\n"
-    "what is damaged with the reason. A damaged record is never loaded (it is a miss), so this is for\n"
-    "finding out, not a need. A record of several parts of which the server has evicted one, or that\n"
-    "was removed while it was written, is incomplete: a miss, too, but no damage. Of sealed records\n"
+    "what is damaged with the reason. A damaged record is never loaded (it is a miss), so running this\n"
+    "is optional. A record of several parts is incomplete if the server has evicted one, or if it was\n"
+    "removed while it was written: a miss too, but not damage. Of sealed records\n"
     "only header and length can be checked without their secret.\n"
     "\n"
     "Options:\n"
@@ -141,9 +141,9 @@ static void print_report(const inspection *in, kvf_store *store) {
         printf("%llu incomplete\n", (unsigned long long)in->num_incomplete);
     }
     if (in->num_closed > 0) {
-        printf(
-            "%llu sealed under a secret that was not given (--secret-file): only their headers and lengths were checked\n",
-            (unsigned long long)in->num_closed);
+        printf("%llu sealed under a secret that was not given (--secret-file): only their headers and lengths were "
+               "checked\n",
+               (unsigned long long)in->num_closed);
     }
     printf("%llu records and %llu sessions, %s: %zu damaged\n", (unsigned long long)in->num_records,
            (unsigned long long)in->num_sessions, kvfcli_size(size, in->bytes), num_damaged(in));

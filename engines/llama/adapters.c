@@ -87,7 +87,8 @@ static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
         return KVF_OK;
     }
     if (kv->paused == KVF_ASIDE_ATTENTION || !kvfl_computes_as_named(kv)) {
-        return kvfl_fail(err, KVF_LIMIT, "attention is not as it is for a prompt: nothing to be probed now");
+        return kvfl_fail(err, KVF_LIMIT,
+                         "attention is in another mode than for prompts: the adapters can't be probed now");
     }
     if (!kvfl_has_probe_cells(kv)) {
         return kvfl_fail(err, KVF_LIMIT, "the context is full: no cell is free to probe the adapters in");

@@ -164,7 +164,7 @@ static kvf_status check(const prefill *p) {
         return kvfl_fail(p->err, KVF_LIMIT, "the prompt is empty");
     }
     if (p->num > kv->n_ctx) {
-        return kvfl_fail(p->err, KVF_LIMIT, "the prompt has %zu tokens, and the context holds %u", p->num, kv->n_ctx);
+        return kvfl_fail(p->err, KVF_LIMIT, "the prompt has %zu tokens, but the context holds %u", p->num, kv->n_ctx);
     }
     if (!kvfl_is_text(kv, p->seq)) {
         return kvfl_fail(p->err, KVF_LIMIT, "there is no sequence %d, or it is the scratch sequence", p->seq);

@@ -245,7 +245,7 @@ static kvf_status read_shape(kvfi_talk *talk, session_shape *out, const char *id
 static void warn_if_denied(const kvfi_talk *talk) {
     if (talk->denied) {
         kvfi_log(KVF_LOG_WARN,
-                 "%s: sessions are left out where the ACL of this user denies their keys (docs/stores-redis.md)",
+                 "%s: sessions whose keys the ACL denies to this user are left out (docs/stores-redis.md)",
                  talk->tier->conf.text);
     }
 }

@@ -65,10 +65,9 @@ static kvf_status read_sentinel(kvfi_redis_conf *conf, kvf_error *err, kvfi_url 
     KVFI_TRY(kvfi_url_take_text(url, err, "sentinel_user", &conf->sentinel_user));
     KVFI_TRY(kvfi_url_take_text(url, err, "sentinel_password", &conf->sentinel_password));
     if (!is_plain(conf->master, 200)) {
-        return kvfi_fail(err, KVF_CONFIG,
-                         "%s: behind the sentinels stands the name of the master, as in "
-                         "redis+sentinel://host1,host2/mymaster",
-                         url->text);
+        return kvfi_fail(
+            err, KVF_CONFIG,
+            "%s: the name of the master follows the sentinels, as in redis+sentinel://host1,host2/mymaster", url->text);
     }
     return KVF_OK;
 }
@@ -117,12 +116,14 @@ static kvf_status read_tls(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url)
         return kvfi_fail(err, KVF_CONFIG, "%.100s: ssl_server_hostname= is the name of a host", url->text);
     }
     if (!tls->verify) {
-        kvfi_log(KVF_LOG_WARN,
-                 "%s: the server's certificate is not verified (ssl_cert_reqs=none): whoever is on the way can read "
-                 "and change everything",
-                 url->text);
+        kvfi_log(
+            KVF_LOG_WARN,
+            "%s: the server's certificate is not verified (ssl_cert_reqs=none): anybody on the network path can read "
+            "and change everything",
+            url->text);
     } else if (!tls->check_name) {
-        kvfi_log(KVF_LOG_WARN, "%s: whose certificate it is is not checked (ssl_check_hostname=false)", url->text);
+        kvfi_log(KVF_LOG_WARN, "%s: the name in the server's certificate is not checked (ssl_check_hostname=false)",
+                 url->text);
     }
     return KVF_OK;
 }
@@ -162,7 +163,7 @@ static kvf_status read_db(kvfi_redis_conf *conf, kvf_error *err, kvfi_url *url) 
     KVFI_TRY(kvfi_url_take_text(url, err, "db", &given));
     if (given != NULL && conf->kind == KVFI_REDIS_ONE && conf->server.path == NULL && url->path[0] != '\0' &&
         url->path[1] != '\0') {
-        return kvfi_fail(err, KVF_CONFIG, "%.100s: the database is given twice, behind the host and as db=", url->text);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: the database is given twice, after the host and as db=", url->text);
     }
     return kvfi_url_take_u32(url, err, "db", &conf->db, 0, MAX_DB);
 }

@@ -377,7 +377,8 @@ int64_t kvfi_conn_patience_us(const kvfi_conn *conn) {
 }
 
 kvf_reason kvfi_conn_stall(kvfi_conn *conn, int64_t waited_us) {
-    snprintf(conn->said, sizeof conn->said, "the server did not move for %lld ms", (long long)(waited_us / 1000));
+    snprintf(conn->said, sizeof conn->said, "nothing arrived from the server for %lld ms",
+             (long long)(waited_us / 1000));
     return fail(conn, KVF_WHY_STALLED);
 }
 
@@ -424,7 +425,7 @@ kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_u
             return KVF_WHY_NONE;
         }
         if (event == KVFI_RESP_BAD) {
-            return kvfi_conn_broken(conn, "the server said what is not RESP");
+            return kvfi_conn_broken(conn, KVFI_NOT_RESP);
         }
         bool got = false;
         kvf_reason why = kvfi_conn_send(conn);

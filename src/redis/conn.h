@@ -155,6 +155,7 @@ kvf_reason kvfi_conn_in_time(kvfi_conn *, int64_t deadline_us);
 kvf_reason kvfi_conn_next(kvfi_conn *, kvfi_reply *, int64_t deadline_us);
 /* Reads and discards the rest of an answer, and of replies that nobody reads. */
 kvf_reason kvfi_conn_skip_owed(kvfi_conn *, int64_t deadline_us);
+#define KVFI_NOT_RESP "invalid RESP reply" /* of a server that is no Redis, perhaps: node.c looks for it */
 /* The server broke the protocol, or sent an impossible reply: closes the connection. Returns KVF_WHY_UNREACHABLE. */
 kvf_reason kvfi_conn_broken(kvfi_conn *, const char *what);
 /* Keeps the text of an error reply for messages. */

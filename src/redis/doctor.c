@@ -47,9 +47,9 @@ static void say_away(exam *e, const char *what) {
     bool early = e->talk.why == KVF_WHY_BREAKER || e->talk.why == KVF_WHY_BUDGET;
     bool stalled = (early ? kvfi_node_trouble(e->talk.node) : e->talk.why) == KVF_WHY_STALLED;
     say(e, KVF_FATAL, stalled ? "stalled" : "unreachable",
-        stalled
-            ? "is the server, or its host, stopped or overloaded? If it is only far away, raise connect_ms= and stall_ms="
-            : "is the server running, and are host and port, or the path of the socket, right?",
+        stalled ? "is the server, or its host, stopped or overloaded? If it is only far away, raise connect_ms= and "
+                  "stall_ms="
+                : "is the server running, and are host and port, or the path of the socket, right?",
         "%s", what);
 }
 

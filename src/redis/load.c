@@ -197,7 +197,7 @@ static bool is_worth_draining(const loader *l, const kvfi_reply *reply) {
 
 static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
     if (l->num == 0) {
-        return kvfi_conn_broken(l->conn, "the server spoke without being asked");
+        return kvfi_conn_broken(l->conn, "the server sent something unasked");
     }
     if (!reply->last) {
         return kvfi_conn_broken(l->conn, "the server answered a GET with an array");
@@ -211,7 +211,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
     }
     kvf_reason why = judge(l, r.item, reply, r.place.bytes);
     if (why == KVF_NUM_REASONS) {
-        return kvfi_conn_broken(l->conn, "the server answered a GET with what is no string");
+        return kvfi_conn_broken(l->conn, "the server answered a GET with something other than a string");
     }
     l->head++;
     l->num--;
@@ -230,7 +230,7 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
             return sent;
         }
     }
-    return is_worth_draining(l, reply) ? KVF_WHY_NONE : kvfi_conn_broken(l->conn, "a stored value is far too long");
+    return is_worth_draining(l, reply) ? KVF_WHY_NONE : kvfi_conn_broken(l->conn, "a stored value is much too long");
 }
 
 /* ---- the exchange ---- */
@@ -270,7 +270,7 @@ static kvf_reason step(loader *l) {
         return take_answer(l, &reply);
     }
     if (event == KVFI_RESP_BAD) {
-        return kvfi_conn_broken(l->conn, "the server said what is not RESP");
+        return kvfi_conn_broken(l->conn, KVFI_NOT_RESP);
     }
     if (!is_busy(l)) {
         return KVF_WHY_NONE; /* the last of what had to be discarded has come */

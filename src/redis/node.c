@@ -122,7 +122,7 @@ void kvfi_node_is_mute(kvfi_node *node, kvfi_probe probe, const char *why) {
                                                      : "CONFIG GET";
     if ((atomic_load_explicit(&node->heard, memory_order_relaxed) & probe) == 0 &&
         (atomic_fetch_or_explicit(&node->mute, probe, memory_order_relaxed) & probe) == 0) {
-        kvfi_log(KVF_LOG_INFO, "%.100s: %s is not answered (%.100s), and not sent any more: it is done without",
+        kvfi_log(KVF_LOG_INFO, "%.100s: %s is not answered (%.100s); it is optional and not sent any more",
                  node->conf->text, command, why);
     }
 }
@@ -234,9 +234,9 @@ static kvf_status read_step(kvfi_node *node, kvfi_conn *conn, kvf_error *err, st
     kvfi_reply reply;
     *why = kvfi_conn_next(conn, &reply, deadline_us);
     if (*why != KVF_WHY_NONE) {
-        bool nonsense = strstr(conn->said, "not RESP") != NULL;
+        bool nonsense = strstr(conn->said, KVFI_NOT_RESP) != NULL;
         if (*why == KVF_WHY_BUDGET) {
-            snprintf(conn->said, sizeof conn->said, "it takes connections, and does not answer in time");
+            snprintf(conn->said, sizeof conn->said, "it accepts connections but does not answer in time");
         }
         return nonsense ? not_redis(conn, err, node->conf) : no_connection(conn, err, node->conf);
     }
@@ -466,7 +466,7 @@ static bool is_fit(kvfi_node *node, kvfi_conn *conn, int64_t deadline_us) {
         return false;
     }
     if (got || !kvfi_resp_idle(&conn->in)) {
-        (void)kvfi_conn_broken(conn, "the server spoke without being asked");
+        (void)kvfi_conn_broken(conn, "the server sent something unasked");
         return false;
     }
     conn->reused = true;
@@ -592,7 +592,7 @@ bool kvfi_node_forgives(kvfi_node *node, kvfi_conn *conn, unsigned *stalls) {
     if (!untried && !(conn->stalled && (*stalls)++ == 0)) {
         return false;
     }
-    kvfi_log(KVF_LOG_INFO, "%.100s: %s; what was under way is tried on another connection", node->conf->text,
+    kvfi_log(KVF_LOG_INFO, "%.100s: %s; requests under way are repeated on another connection", node->conf->text,
              conn->said);
     conn->stalled = conn->broke = false;
     return true;

@@ -79,11 +79,11 @@ static kvf_reason hear(lookup *l) {
             continue;
         }
         if (!reply.last || !read_answer(l, l->answered, &reply)) {
-            return kvfi_conn_broken(l->conn, "the server answered a GETRANGE with what is no short string");
+            return kvfi_conn_broken(l->conn, "the server answered a GETRANGE with something other than a short string");
         }
         l->answered++;
     }
-    return event == KVFI_RESP_BAD ? kvfi_conn_broken(l->conn, "the server said what is not RESP") : KVF_WHY_NONE;
+    return event == KVFI_RESP_BAD ? kvfi_conn_broken(l->conn, KVFI_NOT_RESP) : KVF_WHY_NONE;
 }
 
 static kvf_reason run(lookup *l, int64_t deadline_us) {

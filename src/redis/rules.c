@@ -28,7 +28,7 @@ static double mib(uint64_t bytes) {
 /* ---- what the user may see ---- */
 
 static kvf_severity shows_info(look *l) {
-    SAY(l, "the server does not show its state: what it is set to is not known, and is not checked");
+    SAY(l, "the server does not show its state: its settings are unknown and not checked");
     return l->facts->info ? KVF_FINE : KVF_WARNING;
 }
 
@@ -73,8 +73,8 @@ static uint64_t budget_of(const look *l) {
 
 static kvf_severity is_bounded(look *l) {
     SAY(l,
-        "the server's memory has no bound (maxmemory 0): nothing evicts what is old. So nothing more is stored there once "
-        "it holds %.0f MiB (budget=%s)",
+        "the server's memory has no bound (maxmemory 0), so it never evicts. Nothing more is stored there once it "
+        "holds %.0f MiB (budget=%s)",
         mib(budget_of(l)), l->conf->budget > 0 ? "" : " was not said: 1G");
     return has_bound(l) ? KVF_FINE : l->conf->budget > 0 ? KVF_NOTE : KVF_WARNING;
 }
@@ -87,8 +87,7 @@ static kvf_severity has_room(look *l) {
         return KVF_FINE;
     }
     if (l->facts->used >= budget) {
-        SAY(l,
-            "nothing more is stored: the server holds %.1f MiB, without a bound of its own, and the budget is %.1f MiB",
+        SAY(l, "nothing more is stored: the server has no bound, holds %.1f MiB, and the budget is %.1f MiB",
             mib(l->facts->used), mib(budget));
         l->verdict->room = 0;
         return KVF_FATAL;
@@ -117,7 +116,7 @@ static kvf_severity evicts_ours(look *l) {
 }
 
 static kvf_severity counts_reads(look *l) {
-    SAY(l, "the policy %s does not count reads: what is used most is evicted like the rest", l->facts->policy);
+    SAY(l, "the policy %s does not count reads: the most used records are evicted like the rest", l->facts->policy);
     return strstr(l->facts->policy, "-lrm") != NULL ? KVF_WARNING : KVF_FINE;
 }
 
@@ -137,7 +136,7 @@ static kvf_severity has_jemalloc(look *l) {
 static kvf_severity is_in_memory(look *l) {
     const kvfi_facts *f = l->facts;
     if (f->swapped != KVFI_UNKNOWN) {
-        SAY(l, "%.1f MiB of the server's memory are in swap: each use of them waits for the disk", mib(f->swapped));
+        SAY(l, "%.1f MiB of the server's memory are in swap: using them waits for the disk", mib(f->swapped));
         return f->swapped > 0 ? KVF_WARNING : KVF_FINE;
     }
     SAY(l, "of the server's %.0f MiB only %.0f are resident: it looks swapped out", mib(f->used), mib(f->resident));
@@ -215,8 +214,8 @@ static kvf_severity keep_to(look *l, uint64_t bound, cost_fn *cost) {
     if (same) {
         return KVF_WARNING;
     }
-    snprintf(l->what + len, WHAT_BYTES - len, ". Kept to by conns=%u window=%llu part=%llu", fit.conns,
-             (unsigned long long)fit.window, (unsigned long long)fit.part);
+    snprintf(l->what + len, WHAT_BYTES - len, ". The store stays within it by conns=%u window=%llu part=%llu",
+             fit.conns, (unsigned long long)fit.window, (unsigned long long)fit.part);
     return KVF_WARNING;
 }
 
@@ -275,13 +274,12 @@ static kvf_severity has_memory(look *l) {
 static kvf_severity takes_writes_without_snapshot(look *l) {
     bool failed = strcmp(l->facts->bgsave, "err") == 0;
     bool stops = l->facts->config && l->facts->save[0] != '\0' && strcmp(l->facts->stop_writes, "no") != 0;
-    SAY(l, "the last snapshot failed, and the server %s writes because of it (MISCONF)",
-        stops ? "refuses" : "may refuse");
+    SAY(l, "the last snapshot failed, so the server %s writes (MISCONF)", stops ? "refuses" : "may refuse");
     return !failed || (l->facts->config && !stops) ? KVF_FINE : stops ? KVF_FATAL : KVF_WARNING;
 }
 
 static kvf_severity takes_writes_without_log(look *l) {
-    SAY(l, "the server can't write its log (appendonly), and refuses writes because of it (MISCONF)");
+    SAY(l, "the server can't write its log (appendonly), so it refuses writes (MISCONF)");
     return l->facts->aof == 1 && strcmp(l->facts->aof_write, "err") == 0 ? KVF_FATAL : KVF_FINE;
 }
 
@@ -313,9 +311,9 @@ static kvf_severity has_threads(look *l) {
 #define REPLICA_MEND                                                                                            \
     "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit " \
     "\"replica 2gb 1gb 60\""
-#define EVICT_MEND                                                                                                       \
-    "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data); or allow_noeviction=true " \
-    "in the URL"
+#define EVICT_MEND                                                                                 \
+    "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data); or " \
+    "allow_noeviction=true in the URL"
 
 typedef enum source { INFO, CONFIG, ANY } source;
 
@@ -334,7 +332,8 @@ static const struct rule {
     {"loading", INFO, is_loaded, KVF_WHY_SETTINGS, "wait until it is done"},
     {"cluster", INFO, is_no_node, KVF_WHY_NONE, "name the nodes as redis+cluster://, or use a single server"},
     {"maxmemory", INFO, is_bounded, KVF_WHY_NONE,
-     "CONFIG SET maxmemory <80% of RAM> and CONFIG SET maxmemory-policy allkeys-lru, and both in redis.conf; or budget= in the "
+     "CONFIG SET maxmemory <80% of RAM> and CONFIG SET maxmemory-policy allkeys-lru, and both in redis.conf; or "
+     "budget= in the "
      "URL"},
     {"budget", INFO, has_room, KVF_WHY_FULL,
      "CONFIG SET maxmemory-policy allkeys-lru and CONFIG SET maxmemory <80% of RAM>; or a larger budget= in the URL"},

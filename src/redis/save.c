@@ -207,15 +207,15 @@ static bool stop_sending(saver *s, const kvfi_item *item) {
 
 static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
     if (s->num == 0) {
-        return kvfi_conn_broken(s->conn, "the server spoke without being asked");
+        return kvfi_conn_broken(s->conn, "the server sent something unasked");
     }
     request r = *at(s, 0);
     kvf_reason why = r.item == NULL ? KVF_WHY_NONE : judge(s, r.item, reply);
     if (!reply->last || why == KVF_NUM_REASONS) {
-        return kvfi_conn_broken(s->conn, "the server answered a SET with what is not OK");
+        return kvfi_conn_broken(s->conn, "the server answered a SET with something other than OK");
     }
     if (s->num == 1 && !kvfi_conn_body_sent(s->conn)) {
-        return kvfi_conn_broken(s->conn, "the server answered a SET that it has not got");
+        return kvfi_conn_broken(s->conn, "the server answered a SET before it was complete");
     }
     s->head++;
     s->num--;
@@ -250,7 +250,7 @@ static kvf_reason hear(saver *s) {
         kvfi_reply reply;
         kvfi_resp_event event = kvfi_resp_next(&s->conn->in, &reply);
         if (event == KVFI_RESP_BAD) {
-            return kvfi_conn_broken(s->conn, "the server said what is not RESP");
+            return kvfi_conn_broken(s->conn, KVFI_NOT_RESP);
         }
         if (event == KVFI_RESP_MORE) {
             return KVF_WHY_NONE;

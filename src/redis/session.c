@@ -170,7 +170,7 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
 /* A key of another type is not a session. */
 static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const char *doing) {
     if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "WRONGTYPE")) {
-        return kvfi_fail(talk->err, KVF_MISS, "%s: no such session: the key holds something else than a HASH",
+        return kvfi_fail(talk->err, KVF_MISS, "%s: no such session: the key does not hold a HASH",
                          talk->tier->conf.text);
     }
     return kvfi_talk_refused(talk, reply, doing);

@@ -41,7 +41,7 @@ kvf_status kvfi_talk_begin(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, ui
         kvfi_topology_refresh(tier->topology, deadline_us);
         node = kvfi_topology_node(tier->topology, slot);
         if (node == NULL) {
-            return kvfi_fail(err, KVF_IO, "%s: no server has that slot, as far as is known", tier->conf.text);
+            return kvfi_fail(err, KVF_IO, "%s: no known server has that slot", tier->conf.text);
         }
         if (node != before) {
             status = kvfi_talk_begin_on(talk, tier, err, node, lane, deadline_us);

@@ -144,7 +144,8 @@ static kvf_status ask_slots(kvfi_topology *t, kvfi_conn *conn, kvf_error *err, k
         }
     }
     if (status == KVF_OK && slots->num_hosts == 0) {
-        status = kvfi_fail(err, KVF_MISS, "%s: the Cluster has given its slots to no server yet", node->conf->text);
+        status =
+            kvfi_fail(err, KVF_MISS, "%s: the Cluster has not assigned its slots to servers yet", node->conf->text);
     }
     if (status == KVF_OK) {
         install(t, slots, node);

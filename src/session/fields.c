@@ -113,10 +113,10 @@ static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num
  * attempt. */
 static kvf_status changed(const kvfi_session_call *call, bool *again, const char *what) {
     *again = true;
-    return kvfi_fail(call->err, KVF_MISS,
-                     "%s: it was replaced while it was read (twice), or by a client that leaves an old meta behind, "
-                     "or is damaged",
-                     what);
+    return kvfi_fail(
+        call->err, KVF_MISS,
+        "%s: it was replaced while it was read (twice), or a client replaced it and left an old meta, or it is damaged",
+        what);
 }
 
 /* Compares the lengths that a call found with the requested ones. */

@@ -272,7 +272,7 @@ static void examine_permissions(const exam *e) {
     }
     if (st.st_uid != geteuid() && geteuid() != 0) {
         report(e, KVF_NOTE, "other-owner", "use a folder of this user's own, unless it is shared on purpose",
-               "%s belongs to user %u: what it holds is as trustworthy as that user", e->folder, (unsigned)st.st_uid);
+               "%s belongs to user %u: trust its records only as far as that user", e->folder, (unsigned)st.st_uid);
     }
     if ((st.st_mode & (S_IWGRP | S_IWOTH | S_IRGRP | S_IROTH)) != 0) {
         report(e, KVF_WARNING, "open-permissions", "chmod 700 the folder",
@@ -327,7 +327,7 @@ static void examine_folders(const exam *e) {
         kvfi_file_culprit(e->file, &culprit, &path);
         report(e, KVF_WARNING, "denied-folders", culprit.mend,
                "%llu of %llu folders can't be read and written by this user, the first is %.200s%s: blocks in them are "
-               "misses, or are not stored, and so is all of a prompt behind them",
+               "misses or are not stored, and later blocks of the same prompts are of no use",
                (unsigned long long)f.num_denied, (unsigned long long)f.num, culprit.path.text, culprit.owner);
     }
 }
@@ -344,7 +344,7 @@ static void examine_space(const exam *e) {
     uint64_t missing = max > e->usage.bytes ? max - e->usage.bytes : 0;
     if (all > 0 && available < all / 50) {
         report(e, KVF_WARNING, "disk-nearly-full", "free some space; until then each store evicts, or fails",
-               "%s of %s are free where %s lies", size_text(first, available), size_text(second, all), e->folder);
+               "%s of %s are free on the disk of %s", size_text(first, available), size_text(second, all), e->folder);
     } else if (missing > available) {
         report(e, KVF_WARNING, "max-over-free", "set a smaller max in the URL, or free some space",
                "the bound of %s can't be reached: %s are used, and the disk has %s left", size_text(first, max),
@@ -352,7 +352,7 @@ static void examine_space(const exam *e) {
     }
     if (fs.f_files > 0 && fs.f_favail < fs.f_files / 100) {
         report(e, KVF_WARNING, "few-inodes", "free some files, or make the file system with more inodes",
-               "%llu of %llu files can still be made where %s lies", (unsigned long long)fs.f_favail,
+               "%llu of %llu files can still be made on the disk of %s", (unsigned long long)fs.f_favail,
                (unsigned long long)fs.f_files, e->folder);
     }
 }
@@ -367,16 +367,15 @@ static void examine_kind(const exam *e) {
             e->folder);
     }
     if (kvfi_sys->statfs(e->folder, &fs) == 0 && (fs.f_type == 0x01021994 || fs.f_type == 0x858458f6)) {
-        report(e, KVF_NOTE, "in-memory", "nothing, where that is what you want: it is the fastest folder there is",
-               "%s is in memory: its %s at most count as memory, and are gone after a restart of the machine",
-               e->folder, size_text(most, e->file->max_bytes));
+        report(e, KVF_NOTE, "in-memory", "nothing, if that is what you want: it is the fastest kind of folder",
+               "%s is in memory: it takes up to %s of memory, and is gone after a restart of the machine", e->folder,
+               size_text(most, e->file->max_bytes));
     }
     if (e->file->no_tmpfile) {
-        report(
-            e, KVF_NOTE, "named-temporaries", "",
-            "%s has no unnamed temporary files, or hard links are denied, or there is no /proc: records are written to "
-            "named ones and renamed",
-            e->folder);
+        report(e, KVF_NOTE, "named-temporaries", "",
+               "%s has no unnamed temporary files, or hard links are denied, or there is no /proc: records are written "
+               "to named temporary files and renamed",
+               e->folder);
     }
 }
 

@@ -138,7 +138,7 @@ static kvf_status add_files(kvfi_secrets *secrets, kvf_error *err, const char *t
 
 static kvf_status init(kvfi_secrets *secrets, kvf_error *err, const kvf_options *options) {
     if (options->secret != NULL && options->secret_files != NULL) {
-        return kvfi_fail(err, KVF_CONFIG, "a secret is given, and secret files as well: one of them must go");
+        return kvfi_fail(err, KVF_CONFIG, "both a secret and secret files are given: remove one of them");
     }
     if (options->secret == NULL && options->previous_secret != NULL) {
         return kvfi_fail(err, KVF_LIMIT, "a previous secret without a secret");

@@ -189,7 +189,7 @@ static kvf_status refuse_relative(kvf_error *err, const char *text, span scheme)
         return kvfi_fail(err, KVF_CONFIG, "%.100s: the path must be absolute: write %.*s:/its/path", text,
                          (int)scheme.len, scheme.at);
     }
-    return kvfi_fail(err, KVF_CONFIG, "%.100s: a host stands behind two slashes: write %.*s://host:port", text,
+    return kvfi_fail(err, KVF_CONFIG, "%.100s: two slashes precede a host: write %.*s://host:port", text,
                      (int)scheme.len, scheme.at);
 }
 
@@ -272,11 +272,11 @@ static kvf_status take_userinfo(kvfi_url *url, kvf_error *err, span in) {
     if (names_hosts(url->scheme, in)) {
         return kvfi_fail(
             err, KVF_CONFIG,
-            "the store URL has a user and a password for each host: write them once, in front of all hosts "
-            "(a comma of theirs is written %%2C, an @ %%40)");
+            "the store URL has a user and a password for each host: write them once, before all hosts (write a comma "
+            "in them as %%2C, an @ as %%40)");
     }
     if (in.len == 0 || (in.len == 1 && *colon == ':')) {
-        return kvfi_fail(err, KVF_CONFIG, "%.100s: neither a user nor a password stands in front of the @", url->text);
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: there is neither a user nor a password before the @", url->text);
     }
     if (colon > in.at) {
         KVFI_TRY(decode(&url->user, err, url->text, "the user", span_of(in.at, colon)));
@@ -301,7 +301,7 @@ static kvf_status take_param(kvfi_url *url, kvf_error *err, span in) {
     const char *end = in.at + in.len;
     const char *equals = until(in.at, end, "=");
     if (equals == end || equals == in.at) {
-        return kvfi_fail(err, KVF_CONFIG, "%.100s: \"%.*s\" behind the ? is not name=value", url->text,
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: \"%.*s\" after the ? is not name=value", url->text,
                          (int)(equals - in.at < 64 ? equals - in.at : 64), in.at);
     }
     kvfi_url_param *param = &url->params[url->num_params];
@@ -349,7 +349,7 @@ static kvf_status check_local(const kvfi_url *url, kvf_error *err) {
     bool file = strcmp(url->scheme, "file") == 0;
     bool local = mem || file || strcmp(url->scheme, "redis+unix") == 0;
     if (local && url->hosts[0] != '\0') {
-        return kvfi_fail(err, KVF_CONFIG, "%.100s: %s has no host, but \"%.64s\" stands in its place: write %s%s",
+        return kvfi_fail(err, KVF_CONFIG, "%.100s: %s has no host, but the URL has \"%.64s\" there: write %s%s",
                          url->text, url->scheme, url->hosts, url->scheme, mem ? ":" : ":///absolute/path");
     }
     if (mem && url->path[0] != '\0') {
@@ -457,7 +457,7 @@ kvf_status kvfi_url_take_size(kvfi_url *url, kvf_error *err, const char *name, u
     if (!kvfi_parse_size(&value, param->value, strlen(param->value)) || value < min || value > max) {
         char low[24], high[24];
         return kvfi_fail(err, KVF_CONFIG,
-                         "%s=%.64s must be a size from %s to %s, in bytes or with K, M, G or T behind it", name,
+                         "%s=%.64s must be a size from %s to %s, in bytes or with the suffix K, M, G or T", name,
                          param->value, size_text(low, min), size_text(high, max));
     }
     *out = value;

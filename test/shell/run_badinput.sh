@@ -89,7 +89,7 @@ complains "flash_attn"
 
 # --- exec: what the program is
 run 2 exec llama-server -m x
-complains "put -- in front of the program"
+complains "put -- before the program"
 run 4 exec -- "$dir/document"
 complains "is not executable"
 run 4 exec -- "$dir/absent"

@@ -65,7 +65,7 @@ static kvf_status check_context(const kvf_llama *kv, kvf_error *err, const struc
         return refuse(err, "the context has no memory");
     }
     if (!llama_get_causal_attn(kv->ctx)) {
-        return refuse(err, "attention is not causal: a token's KV depends on those behind it");
+        return refuse(err, "attention is not causal: a token's KV depends on later tokens");
     }
     if (num < 2) {
         return refuse(err, "no sequence is left for scratch: create the context with n_seq_max one larger");

@@ -232,9 +232,10 @@ static kvf_status check_loaded(kvf_error *err, const kvfl_files *files, const st
     double began = load_began(ctx);
     for (size_t i = 0; i < files->num; i++) {
         if (!was_loaded(&files->file[i], began)) {
-            return kvfl_fail(err, KVF_REFUSED,
-                             "not proven to be the file that was loaded, it or a part of its path changed since: %s",
-                             files->file[i].path);
+            return kvfl_fail(
+                err, KVF_REFUSED,
+                "not proven to be the file that was loaded, because it or a part of its path has changed: %s",
+                files->file[i].path);
         }
     }
     return KVF_OK;

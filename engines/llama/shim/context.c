@@ -167,7 +167,8 @@ static bool is_known_llama(void) {
         known = version != NULL && strcmp(version(), KVFL_LLAMA_VERSION) == 0;
         if (!known) {
             kvfl_shim_say(
-                "nothing is loaded or stored: this program brings another llama.cpp (%s) than kvferry was built with (%s)",
+                "nothing is loaded or stored: this program brings another llama.cpp (%s) than kvferry was built with "
+                "(%s)",
                 version != NULL ? version() : "of no known version", KVFL_LLAMA_VERSION);
         }
     }
@@ -214,7 +215,7 @@ struct llama_context *kvfl_shim_open(struct llama_model *m, struct llama_context
     }
     const char *why = unfit(&p);
     if (why != NULL) {
-        kvfl_shim_say("a context is left alone: %s", why);
+        kvfl_shim_say("a context works without the store: %s", why);
         kvfl_shim_note_refused(why);
         return REAL(llama_init_from_model)(m, p);
     }

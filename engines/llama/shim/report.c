@@ -223,8 +223,8 @@ static void why_in_words(char *out, size_t room, const explanation *x, uint32_t 
     static const char *const causes[KVFL_NUM_ABSENCES] = {
         [KVFL_ABSENT] = "not in the store",
         [KVFL_DIFFERS] = "token %zu is the first that differs from an earlier prompt",
-        [KVFL_ENDS] = "the earlier prompt that it goes on from ends at token %zu",
-        [KVFL_EVICTED] = "no longer in the store, as it was for an earlier prompt up to token %zu"};
+        [KVFL_ENDS] = "the earlier prompt that it continues ends at token %zu",
+        [KVFL_EVICTED] = "no longer in the store, where it was for an earlier prompt up to token %zu"};
     const kvf_llama_report *r = &x->report;
     if (x->told) {
         snprintf(out, room, causes[x->cause], x->at);

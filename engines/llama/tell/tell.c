@@ -17,9 +17,9 @@ const char *kvfl_tell_why(kvf_reason why) {
     case KVF_WHY_UNREACHABLE:
     case KVF_WHY_BREAKER:
     case KVF_WHY_STALLED:
-        return "the store does not answer; kvferry doctor tells more";
+        return "the store does not answer; kvferry doctor explains more";
     case KVF_WHY_SERVER:
-        return "the server answers with an error; kvferry doctor tells more";
+        return "the server answers with an error; kvferry doctor explains more";
     case KVF_WHY_BUDGET:
         return "the store took too long";
     case KVF_WHY_FULL:
@@ -29,11 +29,11 @@ const char *kvfl_tell_why(kvf_reason why) {
     case KVF_WHY_VERSION:
     case KVF_WHY_OTHER_SPACE:
     case KVF_WHY_OTHER_TOKENS:
-        return "the next record is damaged; kvferry verify tells more";
+        return "the next record is damaged; kvferry verify lists it";
     case KVF_WHY_SETTINGS:
-        return "as the server is set up; kvferry doctor tells what mends it";
+        return "because of the server's settings; kvferry doctor says how to fix them";
     case KVF_WHY_SLOW:
-        return "sooner computed than loaded";
+        return "computing is faster than loading";
     default:
         return kvf_reason_name(why);
     }
@@ -43,9 +43,9 @@ void kvfl_tell_plan(char *out, size_t room, const kvf_llama_report *r) {
     const char *name = kvf_llama_plan_name(r->plan);
     if (r->plan == KVF_LLAMA_PLAN_BOTH ||
         (r->plan == KVF_LLAMA_PLAN_COMPUTE && (r->store_bytes_per_s > 0 || r->why == KVF_WHY_SLOW))) {
-        snprintf(out, room, "%s (%s: the store brings %.1f MB/s, the model computes %.0f tokens/s)", name,
+        snprintf(out, room, "%s (%s: the store delivers %.1f MB/s, the model computes %.0f tokens/s)", name,
                  r->plan == KVF_LLAMA_PLAN_BOTH ? "the front was computed while the rest was loaded"
-                                                : "computing was sooner",
+                                                : "computing was faster",
                  r->store_bytes_per_s / 1e6, r->compute_tokens_per_s);
     } else {
         snprintf(out, room, "%s", name);
