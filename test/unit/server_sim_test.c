@@ -32,6 +32,7 @@ static struct {
     const char *slots;         /* to CLUSTER SLOTS; NULL: the map of the simulation */
     const char *key;           /* SCAN finds it; NULL: pages of nothing */
     const char *cant_be_read;  /* a GET of it is refused */
+    const char *nonsense;      /* a GET or SET of it is answered by what is not RESP */
     int64_t info_takes_ms;
     bool mute;        /* no answer to PING */
     bool mute_name;   /* no answer to CLIENT SETNAME */
@@ -110,6 +111,9 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
         replace(reply, server.has_field);
     } else if (strcmp(command, "SCAN") == 0) {
         say_page(reply);
+    }
+    if (server.nonsense != NULL && strcmp(arg, server.nonsense) == 0) {
+        replace(reply, NONSENSE);
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         replace(reply, strcmp(command, rows[i].command) == 0 ? rows[i].reply : NULL);
@@ -753,13 +757,13 @@ static void values_that_can_not_be_read(void **state) {
     snprintf(key, sizeof key, "%s", kvft_redis_key(1, 0));
     snprintf(second, sizeof second, "%s", kvft_redis_key(1, 1));
     server.key = key;
-    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, count_sight, &shown, 100000), KVF_OK);
+    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, count_sight, &shown, KVF_MS(100)), KVF_OK);
     assert_int_equal(shown, 1);
     server.get = "$-1\r\n";
-    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, see_nothing, NULL, 100000), KVF_OK);
+    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, see_nothing, NULL, KVF_MS(100)), KVF_OK);
     server.get = NULL;
     server.cant_be_read = second;
-    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, see_nothing, NULL, 100000), KVF_IO);
+    assert_int_equal(tier->ops->walk(tier, &err, &addr.space, true, see_nothing, NULL, KVF_MS(100)), KVF_IO);
     tier->ops->close(tier);
 }
 
@@ -773,6 +777,48 @@ static int64_t ask_part(kvfi_tier *tier, const char *command, uint64_t seed, uin
     assert_int_equal(kvfi_talk_hear(&talk, &reply), KVF_OK);
     kvfi_talk_end(&talk);
     return reply.num;
+}
+
+/* Two values of four parts each; a connection ends when the part of the first one is answered. */
+static void move_two(kvfi_tier *tier, bool put, uint64_t part, kvf_reason first, kvf_reason second) {
+    static char key[128];
+    kvft_value values[2];
+    kvfi_item items[2];
+    for (size_t i = 0; i < 2; i++) {
+        kvft_value_init(&values[i], 1 + i, 15000);
+        items[i] = values[i].item;
+    }
+    snprintf(key, sizeof key, "%s", kvft_redis_key(1, part));
+    server.nonsense = key;
+    kvfi_feed feed = {.items = items, .num = 2, .limit = 2, .deadline_us = kvfi_deadline(10000000)};
+    feed.check = put ? NULL : kvft_value_check;
+    (put ? tier->ops->put : tier->ops->get)(tier, &feed);
+    server.nonsense = NULL;
+    assert_int_equal(items[0].why, first);
+    assert_int_equal(items[1].why, second);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(items[i].status, items[i].why == KVF_WHY_NONE ? KVF_OK : KVF_MISS);
+        kvft_value_cleanup(&values[i]);
+    }
+}
+
+/* Where a part has missed, or was refused, that is why, whatever becomes of the connection then. */
+static void the_first_reason_stays(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?part=4096");
+    assert_int_equal(kvft_put(tier, 2, 15000), KVF_WHY_NONE);
+    for (uint64_t part = 0; part < 3; part++) {
+        assert_int_equal(kvft_put(tier, 1, 15000), KVF_WHY_NONE);
+        move_two(tier, false, part, KVF_WHY_UNREACHABLE, KVF_WHY_UNREACHABLE);
+        assert_int_equal(ask_part(tier, "UNLINK", 1, part), 1);
+        move_two(tier, false, part + 1, KVF_WHY_ABSENT, KVF_WHY_UNREACHABLE);
+    }
+    for (unsigned nth = 1; nth <= 2; nth++) { /* the first part goes last */
+        move_two(tier, true, nth, KVF_WHY_UNREACHABLE, KVF_WHY_NONE);
+        server.refuses = nth;
+        move_two(tier, true, nth + 1, KVF_WHY_SERVER, KVF_WHY_NONE);
+    }
+    tier->ops->close(tier);
 }
 
 /* Of a removed record no part stays, whatever was gone before, and however long the parts of its writer are. */
@@ -872,6 +918,7 @@ int main(void) {
         TEST(each_page_has_its_time),
         TEST(values_that_can_not_be_read),
         TEST(no_part_stays),
+        TEST(the_first_reason_stays),
         TEST(the_smallest_field_first),
         TEST(only_sessions_are_removed),
     };
