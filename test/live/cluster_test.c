@@ -411,6 +411,7 @@ static void test_death_and_failover(void **state) {
     bench b = open_bench(5);
     kvft_save_all(b.space, b.store, b.prompt);
     kvft_await_replicas(cluster->nodes[0]);
+    kvft_cluster_be_quick(cluster);
     double longest = 0;
     kvft_server_kill(cluster->nodes[0]);
     size_t hits = load_each(&b, 5, &longest);

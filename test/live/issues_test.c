@@ -452,6 +452,7 @@ static void eviction_fails_no_master_8696(void **state) {
     enum { NUM = 30, ROUNDS = 8 }; /* one prompt fits, all of them are five times what fits */
     (void)state;
     shared s = cluster_new(NUM, 2 * MIB);
+    kvft_cluster_be_quick(s.cluster);
     for (int i = 0; i < KVFT_SHARDS; i++) {
         say_to(s.cluster->nodes[i], "CONFIG SET maxmemory %d", 32 << 20);
     }

@@ -573,8 +573,8 @@ static void is_used_again(bool reset) {
     if (!open_place(&p, "", PAYLOAD, true)) {
         skip();
     }
-    kvft_proxy_set(p.proxy, &(kvft_plan){.idle_ms = 200, .reset = reset});
     for (uint64_t round = 0; round < 4; round++) {
+        kvft_proxy_set(p.proxy, &(kvft_plan){.ends_old = round > 0, .reset = reset});
         /* Lookup, load and save have a connection each by then, and each has lain idle. */
         size_t run = 0;
         assert_int_equal(kvf_match(p.space, &run, NULL, p.prompt->keys, BLOCKS, KVF_MS(10000)), KVF_OK);
@@ -598,8 +598,8 @@ static void talks_again(bool reset) {
     if (!open_place(&p, "", PAYLOAD, true)) {
         skip();
     }
-    kvft_proxy_set(p.proxy, &(kvft_plan){.idle_ms = 200, .reset = reset});
     kvft_nap_ms(300);
+    kvft_proxy_set(p.proxy, &(kvft_plan){.ends_old = true, .reset = reset});
     kvf_tier_info info = {.struct_size = sizeof info};
     assert_int_equal(kvf_tier_info_get(p.store, &info, 0), KVF_OK);
     assert_true(info.reachable);
@@ -636,13 +636,15 @@ static void test_public_10_it_is_learned(void **state) {
     if (!open_place(&p, "", PAYLOAD, true)) {
         skip();
     }
-    kvft_proxy_set(p.proxy, &(kvft_plan){.idle_ms = 400});
+    kvft_plan ends_old = {.ends_old = true};
     assert_int_equal(load(&p, 10000), BLOCKS);
     kvft_nap_ms(500);
+    kvft_proxy_set(p.proxy, &ends_old);
     assert_int_equal(load(&p, 10000), BLOCKS);
     uint64_t faults = kvft_proxy_stats_get(p.proxy).faults;
     assert_true(faults > 0);
-    kvft_nap_ms(500);
+    kvft_nap_ms(1000);
+    kvft_proxy_set(p.proxy, &ends_old);
     assert_int_equal(load(&p, 10000), BLOCKS);
     assert_int_equal(kvft_proxy_stats_get(p.proxy).faults, faults);
     close_place(&p);

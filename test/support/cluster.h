@@ -26,6 +26,8 @@ typedef struct kvft_cluster {
 
 kvft_cluster *kvft_cluster_start(bool replicas);
 void kvft_cluster_stop(kvft_cluster *);
+/* From now on a replica takes over when its master is silent for a second; at first it waits for twenty. */
+void kvft_cluster_be_quick(kvft_cluster *);
 /* Shard i has slots [kvft_cluster_first(i), kvft_cluster_first(i + 1)) at first. */
 int kvft_cluster_first(int shard);
 /* Moves slots [from, to) with their keys from node `src` to node `dst`, one after the other, while clients go on. */

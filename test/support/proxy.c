@@ -32,7 +32,7 @@ typedef struct link {
     uint8_t held[BUFFER];
     size_t num_held, at_held;
     double not_before; /* when the next piece may go */
-    double moved_at;   /* when something went through last */
+    bool old;          /* it ends with the next request */
     bool swallows;     /* requests, all of them from now on */
     int64_t position;  /* reply bytes so far */
     uint64_t random;
@@ -129,7 +129,6 @@ static void welcome(kvft_proxy *proxy, int listener, bool is_tcp) {
             }
             *link = (link_t){
                 .client = client, .server = server, .is_tcp = is_tcp, .random = proxy->plan.seed ^ (uint64_t)i};
-            link->moved_at = now();
             if (is_tcp) {
                 int one = 1;
                 setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -250,7 +249,6 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
         return;
     }
     link->at_held += (size_t)n;
-    link->moved_at = now();
     link->position += n;
     proxy->stats.to_client += (uint64_t)n;
     if (link->at_held == link->num_held) {
@@ -292,13 +290,11 @@ static void from_client(kvft_proxy *proxy, link_t *link) {
         return;
     }
     size_t passes = before_command(buffer, (size_t)n, proxy->plan.breaks_on);
-    bool idle = proxy->plan.idle_ms > 0 && now() - link->moved_at >= proxy->plan.idle_ms / 1e3;
-    if (!link->swallows && (idle || passes == 0) &&
-        is_ended(proxy, link, idle ? proxy->plan.reset : !proxy->plan.silent)) {
+    if (!link->swallows && (link->old || passes == 0) &&
+        is_ended(proxy, link, link->old ? proxy->plan.reset : !proxy->plan.silent)) {
         return;
     }
     n = passes > 0 && !link->swallows ? (ssize_t)passes : n;
-    link->moved_at = now();
     bool swallow = link->swallows || reached(link->position, proxy->plan.half_open_after);
     ssize_t sent = swallow ? n : send(link->server, buffer, (size_t)n, MSG_NOSIGNAL);
     if (sent > 0) {
@@ -465,6 +461,9 @@ void kvft_proxy_set(kvft_proxy *proxy, const kvft_plan *plan) {
     pthread_mutex_lock(&proxy->lock);
     proxy->plan = *plan;
     proxy->renew = true;
+    for (int i = 0; i < MAX_LINKS; i++) {
+        proxy->links[i].old = plan->ends_old;
+    }
     wake(proxy);
     pthread_mutex_unlock(&proxy->lock);
 }

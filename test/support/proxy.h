@@ -29,9 +29,9 @@ typedef struct kvft_plan {
     bool refuse;             /* connections are accepted and closed at once */
     const char *breaks_on;   /* a connection is closed when a command has this text, which is not passed on; */
     bool silent;             /* ... or, instead, no request passes any more, and it stays open */
-    uint32_t idle_ms; /* a connection on which nothing has moved for so long ends with the next request: it is swallowed
-                         with all that follows, or, with `reset`, answered with a reset; 0 = never */
-    bool swap;        /* two replies that arrive in one piece change places, where that can be done by length alone */
+    bool ends_old; /* a connection that exists when the plan is set has lain idle for too long: it ends with the next
+                      request, which is swallowed with all that follows or, with `reset`, answered with a reset */
+    bool swap;     /* two replies that arrive in one piece change places, where that can be done by length alone */
 } kvft_plan;
 
 typedef struct kvft_proxy kvft_proxy;
