@@ -412,7 +412,8 @@ def note(found, test, seen):
 
 def measure(found, jobs):
     """Runs each test by itself that is new, or whose program has changed, and notes what it executes."""
-    cover, programs = build("cover", "-O0 --coverage", jobs)
+    # A child process of a test notes its lines by __gcov_dump (kvft_exit), which is only linked when it is asked for.
+    cover, programs = build("cover", "-O0 --coverage -Wl,-u,__gcov_dump", jobs)
     if not found:
         found |= {"tests": [], "programs": {}, "lines": {}, "functions": {}, "sources": {}}
         for path in sorted((TREE / "src").rglob("*.c")):
