@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-evict: what is left of prefixes when a store has half of the memory that its users would need.
+ * check-evict: how much of the prefixes remains loadable in a store with half of the memory that its users would need.
  *
  * One trace of prompts (shared system prompts, documents asked about again and again, chats that grow, prompts that
  * never return) is played against a real server with each eviction policy, and against the folder and the memory store,
@@ -9,8 +9,8 @@
  * and could be loaded again: what eviction cost. The clock of server and client runs ahead with the trace
  * (clock_shim.c), so that ages, times to live and the server's clock of one second mean what they mean in production.
  *
- * usage: evict_bench [--seeds N] [--requests N] [--row NAME]...
- * Exits 1 when a policy beats the documented default by more than the seeds scatter.
+ * usage: evict_bench [--seeds N] [--requests N] [--row NAME]... Exits 1 when a policy beats the documented default by
+ * more than the seeds scatter.
  */
 #include <fcntl.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The picture of check-never-slower: time to the first token by bandwidth, as a part of that without a store.
+ * The figure of check-never-slower: time to the first token by bandwidth, relative to that without a store.
  */
 #ifndef NEVER_SLOWER_DRAW_H
 #define NEVER_SLOWER_DRAW_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Any bytes as a record, as the meta of a session, and as a session's value. No crash, no read behind the end (the
- * input is copied to a block of its exact size), and whatever is accepted is written back to the same bytes.
+ * Fuzzes records, the meta of sessions, and sessions as values: no crash, no read past the end (the input is copied to
+ * a block of its exact size), and whatever is accepted encodes to the same bytes again.
  */
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Our decoder against that of hiredis: support/resp_diff.h. The first byte of the input chooses the scratch, the pieces
- * and whether there is a place.
+ * Fuzzes our decoder against that of hiredis (support/resp_diff.h). The first byte of the input chooses the scratch,
+ * the pieces, and whether there is a place.
  */
 #include "support/resp_diff.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Whatever a server sends, in whatever pieces: no byte is written where it does not belong, nothing hangs, and the
- * meaning does not depend on the pieces. The first three bytes of the input choose the size of the place (0: none), of
- * the pieces, and of the scratch.
+ * Fuzzes the decoder: whatever a server sends, in any pieces, no byte is written to a wrong place, nothing hangs, and
+ * the meaning does not depend on the pieces. The first three bytes of the input choose the size of the place (0: none),
+ * of the pieces, and of the scratch.
  */
 #include <stdlib.h>
 #include <string.h>

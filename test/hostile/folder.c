@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A folder that others write to: forged records, other things in place of files, names, times, the usage file.
+ * check-hostile, folders: a folder that others write to has forged records, other things in place of files, wrong
+ * names, times and usage files. Each costs at most a miss.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records of real llama.cpp contexts of every kind of memory, on toy models: changed in all ways, with a valid header
- * and checksum. The process lives, and what it computes afterwards without them is what it computed before.
+ * check-hostile, llama.cpp: changed records with valid headers and checksums, for contexts of every kind of memory, on
+ * toy models. The process survives, and later computes without them what it computed before.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parsers alone, on bytes of exactly their length: records, the meta of sessions, slot maps, redirects, and what
- * stands between records and llama.cpp (which itself can't be built with sanitizers here).
+ * check-hostile, parsers: records, the meta of sessions, slot maps, redirects, and the checks between records and
+ * llama.cpp, on bytes of exactly their length. (llama.cpp itself can't be built with sanitizers here.)
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A real server that holds what a hostile client wrote: records of one part and of several, other types under their
- * keys, a session's fields.
+ * check-hostile, Redis: a real server holds what a hostile client wrote: records of one and of several parts, other
+ * types under their keys, fields of sessions.
  */
 #include <stdio.h>
 #include <stdlib.h>

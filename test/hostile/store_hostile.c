@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-hostile, all that needs no llama.cpp.
+ * check-hostile: entry point for all cases without llama.cpp.
  */
 #include "hostile/hostile.h"
 

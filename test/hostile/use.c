@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a store is filled with before a case, and asked for in it.
+ * check-hostile: fills a store before a case, and uses it in the case.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A server that lies, in the simulated world: INFO, CONFIG, slot maps, redirects, sentinels, the fields of sessions,
- * values. In a case each command lies always, now and then, or never.
+ * check-hostile, a lying server in the simulated world: INFO, CONFIG, slot maps, redirects, sentinels, fields of
+ * sessions, values. In a case each command lies always, sometimes, or never.
  */
 #include <stdio.h>
 #include <stdlib.h>

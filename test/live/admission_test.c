@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Each row of the table of settings (docs/stores-redis.md) on a real server that is set up so: what the doctor says,
- * what the log hears when a store opens there, whether something is saved, that loads go on, and that it is saved
- * again once the server was mended.
+ * Every entry of the list of settings (docs/stores-redis.md) on a real server with those settings: what the doctor
+ * reports, what opening a store logs, whether anything is saved, that loads go on, and that saves resume once the
+ * settings are fixed.
  */
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A real Cluster of three shards: slots as the server counts them, load and lookup over all of them, sessions and
- * looking after, slots that move meanwhile, a shard that dies, and its replica that takes over.
+ * A real Cluster of three shards: slots as the server counts them, loads and lookups over all shards, sessions and
+ * administration, slots that move meanwhile, a shard that dies, and a replica that takes over.
  */
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-faults: the n-th allocation, the n-th system call fail, one after the other, in a whole life of a store: open,
- * save, match, load, borrow, walk, session, close, on every kind of store. Whatever fails, a hit is byte-exact, nothing
- * crashes, nothing leaks, nothing hangs.
+ * check-faults: the n-th allocation and the n-th system call fail, for every n, in the life of a store: open, save,
+ * match, load, borrow, walk, session, close, on every kind of store. Whatever fails, a hit is byte-exact, and nothing
+ * crashes, leaks or hangs.
  */
 #include <poll.h>
 #include <setjmp.h>

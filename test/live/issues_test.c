@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Twenty public issues of servers and clients that move large values, each as a test of how it goes here. A name ends
- * in the number of its issue.
+ * Twenty public issues of servers and clients that move large values: each is a test of how kvferry behaves. A name
+ * ends in the number of its issue.
  *
  *    1 redis#4496     big_reads_do_not_evict_4496           11 redis#13122    cluster_test, check-cluster
  *    2 redis#11830    memory_can_be_filled_11830            12 redis#584      a_failed_snapshot_584

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads go before saves on one server, and saves go on beside them: a load stands still in the middle of a value (the
- * fault proxy holds it), and for as long as it is under way, saves of the same store are paced, one by one. Those
- * of a second store, which begin later, overtake them; and yet they come to their end.
+ * Loads go before saves on one server, and saves progress beside them. A load stands still in the middle of a value
+ * (the fault proxy holds it). Meanwhile saves of the same store are paced, one by one. Those of a second store begin
+ * later and overtake them; yet the first ones complete.
  */
 #include <pthread.h>
 #include <setjmp.h>

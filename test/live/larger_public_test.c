@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A prompt larger than the memory of a Redis that evicts: its front is kept, and loaded by each run; its end would evict
- * it, and is not stored.
+ * A prompt larger than the memory of a Redis with eviction: its front is kept and loaded by each run. Its end would
+ * evict the front, and is not stored.
  */
 #include <setjmp.h>
 #include <stdarg.h>

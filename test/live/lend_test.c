@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pages that were lent to a server (redis/lend.h) by a save that gave up: a server that is stopped has the whole record
- * in its socket, and reads it when it goes on. It must find what was saved, whatever that memory is used for meanwhile.
+ * Pages lent to a server (redis/lend.h) by a save that failed: a stopped server has the whole record in its socket, and
+ * reads it when it continues. It must find what was saved, whatever that memory is used for meanwhile.
  */
 #include <poll.h>
 #include <setjmp.h>

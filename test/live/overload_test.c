@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A server that refuses saves (OOM, MISCONF, READONLY) is spared them for a while, and loads go on; the breaker of a
- * server that is away shows in kvf_tier_info; saves are more patient than loads.
+ * After a server refused saves (OOM, MISCONF, READONLY), saves pause for a while and loads go on. The breaker of a
+ * server that is down shows in kvf_tier_info. Saves are more patient than loads.
  */
 #include <setjmp.h>
 #include <signal.h>

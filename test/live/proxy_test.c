@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads and stores through a proxy that breaks the connection in every way it knows, seeded. One invariant: a load is
- * byte-exact or a miss and returns by its deadline.
+ * Loads and saves through a proxy that breaks the connection in every way it knows, seeded. One invariant: a load is
+ * byte-exact or a miss, and returns by its deadline.
  */
 #include <poll.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Faults that are met in public, each by the input that failed. The number in a name is that of `make
- * check-faults-public`, which runs them (docs/checks.md).
+ * Faults that users have reported, each by the input that failed. The number in a name is that of `make
+ * check-faults-public`, which runs them (docs/testing.md).
  */
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions as a HASH, walking, removing, clearing, the doctor: on a real server.
+ * Sessions as a HASH, walk, remove, clear, the doctor, on a real server.
  */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening a Redis store: what the operator must change is said in a sentence, what passes by itself is not an error.
- * And servers that are none: one that never answers, one that speaks HTTP, one that lies about lengths.
+ * Opening a Redis store: what the operator must change is an error with a sentence; what passes by itself is not an
+ * error. Also servers that are not Redis: one never answers, one speaks HTTP, one lies about lengths.
  */
 #include <fcntl.h>
 #include <pthread.h>

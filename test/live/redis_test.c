@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The Redis tier's hot path on a real server: get, put, peek; what the server refuses, what others wrote, and what
- * happens when it hangs, dies and comes back.
+ * The Redis tier's hot path on a real server: get, put, peek; refusals of the server, records written by others, and a
+ * server that hangs, dies and returns.
  */
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A master, its replica and three sentinels: the master is found, a failover is followed, and a master that became a
- * replica is left.
+ * A master, its replica and three sentinels: the store finds the master, follows a failover, and leaves a master that
+ * became a replica.
  */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * [T:tenant] Somebody who reads and writes the store of a tenant, and knows all but the secret: addresses, lengths, even
- * tokens and payloads of what is stored. Each attack, on a folder and on a real Redis, may cost a miss, and no more: no
- * byte that the owner did not store is ever loaded, and nothing of it stands in the clear. Afterwards the owner stores
- * it again, and all is there.
+ * [T:tenant] An attacker reads and writes the store of a tenant, and knows everything except the secret: addresses,
+ * lengths, even tokens and payloads of stored blocks. Each attack, on a folder and on a real Redis, costs at most a
+ * miss: no byte that the owner did not store is ever loaded, and nothing is stored in the clear. Afterwards the owner
+ * saves again, and everything is there.
  */
 #include <ftw.h>
 #include <poll.h>

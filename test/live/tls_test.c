@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-tls: what is wrong is refused with its reason, what is right works on a single server, in a Cluster and behind
- * sentinels; and TLS loses no byte where the network cuts everything into pieces. Certificates are made here, in a
+ * check-tls: faults are refused with their reason, and valid settings work on a single server, in a Cluster and behind
+ * sentinels. TLS loses no byte when the network divides everything into pieces. The certificates are made in a
  * temporary folder.
  */
 #include <setjmp.h>

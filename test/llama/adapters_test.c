@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Adapters that change while sequences hold KV: what is known of the sequences stays, and what one set computed counts
- * for no other. The adapter is a control vector; the oracle is a context without a store that has always had the same
- * adapters. With a probe in the space, and without one (`portable`).
+ * Adapters that change while sequences hold KV: what is known of the sequences is kept, and KV of one set counts for no
+ * other. The adapter is a control vector. The oracle is a context without a store that always had the same adapters.
+ * With a probe in the space, and without one (`portable`).
  */
 #include <setjmp.h>
 #include <stdarg.h>

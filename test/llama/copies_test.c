@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A prompt that another sequence of the context holds is copied from it. What is copied is, to the bit, what the other
- * holds; it lies in cells of its own, in the order of its positions, so that what is computed behind it is what is
- * computed behind a prompt that was loaded, or computed, in these cells. What differs from a run alone in its context
- * is what llama.cpp makes of cells: its flash attention takes 64 cells at once, wherever a sequence begins among them,
- * and divides all cells in use among the threads where a batch has one token. Both are shown, and bounded, here.
+ * A prompt that another sequence of the context holds is copied. The copy equals the other's KV to the bit. It lies in
+ * separate cells, in the order of positions, so what is computed after it equals what is computed after a prompt that
+ * was loaded, or computed, in these cells. The difference from a run alone in its context comes from llama.cpp's use of
+ * cells: flash attention takes 64 cells at once, wherever a sequence begins among them, and divides all used cells
+ * among the threads for a batch of one token. Both are shown and bounded here.
  */
 #include <setjmp.h>
 #include <stdarg.h>

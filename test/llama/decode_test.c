@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvf_llama_decode in place of llama_decode: several sequences in a batch, pieces that end anywhere, indexes of
- * outputs, a full cache, and what it must not follow. The oracle is a run with the same cuts and no store.
+ * kvf_llama_decode instead of llama_decode: several sequences in a batch, pieces that end anywhere, indexes of outputs,
+ * a full cache, and batches that it must not follow. The oracle is a run with the same cuts and no store.
  */
 #include <setjmp.h>
 #include <stdarg.h>

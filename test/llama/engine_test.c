@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The llama.cpp engine on toy models of every kind: what is taken, what is refused; and faults of every kind in the
- * store, after which the answer is that of a clean run.
+ * The llama.cpp engine on toy models of every kind: what it accepts and what it refuses; and faults of every kind in
+ * the store, after which the answer is that of a clean run.
  */
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What names a block: everything that changes its bytes is in the space, or refused. Every setting of the table in
- * docs/llama.md has a case here, by its name; settings_test.py compares the three of them: llama.h, the table, this
- * file. On toy models, and under the shim with this program as the one that is served.
+ * The identity of a block: everything that changes its bytes is in the space, or refused. Every setting of the list in
+ * docs/llama.md has a case here, by its name. settings_test.py compares llama.h, the list and this file. On toy models,
+ * and under the shim with this program as the one that is served.
  */
 #include <setjmp.h>
 #include <stdarg.h>

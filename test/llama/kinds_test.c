@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Models whose memory can't all be cut into blocks: sliding windows, hybrid and recurrent ones. Toy models of every
- * kind, and Gemma 3 270M
- * ($KVF_GEMMA). What another process stored is loaded; the answer is that of a run with the same cuts and no store, to
- * the bit, and so are the greedy tokens behind it; with any record missing or damaged it still is.
+ * Models with states: sliding windows, hybrid and recurrent ones. Toy models of every kind, and Gemma 3 270M
+ * ($KVF_GEMMA). Blocks of another process are loaded. The answer equals a run with the same cuts and no store, to the
+ * bit, and so do the greedy tokens after it, also with any record missing or damaged.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the llama.cpp tests share: the real model ($KVF_MODEL), contexts, toy models, and the comparison of logits.
+ * Declarations that the llama.cpp tests share: the real model ($KVF_MODEL), contexts, toy models, and the comparison of
+ * logits.
  */
 #ifndef KVFT_LAB_H
 #define KVFT_LAB_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading and computing at once, on the real model and a real Redis behind a proxy that spoils things: whatever the
- * store does, the logits are those of a run without one, to the bit. No time is asserted here; make check-never-slower
- * does that.
+ * Loading and computing at once, on the real model and a real Redis behind a faulty proxy: whatever the store does, the
+ * logits equal a run without one, to the bit. No time is asserted here; make check-never-slower does that.
  */
 #include <dlfcn.h>
 #include <setjmp.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Models with states, whose blocks are of no use without the state at their end, behind a proxy that spoils things:
- * whatever the store does, the logits are those of a run without one, to the bit, and what does not promise to come
- * sooner than it could be computed is not waited for. A toy hybrid and a toy recurrent model, large enough that
- * computing takes a while; and a real sliding window.
+ * Models with states, whose blocks are of no use without the state at their end, behind a faulty proxy: whatever the
+ * store does, the logits equal a run without one, to the bit, and nothing is waited for that does not promise to come
+ * sooner than it could be computed. A toy hybrid and a toy recurrent model, large enough that computing takes a while,
+ * and a real sliding window.
  */
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the llama.cpp engine must not believe: that a sequence still holds what a prefill put there, that a context
- * computes each token from those in front of it only, that the same model and types make the same bytes. On toy models.
+ * What the llama.cpp engine must verify: that a sequence still holds what a prefill put there, that a context computes
+ * each token only from those before it, that the same model and types make the same bytes. On toy models.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions by the public C API from a shell, for article.sh. Exit status: 0, 3 where there is no (whole) session, 1 for
- * any other failure.
+ * Saves and loads sessions by the public C API from a shell, for article.sh. Exit status: 0, 3 if there is no (whole)
+ * session, 1 for any other failure.
  *
  *   session_tool save URL ID KEYS_FILE VALUES_FILE DTYPE DIM...    both arrays have that dtype and shape
  *   session_tool load URL ID KEYS_FILE VALUES_FILE                 prints "raw", or "meta DTYPE DIM..." of the keys

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Certificates for tests, made anew for each run: a CA, and what it signed, in a temporary folder.
+ * Certificates for tests, made for each run in a temporary folder: a CA, and what it signed.
  */
 #ifndef KVFT_CERTS_H
 #define KVFT_CERTS_H

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The faulty system table. Every entry counts itself as one of the kinds, and gives way to the table below unless its
- * turn has come.
+ * The faulty system table: every entry counts its kind of call, and passes it on unless it is its turn to fail.
  */
 #include "support/faults.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A system table in front of the real one that counts calls and fails the n-th: the fault loops of the tests.
+ * A system table before the real one that counts calls and fails the n-th, for the fault loops of the tests.
  *
  *   for (uint64_t n = 1; ; n++) {
  *       kvft_faults_arm(KVFT_ALLOC, n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a hostile writer does to stored bytes: changes that a seed decides, and records whose lengths and checksums are
- * made right again, so that nothing but a look at their content tells.
+ * Changes of stored bytes that a seed decides, and records whose lengths and checksums are valid again, so that only
+ * their content shows the forgery.
  */
 #ifndef KVFT_FORGE_H
 #define KVFT_FORGE_H

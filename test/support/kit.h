@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What most tests need: a store, a space, blocks whose bytes a seed decides, temporary folders.
+ * Common tools of most tests: a store, a space, blocks with seeded bytes, temporary folders.
  */
 #ifndef KVFT_KIT_H
 #define KVFT_KIT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A system table in front of the one that is set, which counts the bytes of memory that the library holds: allocated,
- * and mapped, files too.
+ * A system table before the current one that counts the bytes of memory that the library holds: allocated and mapped,
+ * including files.
  */
 #ifndef KVFT_METER_H
 #define KVFT_METER_H

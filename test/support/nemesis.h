@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Real servers of one topology, and what befalls them: each fault is done to a server, lasts a while, and is undone.
- * Which one, on whom and for how long follows from the caller's random numbers alone. What fails in the undoing aborts
- * the test with a message.
+ * Real servers of one topology, and faults: each fault is inflicted on a server, lasts a while, and is undone. The
+ * caller's random numbers alone decide which one, on which server and for how long. If undoing fails, the test aborts
+ * with a message.
  */
 #ifndef KVFT_NEMESIS_H
 #define KVFT_NEMESIS_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For tests of the folder store: a folder, a tier on it, and looking at both from outside. Behind cmocka.h.
+ * For tests of the folder store: a folder, a tier on it, and calls that look at both from outside. Include after
+ * cmocka.h.
  */
 #ifndef KVFT_PLACE_H
 #define KVFT_PLACE_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A proxy that breaks things between a client and a real server, byte by byte and on purpose. It listens on a unix
- * socket of its own and on a TCP port of 127.0.0.1, and runs in a thread. Every fault follows from the plan and its
- * seed.
+ * A proxy that breaks the connection between a client and a real server, byte by byte. It listens on a private unix
+ * socket and on a TCP port of 127.0.0.1, and runs in a thread. Every fault follows from the plan and its seed.
  */
 #ifndef KVFT_PROXY_H
 #define KVFT_PROXY_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One stream, two decoders: ours, and the reader of hiredis. They must say the same, but where ours refuses on purpose
- * what hiredis lets pass. What that may be is looked for in the stream itself, without either decoder. For a unit test
- * and a fuzz target.
+ * Compares our decoder with the reader of hiredis on one stream. They must agree, except where ours deliberately
+ * refuses what hiredis accepts; the stream itself shows those places. For a unit test and a fuzz target.
  *
  *   long line     a status, an error or a number that does not fit into the scratch, or has more than
  *                 KVFI_RESP_MAX_LINE bytes

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A redis-server of the test's own: private temporary folder, unix socket and TCP port on 127.0.0.1, stopped by pid.
- * Aborts the test with a message when the server can't be started; returns NULL only when no server binary is
- * installed. The binary is $KVFT_SERVER, or redis-server.
+ * A private redis-server for a test: temporary folder, unix socket and TCP port on 127.0.0.1, stopped by pid. If the
+ * server can't be started the test aborts with a message; NULL only if no server is installed. The binary is
+ * $KVFT_SERVER, or redis-server.
  */
 #ifndef KVFT_SERVER_H
 #define KVFT_SERVER_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A world behind the system table: a clock that stands still unless somebody waits, a network, and Redis servers (one,
- * or a Cluster of three) that exist in this process only. No threads: whoever calls does all the work. So one seed is
- * one run, byte for byte, and thousands of them take seconds.
+ * A simulated world behind the system table: a clock that advances only when somebody waits, a network, and Redis
+ * servers (one, or a Cluster of three) in this process. No threads: the caller does all the work. So one seed is one
+ * run, byte for byte, and thousands of them take seconds.
  */
 #ifndef KVFT_SIM_H
 #define KVFT_SIM_H

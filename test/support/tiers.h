@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the tests of a single tier need: opening it, and records that a seed decides, put, read and checked.
+ * Common tools for tests of a single tier: opening it, and records with seeded bytes, put, read and checked.
  */
 #ifndef KVFT_TIERS_H
 #define KVFT_TIERS_H

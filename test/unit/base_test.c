@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names, errors, log, hex, numbers, iovecs, hashes, the real system table, and the table of faults itself.
+ * Names, errors, log, hex, numbers, iovecs, hashes, the real system table, and the fault table itself.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Chains of block keys: golden vectors, and what a key stands for.
+ * Chains of block keys: the golden vectors, and which changes of a prompt change a key.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a hostile store says, as the command line shows it: no terminal escape, no faked line, and JSON that parses.
+ * The command line on text of a hostile store: no terminal escape, no faked line, and JSON that parses.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the URL of a Redis store means: what is taken where nothing is said, and the bounds of what may be said.
+ * The URL of a Redis store: its defaults, and the bounds of its parameters.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a connection sends (redis/conn.h): commands and bodies in their order, whatever the memory of a body looks like,
- * whether it is lent or copied, finished beforehand or as it goes, and however little the socket takes at a time.
+ * What a connection sends (redis/conn.h): commands and bodies in their order, for any memory layout of a body, lent or
+ * copied, completed beforehand or while it is sent, and however little the socket takes at a time.
  */
 #include <errno.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Why a prompt is not in the store, told from the prompts before it (engines/llama/tell/earlier.c).
+ * Why a prompt is not in the store, explained from earlier prompts (engines/llama/tell/earlier.c).
  */
 #include <setjmp.h>
 #include <stdarg.h>

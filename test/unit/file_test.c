@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store: what a hit is, what it survives, and that its bound holds.
+ * The folder store: what a hit is, which faults it survives, and that its bound holds.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder store under faults that others have reported of such stores, each as a kind: systems that deny a call,
- * folders of another user, clocks that were wrong, prompts larger than the bound.
+ * The folder store under faults that users of such stores have reported, each as a kind: systems that deny a call,
+ * folders of another user, wrong clocks, prompts larger than the bound.
  */
 #include <errno.h>
 #include <pthread.h>

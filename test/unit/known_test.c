@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a store remembers of its keys: which tiers have them, which were missed, for how long, and which are dropped.
+ * What a store remembers of its keys: the tiers that have them, the misses, for how long, and which are dropped.
  */
 #include <setjmp.h>
 #include <stdarg.h>

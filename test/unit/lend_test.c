@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lending (redis/lend.h): whatever the socket takes at a time, and wherever lending ends, the bytes that come out are
- * those that went in.
+ * Lending (redis/lend.h): whatever the socket takes at a time, and wherever lending ends, the bytes arrive unchanged.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The memory store.
+ * The memory store: values, references, its bound and eviction.
  */
 #include <pthread.h>
 #include <setjmp.h>

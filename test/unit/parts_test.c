@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a value is spread over keys (redis/key.h), and how its checksum comes to be while it goes (store/seal.h).
+ * How a value is divided into keys (redis/key.h), and how its checksum is computed while it is sent (store/seal.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>

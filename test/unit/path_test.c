@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The way of a block between a space and its tiers, with tiers that are made to answer late, wrongly or not at all.
+ * The path of a block between a space and its tiers, with tiers that answer late, wrongly or not at all.
  */
 #include <poll.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The record: the golden file byte for byte, every bit flipped, every length cut, and every way in which a record is
- * not the one asked for.
+ * The record: the golden file byte for byte, every bit flipped, every length cut, and every way in which a record
+ * differs from the requested one.
  */
 #include <setjmp.h>
 #include <stdarg.h>

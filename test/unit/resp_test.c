@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The protocol of Redis, byte by byte: whatever way a stream is cut into pieces, it means the same; and a hostile
- * stream means trouble for its sender only.
+ * The protocol of Redis, byte by byte: a stream means the same in any pieces, and a hostile stream harms only its
+ * sender.
  */
 #include <setjmp.h>
 #include <stdarg.h>

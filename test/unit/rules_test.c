@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rules of what a server should be set to, by facts that are made up: those of servers that the live tests have
- * not (live/admission_test.c), and where exactly each bound lies.
+ * The rules for a server's settings, with invented facts: those that servers of the live tests lack
+ * (live/admission_test.c), and the exact place of each bound.
  */
 #include <setjmp.h>
 #include <stdarg.h>

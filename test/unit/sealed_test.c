@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * [T:sealed] Sealed records: the golden one, and that nothing opens but the record itself, at its place, under its
+ * [T:sealed] Sealed records: the golden one, and that nothing opens but the record itself, at its address, under its
  * secret.
  */
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Secrets: where they come from, one in the place of another, and what can be seen without them.
+ * Secrets: their sources, replacing one by another, and what can be seen without them.
  */
 #include <errno.h>
 #include <fcntl.h>

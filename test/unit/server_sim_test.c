@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The Redis tier and one simulated server (support/sim.h) that is well but for one thing: it breaks off at a question, is
- * loading, has many keys, or one connection to it ends. What is sent, when, and what is made of the answers.
+ * The Redis tier and one simulated server (support/sim.h) with a single fault: it breaks off at a question, is loading,
+ * has many keys, or one connection to it ends. Tests what is sent, when, and what the answers lead to.
  */
 #include <errno.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions over a tier of the test's own (a HASH in memory, as Redis keeps them) and over the memory store (as one
- * value): all of it comes back, nothing wrong is ever handed out, and the n-th allocation and the n-th call may fail.
+ * Sessions over a test tier (a HASH in memory, as Redis keeps them) and over the memory store (as one value):
+ * everything comes back, nothing wrong is ever returned, and the n-th allocation and the n-th call may fail.
  */
 #include <setjmp.h>
 #include <stdarg.h>

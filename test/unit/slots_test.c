@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hash slots, the map of a Cluster, redirections: right ones, and what a hostile server might say.
+ * Hash slots, the map of a Cluster, redirections: valid ones, and those of a hostile server.
  */
 #include <setjmp.h>
 #include <stdarg.h>

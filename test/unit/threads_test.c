@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Many threads on one store: run under ThreadSanitizer.
+ * Many threads on one store, for ThreadSanitizer.
  */
 #include <poll.h>
 #include <pthread.h>

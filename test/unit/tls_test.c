@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * TLS over a pair of sockets with a server in a thread: what a handshake that fails is taken for, and how a file of PEM is
+ * TLS over a pair of sockets with a server in a thread: how a failed handshake is classified, and how a PEM file is
  * read. (Servers of a user: live/tls_test.c.)
  */
 #include <errno.h>

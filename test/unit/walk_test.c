@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Walks over a store, and single records at their address: what is shown of blocks, cards and sessions.
+ * Walks over a store, and single records at their address: what they show of blocks, cards and sessions.
  */
 #include <fcntl.h>
 #include <setjmp.h>
