@@ -62,6 +62,7 @@ static int prefill(kvfcli_run_state *run) {
     if (run->engine.kv == NULL) {
         return prefill_alone(run);
     }
+    run->report.struct_size = sizeof run->report;
     kvf_status status =
         kvf_llama_prefill(run->engine.kv, &run->report, &err, KVFCLI_TEXT_SEQ, run->prompt.ids, run->prompt.num);
     return status == KVF_OK || kvfcli_interrupted() ? KVFCLI_FINE : kvfcli_fail(&err);

@@ -113,7 +113,7 @@ typedef struct sample {
 } sample;
 
 static sample run(bench *b, int side) {
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     kvf_error err = {0};
     bool stores = b->side[side] != b->side[PLAIN];
     llama_memory_clear(llama_get_memory(b->ctx), true);

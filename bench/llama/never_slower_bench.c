@@ -223,7 +223,7 @@ static void measure(bench *b, point *p) {
     fprintf(stderr, "round %zu of %zu, %.1f MB/s", p->num + 1, b->pairs, rate);
     for (int i = 0; i < LOADING; i++) {
         int which = (first + i) % LOADING;
-        kvf_llama_report report = {0};
+        kvf_llama_report report = {.struct_size = sizeof report};
         p->ms[which][p->num] = run(b, p, which, &report);
         show(p, which, &report);
     }
@@ -258,7 +258,7 @@ static void open_bench(bench *b) {
     b->num_tokens = b->blocks * BLOCK + 1;
     b->tokens = lab_prompt(b->num_tokens, 11);
     way w = attach(b, b->server->unix_url, 0);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     (void)prefill(b, w.kv, &report);
     kvft_flush_all(w.store);
     if (report.saved_blocks != b->blocks) {

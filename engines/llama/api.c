@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/sized.h"
 #include "llama/engine.h"
 
 #define DEFAULT_BUDGET_US KVF_MS(10000)
@@ -72,10 +73,19 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
     return kv;
 }
 
-static kvf_status check_options(kvf_error *err, const kvf_store *store, const kvf_llama_options *o) {
-    if (o == NULL || o->struct_size < sizeof *o) {
-        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: set struct_size to sizeof(kvf_llama_options)");
+KVFI_SIZED(kvf_llama_options, previous_secret_len, 112, previous_secret_len);
+
+/* Copies the caller's options, and checks them. */
+static kvf_status take_options(kvf_llama_options *out, kvf_error *err, const kvf_store *store,
+                               const kvf_llama_options *o) {
+    if (o == NULL) {
+        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: they are needed");
     }
+    kvf_status status = kvfi_take(out, err, o, &kvf_llama_options_sized);
+    if (status != KVF_OK) {
+        return status;
+    }
+    o = out;
     if (o->budget_us < 0 || o->budget_us > KVF_MAX_BUDGET_US) {
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: budget_us is out of range: use 0 to 24 hours");
     }
@@ -140,8 +150,9 @@ kvf_status kvfl_attach(kvf_llama **out, kvf_error *err, kvf_store *store, struct
 
 kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *store, struct llama_context *ctx,
                             const kvf_llama_options *o) {
-    kvf_status status = check_options(err, store, o);
-    return status == KVF_OK ? kvfl_attach(out, err, store, ctx, o, NULL) : status;
+    kvf_llama_options own;
+    kvf_status status = take_options(&own, err, store, o);
+    return status == KVF_OK ? kvfl_attach(out, err, store, ctx, &own, NULL) : status;
 }
 
 void kvf_llama_detach(kvf_llama *kv) {

@@ -513,23 +513,3 @@ int32_t kvf_llama_decode(kvf_llama *kv, struct llama_batch batch) {
 int32_t kvf_llama_output(const kvf_llama *kv, int32_t i) {
     return i < 0 || kv->num_mapped == 0 ? i : i < kv->num_mapped ? kv->output_of[i] : INT32_MAX;
 }
-
-void kvf_llama_prompt_report(const kvf_llama *kv, kvf_llama_report *out, llama_seq_id seq) {
-    *out = kvfl_is_text(kv, seq) ? kv->histories[seq].report : (kvf_llama_report){0};
-}
-
-void kvf_llama_count(const kvf_llama *kv, kvf_llama_counters *out) {
-    uint32_t size = out->struct_size;
-    kvf_llama_counters all = kv->counters;
-    all.struct_size = size;
-    memcpy(out, &all, size < sizeof all ? size : sizeof all);
-}
-
-_Static_assert((int)KVF_NUM_ASIDES <= KVF_ASIDE_ROOM && (int)KVF_LLAMA_NUM_PLANS <= KVF_LLAMA_PLAN_ROOM,
-               "room for each in kvf_llama_counters");
-
-const char *kvf_llama_aside_name(kvf_llama_aside why) {
-    static const char *const names[KVF_NUM_ASIDES] = {"none",    "embeddings", "positions", "several",
-                                                      "foreign", "moved",      "output",    "attention"};
-    return (unsigned)why < KVF_NUM_ASIDES ? names[why] : "unknown";
-}

@@ -356,6 +356,10 @@ void kvfl_note_resident(kvf_llama *, llama_seq_id, const llama_token *tokens, si
 kvf_status kvfl_fill(kvf_llama *, kvf_llama_report *, kvf_error *, llama_seq_id, const llama_token *tokens, size_t num,
                      size_t have, const kvfl_lineage *how);
 
+/* report.c: whether a caller's report (NULL: none) can be filled, and filling it. */
+kvf_status kvfl_check_report(kvf_error *, const kvf_llama_report *report);
+void kvfl_give_report(kvf_llama_report *report, const kvf_llama_report *from);
+
 /* decode.c. kvfl_decode is kvf_llama_decode; `plain` (with its argument) computes the whole batch if nothing of it was
  * loaded or cut. */
 typedef int32_t (*kvfl_plain_fn)(void *arg);

@@ -224,10 +224,12 @@ kvf_status kvf_llama_prefill(kvf_llama *kv, kvf_llama_report *report, kvf_error 
                  .num = num,
                  .cut = kvf_llama_cut(kv, num),
                  .cold = true};
-    kvf_status status = check(&p);
-    status = status == KVF_OK ? run(&p) : status;
-    if (report != NULL) {
-        *report = own;
+    kvf_status status = kvfl_check_report(err, report);
+    if (status != KVF_OK) {
+        return status;
     }
+    status = check(&p);
+    status = status == KVF_OK ? run(&p) : status;
+    kvfl_give_report(report, &own);
     return status;
 }

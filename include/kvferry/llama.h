@@ -41,9 +41,9 @@ typedef struct kvf_llama_options {
     size_t secret_len;
     /* A power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
     uint32_t block_tokens;
-    int64_t budget_us; /* of one prefill's lookup and load */
     int portable; /* 0: the numbers that this machine computes are part of the identity (a probe: the KV of four tokens),
                      so that a hit equals what would be computed here to the bit; 1: share across kinds of CPU and GPU */
+    int64_t budget_us; /* of one prefill's lookup and load */
     kvf_llama_progress_fn progress;
     void *progress_ctx;
     /* What the model was loaded with. Needed with a store: metadata that was set over the file's own (kv_overrides) and
@@ -90,6 +90,7 @@ typedef enum kvf_llama_plan {
 KVF_API const char *kvf_llama_plan_name(kvf_llama_plan);
 
 typedef struct kvf_llama_report {
+    uint32_t struct_size;
     uint32_t num_tokens;      /* of the prompt */
     uint32_t resident_tokens; /* already in the sequence */
     uint32_t copied_tokens;   /* from another sequence of the context (kvf_llama_decode) */
@@ -112,7 +113,8 @@ typedef struct kvf_llama_report {
 } kvf_llama_report;
 
 /* The calls below that take a report fill it: what it held before is gone, and where a call does nothing it is zero.
- * `report` may be NULL.
+ * `report` may be NULL. Its struct_size must be set, else a call does nothing but answer KVF_LIMIT, or 0 where it returns
+ * a number.
  *
  * kvf_llama_prefill makes sequence `seq` hold exactly the `num` tokens, with the logits of the last one ready
  * (llama_get_logits_ith(ctx, -1)). What the sequence already holds of this prompt is kept (the kvf_llama remembers the
@@ -127,7 +129,8 @@ typedef struct kvf_llama_report {
  * alone. (ggml's kernels for fewer than 64 rows round differently.) For the same reason the KV of generated tokens is
  * not kept over a prefill: it is computed again, as a prompt is. So a store holds what a cold run of the prompt
  * computes, whatever this sequence did before. Store trouble is never an error here. Returns KVF_OK; KVF_LIMIT (no
- * tokens, more than the context holds, one that is not in the vocabulary, or no such sequence); KVF_REFUSED (attention is
+ * tokens, more than the context holds, one that is not in the vocabulary, or no such sequence, a report whose
+ * struct_size was not set); KVF_REFUSED (attention is
  * not causal); KVF_IO (llama_decode failed, with its code; the sequence is cleared); KVF_CLOSED (stopped by progress). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
@@ -182,8 +185,8 @@ KVF_API int32_t kvf_llama_output(const kvf_llama *, int32_t i);
 KVF_API void kvf_llama_forget(kvf_llama *, llama_seq_id seq);
 
 /* kvf_llama_prompt_report says what became of the last prompt (of two or more tokens) that was decoded in this
- * sequence; zero where there was none. */
-KVF_API void kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *out, llama_seq_id seq);
+ * sequence; zero where there was none. Returns KVF_OK, or KVF_LIMIT where out->struct_size was not set. */
+KVF_API kvf_status kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *out, llama_seq_id seq);
 
 /* Why tokens were decoded without a look at the store. */
 typedef enum kvf_llama_aside {
@@ -219,7 +222,8 @@ typedef struct kvf_llama_counters {
     uint64_t ended[KVF_REASON_ROOM];
     uint64_t match_us, load_us, import_us, compute_us, waited_us; /* as in the reports, all together */
 } kvf_llama_counters;
-KVF_API void kvf_llama_count(const kvf_llama *, kvf_llama_counters *out); /* out->struct_size must be set */
+/* kvf_llama_count returns KVF_OK, or KVF_LIMIT where out->struct_size was not set. */
+KVF_API kvf_status kvf_llama_count(const kvf_llama *, kvf_llama_counters *out);
 
 #ifdef __cplusplus
 }

@@ -87,7 +87,7 @@ static bool open_kind(const kind *k) {
         tokens[i] = prompt[i] % 128;
     }
     free(prompt);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     free(lab_prefill(&l, &report, 0, tokens, NUM));
     kvft_flush_all(l.store);
     num_files = lab_list_files(dir, files, 0);

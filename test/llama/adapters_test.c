@@ -89,7 +89,7 @@ static int32_t decode(world *w) {
 }
 
 static kvf_llama_report ask(world *w, llama_seq_id seq, size_t from, size_t end) {
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     put(w, seq, from, end);
     assert_int_equal(decode(w), 0);
     kvf_llama_prompt_report(w->l.kv, &r, seq);
@@ -142,7 +142,7 @@ static void blocks_of_each_set(bool portable) {
     world w = open_world("mem:", 2048, portable);
     kvf_digest plain, other;
     for (int i = 0; i < 4; i++) { /* none, 1, none, 1: each is computed once, then copied */
-        kvf_llama_report r = {0};
+        kvf_llama_report r = {.struct_size = sizeof r};
         expect_change(&w, i % 2);
         kvf_space_digest(kvf_llama_space(w.l.kv), i % 2 == 0 ? &plain : &other);
         r = ask(&w, i, 0, NUM);
@@ -214,7 +214,7 @@ static void test_positions_move_in_one_sequence_alone(void **state) {
     put(&w, 0, 0, 200);
     put(&w, 1, 0, 190);
     assert_int_equal(decode(&w), 0);
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     kvf_llama_prompt_report(w.l.kv, &r, 1);
     assert_int_equal(r.copied_tokens, 128);
     expect_change(&w, 1);
@@ -268,7 +268,7 @@ static void test_positions_move_in_one_alone_after_an_attach(void **state) {
 static void test_a_prefill_keeps_nothing_of_another_set(void **state) {
     (void)state;
     world w = open_world("mem:", 1024, true);
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     free(lab_prefill(&w.l, &r, 0, w.tokens, NUM));
     expect_change(&w, 1);
     free(lab_prefill(&w.l, &r, 0, w.tokens, NUM));

@@ -338,7 +338,7 @@ static void test_saved_as_it_is(void **state) {
     memcpy(cold, s.logits, sizeof cold);
     close_slot(&s);
     open_slot(&s, model, store.url);
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     assert_int_equal(kvf_llama_load(s.l.kv, &report, 0, t.tokens, t.num), 192);
     assert_int_equal(report.loaded_tokens, 192);
     assert_int_equal(report.why, KVF_WHY_NONE);

@@ -64,7 +64,7 @@ static unsigned other_rows(world *w, llama_seq_id seq, llama_pos first, llama_po
 }
 
 static uint32_t copied(const world *w, llama_seq_id seq) {
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     kvf_llama_prompt_report(w->l.kv, &r, seq);
     return r.copied_tokens;
 }

@@ -108,7 +108,7 @@ static void test_pieces_of_any_length_are_the_same_prompt(void **state) {
     (void)state;
     const size_t pieces[] = {300, 299, 256, 128, 100, 65, 64};
     world plain = open_world(NULL, 1024);
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     float *expected = lab_prefill(&plain.l, &r, 0, plain.tokens, NUM);
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
         world w = open_world("mem:", 1024);
@@ -133,7 +133,7 @@ static void test_pieces_of_any_length_are_the_same_prompt(void **state) {
 static void test_sequences_of_one_batch(void **state) {
     (void)state;
     world w = open_world("mem:", 1024), alone = open_world(NULL, 1024);
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     /* The first computes, the second has the same head: it is copied. The third has a prompt without a whole block. */
     put_range(&w, 0, 0, 200, true);
     put_range(&w, 1, 0, 150, true);
@@ -170,7 +170,7 @@ static void test_sequences_of_one_batch(void **state) {
 static void test_a_longer_prompt_goes_on_from_what_is_there(void **state) {
     (void)state;
     world w = open_world("mem:", 1024);
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     llama_memory_t mem = llama_get_memory(w.l.ctx);
     put_range(&w, 0, 0, 300, true);
     assert_int_equal(decode(&w), 0);
@@ -375,7 +375,7 @@ static void test_no_block_is_loaded_twice_for_a_later_state(void **state) {
     (void)state;
     for (size_t kind = 0; kind < NUM_WITH_STATES; kind++) {
         world w = open_with_state(kind, "mem:", 1024), plain = open_with_state(kind, NULL, 1024);
-        kvf_llama_report r;
+        kvf_llama_report r = {.struct_size = sizeof r};
         float *expected = in_pieces(&plain, 0, 100, &r);
         float *cold = in_pieces(&w, 0, 100, &r);
         assert_int_equal(r.computed_tokens, NUM);
@@ -407,7 +407,7 @@ static void test_a_state_that_does_not_come_costs_nothing_that_was_there(void **
         char *dir = kvft_temp_dir(), url[200];
         snprintf(url, sizeof url, "file:%s", dir);
         world w = open_with_state(kind, url, 1024);
-        kvf_llama_report r;
+        kvf_llama_report r = {.struct_size = sizeof r};
         float *expected = in_pieces(&w, 0, 100, &r);
         llama_memory_clear(llama_get_memory(w.l.ctx), true);
         kvft_flush_all(w.l.store);
@@ -437,7 +437,7 @@ static void test_a_state_is_not_replaced_where_cells_could_come_short(void **sta
     (void)state;
     world w = open_with_state(0, "mem:", 512);
     llama_memory_t mem = llama_get_memory(w.l.ctx);
-    kvf_llama_report r;
+    kvf_llama_report r = {.struct_size = sizeof r};
     float *expected = in_pieces(&w, 0, 100, &r);
     kvft_flush_all(w.l.store);
     llama_memory_clear(mem, true);

@@ -167,7 +167,7 @@ static void test_prompts_of_every_length(void **state) {
     }
     const size_t lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 300, 511, 512};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        kvf_llama_report report;
+        kvf_llama_report report = {.struct_size = sizeof report};
         float *logits = lab_prefill(&l, &report, 0, tokens, lengths[i]);
         assert_int_equal(report.resident_tokens + report.loaded_tokens + report.computed_tokens, lengths[i]);
         assert_true(report.computed_tokens >= 1);
@@ -181,8 +181,9 @@ static void test_prompts_of_every_length(void **state) {
     assert_int_equal(kvf_llama_prefill(l.kv, NULL, &err, 9, tokens, 10), KVF_LIMIT);
     const llama_token unknown[] = {-1, (llama_token)lab_vocab(&l)};
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
-        kvf_llama_report report, zero = {0};
+        kvf_llama_report report, zero = {.struct_size = sizeof zero};
         memset(&report, 0xff, sizeof report);
+        report.struct_size = sizeof report;
         tokens[3] = unknown[i];
         assert_int_equal(kvf_llama_prefill(l.kv, &report, &err, 0, tokens, 300), KVF_LIMIT);
         assert_non_null(strstr(err.what, "token 3 is "));
@@ -238,7 +239,7 @@ static void test_chat_keeps_what_is_resident(void **state) {
     lab l = lab_open(model, &config, NULL, NULL); /* without a store: computing only */
     assert_int_equal(l.status, KVF_OK);
     llama_token *tokens = toy_prompt(1);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     float *first = lab_prefill(&l, &report, 0, tokens, 200);
     free(first);
     float *again = lab_prefill(&l, &report, 0, tokens, NUM);
@@ -332,7 +333,7 @@ static void find_paths(damage_site *site, const lab *l) {
 /* Stores the prompt's blocks into a fresh folder. */
 static void fill(damage_site *site) {
     lab l = lab_open(site->model, &site_config, site->url, MODEL_PATH);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     float *logits = lab_prefill(&l, &report, 0, site->tokens, NUM);
     kvft_flush_all(l.store);
     find_paths(site, &l);
@@ -347,7 +348,7 @@ static void fill(damage_site *site) {
 
 static kvf_reason expect_mended(damage_site *site, const char *what, size_t blocks) {
     lab l = lab_open(site->model, &site_config, site->url, MODEL_PATH);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     float *logits = lab_prefill(&l, &report, 0, site->tokens, NUM);
     kvf_reason why = report.why;
     if (report.loaded_tokens != blocks * 64) {
@@ -391,7 +392,7 @@ static void test_faults_end_as_misses(void **state) {
     damage_site site = {.dir = kvft_temp_dir(), .model = lab_toy("llama", false, 1), .tokens = toy_prompt(9)};
     snprintf(site.url, sizeof site.url, "file:%s", site.dir);
     lab clean = lab_open(site.model, &site_config, NULL, NULL);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     site.vocab = lab_vocab(&clean);
     site.clean = lab_prefill(&clean, &report, 0, site.tokens, NUM);
     lab_close(&clean);

@@ -68,7 +68,7 @@ static void show(const char *name, const verdict *v) {
 
 static verdict prefill_and_compare(lab *l, llama_seq_id seq, const llama_token *tokens, const float *oracle,
                                    size_t blocks, bool must_be_identical) {
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     float *logits = lab_prefill(l, &report, seq, tokens, NUM);
     verdict v = {.d = lab_compare(oracle, logits, vocab_size()),
                  .loaded = report.loaded_tokens == (blocks == BLOCKS ? NUM - 1 : blocks * 64),
@@ -117,7 +117,7 @@ static void case_partly(lab_config config, const llama_token *tokens, const floa
     char *dir = kvft_temp_dir(), url[200];
     snprintf(url, sizeof url, "file:%s", dir);
     lab l = lab_open(model, &config, url, getenv("KVF_MODEL"));
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     free(lab_prefill(&l, &report, 0, tokens, blocks * 64 + 1));
     clear(&l);
     verdict v = prefill_and_compare(&l, 0, tokens, oracle, blocks, true);
@@ -181,7 +181,7 @@ static int child_main(char **argv) {
         return 1;
     }
     llama_token *tokens = lab_prompt(NUM, 1);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     free(lab_prefill(&l, &report, 0, tokens, NUM));
     kvft_flush_all(l.store);
     lab_close(&l);
@@ -208,7 +208,7 @@ static void run_config(const char *name, enum ggml_type type, bool flash) {
     char *dir = kvft_temp_dir(), url[200];
     snprintf(url, sizeof url, "file:%s", dir);
     llama_token *tokens = lab_prompt(NUM, 1), expected[GREEDY];
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
 
     lab clean = lab_open(model, &config, NULL, NULL);
     if (clean.status != KVF_OK) {

@@ -613,7 +613,7 @@ static void test_a_single_token_behind_the_blocks_is_not_stored(void **state) {
     for (size_t i = 0; i < NUM; i++) {
         tokens[i] %= 128;
     }
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     free(lab_prefill(&l, &report, 0, tokens, 4 * 64 + 2));
     assert_int_equal(report.saved_blocks, 4);
     free(lab_prefill(&l, &report, 1, tokens, 4 * 64 + 3));
@@ -756,7 +756,7 @@ static size_t load_of(const struct llama_model_kv_override *overrides, const cha
     struct llama_context *ctx = llama_init_from_model(model, s.context);
     kvf_store *store = kvft_store(url);
     kvf_llama *kv = NULL;
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     kvf_error err;
     assert_int_equal(attach(&kv, &err, store, ctx, &s, MODEL_PATH, true), KVF_OK);
     assert_int_equal(kvf_llama_prefill(kv, &report, &err, 0, tokens, NUM), KVF_OK);

@@ -133,7 +133,7 @@ static void generate(lab *l, llama_token out[GREEDY]) {
 
 /* In a context of its own. */
 static answer ask(const site *s, const char *url, const llama_token *tokens) {
-    answer a;
+    answer a = {.report.struct_size = sizeof a.report};
     lab_config config = config_of(s->kind);
     lab l = lab_open(s->model, &config, url, s->path);
     if (l.status != KVF_OK) {

@@ -31,7 +31,7 @@ static double crossover(void) {
 
 /* A process that knows nothing of the store; `before` prefills let it learn. */
 static kvf_llama_report prefill_through(const kvft_plan *plan, size_t before) {
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     lab l = lab_open(model, &config, kvft_proxy_unix_url(proxy), getenv("KVF_MODEL"));
     assert_int_equal(l.status, KVF_OK);
     for (size_t i = 0; i <= before; i++) {
@@ -48,7 +48,7 @@ static kvf_llama_report prefill_through(const kvft_plan *plan, size_t before) {
 
 static int set_up(void **state) {
     (void)state;
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     tokens = lab_prompt(NUM, 3);
     lab l = lab_open(model, &config, server->unix_url, getenv("KVF_MODEL"));
     assert_int_equal(l.status, KVF_OK);
@@ -90,7 +90,7 @@ __attribute__((visibility("default"))) bool llama_memory_seq_rm(llama_memory_t m
  * missing. It was taken for that, and computed. */
 static void landed_between_two_looks(void **state) {
     (void)state;
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     lab l = lab_open(model, &config, server->unix_url, getenv("KVF_MODEL"));
     assert_int_equal(l.status, KVF_OK);
     nap_ms = 3;
@@ -106,7 +106,7 @@ static void landed_between_two_looks(void **state) {
 /* Where it lies moves with what else the machine does, so it is looked for. */
 static void around_the_crossover_both(void **state) {
     (void)state;
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     double speed = crossover();
     for (int tries = 0; tries < TRIES && report.plan != KVF_LLAMA_PLAN_BOTH; tries++) {
         report = prefill_through(&(kvft_plan){.bytes_per_s = (uint64_t)speed}, 1);
@@ -158,7 +158,7 @@ static void small_pieces(void **state) {
  * for. */
 static void a_lookup_that_hangs(void **state) {
     (void)state;
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     char url[256];
     snprintf(url, sizeof url, "%s?stall_ms=60000", kvft_proxy_unix_url(proxy));
     kvft_proxy_set(proxy, &(kvft_plan){0});
@@ -183,7 +183,7 @@ static void a_lookup_that_hangs(void **state) {
  * rest is loaded. */
 static void a_lookup_that_is_late(void **state) {
     (void)state;
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     double late_ms = block_us * BLOCKS / 2000;
     for (int tries = 0; tries < TRIES && (report.loaded_tokens == 0 || report.computed_tokens == 1); tries++) {
         late_ms = late_ms < 200 ? late_ms : 200; /* the store gives up at 250 */

@@ -56,7 +56,7 @@ static struct llama_model *toy(const kind *k) {
 
 /* A process that knows nothing of the store; `before` prefills let it learn. */
 static kvf_llama_report prefill_through(const site *s, const char *url, const kvft_plan *plan, size_t before) {
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     kvft_proxy_set(proxy, &(kvft_plan){0});
     lab l = lab_open(s->model, &config, url, s->path);
     assert_int_equal(l.status, KVF_OK);
@@ -76,7 +76,7 @@ static kvf_llama_report prefill_through(const site *s, const char *url, const kv
 }
 
 static bool open_site(site *s, const kind *k) {
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     *s = (site){.path = k->arch != NULL ? MODEL_PATH : getenv("KVF_GEMMA"), .num = k->num_tokens};
     if (s->path == NULL) {
         return false;
@@ -144,7 +144,7 @@ static void *be_quick_again(void *arg) {
 /* The lookup's answer alone is late (a connection that had to be made): what was computed meanwhile stays, and the rest
  * is loaded behind it. How much that is depends on what else the machine does, so it is looked for. */
 static void when_the_lookup_is_late(const site *s) {
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     double late_ms = s->compute_us / 2000;
     for (int tries = 0; tries < TRIES && (report.loaded_tokens == 0 || report.computed_tokens == 1); tries++) {
         pthread_t thread;

@@ -49,7 +49,7 @@ static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
 
 static site open_site(void) {
     site s = {.model = lab_toy("llama", false, 1), .tokens = toy_prompt(1), .others = toy_prompt(2)};
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     lab clean = lab_open(s.model, &config, NULL, NULL);
     s.clean = lab_prefill(&clean, &report, 0, s.tokens, NUM);
     lab_close(&clean);
@@ -61,7 +61,7 @@ static site open_site(void) {
 
 /* The sequence has been changed behind the engine's back; the answer is that of a clean run nevertheless. */
 static void expect_clean(site *s, size_t resident) {
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     float *logits = lab_prefill(&s->l, &report, 0, s->tokens, NUM);
     assert_int_equal(report.resident_tokens, resident);
     lab_difference d = lab_compare(s->clean, logits, lab_vocab(&s->l));
@@ -134,7 +134,7 @@ static void test_nothing_wrong_is_stored_over_a_changed_sequence(void **state) {
     (void)state;
     struct llama_model *model = lab_toy("llama", false, 1);
     llama_token *tokens = toy_prompt(1), *others = toy_prompt(2);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     lab clean = lab_open(model, &config, NULL, NULL);
     float *expected = lab_prefill(&clean, &report, 0, tokens, NUM);
     lab_close(&clean);
@@ -165,7 +165,7 @@ static void test_sequences_that_are_not_there(void **state) {
     (void)state;
     struct llama_model *model = lab_toy("llama", false, 1);
     llama_token *tokens = toy_prompt(1);
-    kvf_llama_report report;
+    kvf_llama_report report = {.struct_size = sizeof report};
     lab l = lab_open(model, &config, "mem:", MODEL_PATH);
     free(lab_prefill(&l, &report, 0, tokens, NUM));
     const llama_seq_id wrong[] = {-1, 3, 4, 1000}; /* 3 is scratch */
@@ -188,13 +188,14 @@ static void test_no_room_to_load(void **state) {
     lab_config small = config;
     small.n_ctx = 512;
     lab l = lab_open(model, &small, "mem:", MODEL_PATH);
-    kvf_llama_report report = {0};
+    kvf_llama_report report = {.struct_size = sizeof report};
     free(lab_prefill(&l, &report, 0, tokens, NUM));
     kvft_flush_all(l.store);
     llama_memory_clear(llama_get_memory(l.ctx), true);
     decode(&l, 1, others, 0, NUM);
     decode(&l, 2, others, 0, 60); /* 152 cells are left */
     memset(&report, 0x7f, sizeof report);
+    report.struct_size = sizeof report;
     assert_int_equal(kvf_llama_load(l.kv, &report, 0, tokens, NUM), 128);
     assert_int_equal(report.num_tokens, NUM);
     assert_int_equal(report.loaded_tokens, 128);
@@ -205,10 +206,11 @@ static void test_no_room_to_load(void **state) {
     assert_int_equal(kvf_llama_save(l.kv, &report, 0, tokens, 128), 2);
     assert_int_equal(report.saved_blocks, 2);
     assert_int_equal(report.loaded_tokens, 0);
-    const kvf_llama_report zero = {0};
+    const kvf_llama_report zero = {.struct_size = sizeof zero};
     assert_int_equal(kvf_llama_save(l.kv, &report, 0, tokens, 0), 0);
     assert_memory_equal(&report, &zero, sizeof report);
     memset(&report, 0x7f, sizeof report);
+    report.struct_size = sizeof report;
     assert_int_equal(kvf_llama_load(l.kv, &report, 0, tokens, 0), 0);
     assert_memory_equal(&report, &zero, sizeof report);
     free(tokens);
@@ -373,7 +375,7 @@ static void test_forged_records_are_misses(void **state) {
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         struct llama_model *model = lab_toy(kinds[k].arch, kinds[k].hybrid, 1);
         llama_token *tokens = toy_prompt(1);
-        kvf_llama_report report;
+        kvf_llama_report report = {.struct_size = sizeof report};
         char *dir = kvft_temp_dir(), url[200];
         snprintf(url, sizeof url, "file:%s", dir);
         lab l = lab_open(model, &config, url, MODEL_PATH);
@@ -403,7 +405,7 @@ static void test_what_is_not_lent_loads_again(void **state) {
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         struct llama_model *model = lab_toy(kinds[k].arch, kinds[k].hybrid, 1);
         llama_token *tokens = toy_prompt(1);
-        kvf_llama_report report;
+        kvf_llama_report report = {.struct_size = sizeof report};
         char *dir = kvft_temp_dir(), url[200], root[200];
         snprintf(url, sizeof url, "file:%s", dir);
         snprintf(root, sizeof root, "%s/kvf1", dir);

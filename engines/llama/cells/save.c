@@ -94,9 +94,10 @@ static void save_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id 
 size_t kvf_llama_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                       size_t num) {
     kvf_llama_report own = {0};
-    save_as_it_is(kv, &own, seq, tokens, num);
-    if (report != NULL) {
-        *report = own;
+    if (kvfl_check_report(NULL, report) != KVF_OK) {
+        return 0;
     }
+    save_as_it_is(kv, &own, seq, tokens, num);
+    kvfl_give_report(report, &own);
     return own.saved_blocks;
 }

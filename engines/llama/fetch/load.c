@@ -432,11 +432,6 @@ static void look_up(load *l) {
 
 /* ---- both ---- */
 
-const char *kvf_llama_plan_name(kvf_llama_plan plan) {
-    static const char *const names[] = {"none", "load", "compute", "both"};
-    return (size_t)plan < sizeof names / sizeof *names ? names[plan] : "unknown";
-}
-
 static void tell_plan(const load *l, uint32_t computed) {
     kvf_llama_report *r = l->report;
     kvf_link link = link_of(l);
@@ -693,9 +688,10 @@ static size_t load_prefix(kvf_llama *kv, kvf_llama_report *report, llama_seq_id 
 size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                       size_t num) {
     kvf_llama_report own = {0};
-    size_t loaded = load_prefix(kv, &own, seq, tokens, num);
-    if (report != NULL) {
-        *report = own;
+    if (kvfl_check_report(NULL, report) != KVF_OK) {
+        return 0;
     }
+    size_t loaded = load_prefix(kv, &own, seq, tokens, num);
+    kvfl_give_report(report, &own);
     return loaded;
 }
