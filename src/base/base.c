@@ -119,7 +119,7 @@ void kvfi_log(kvf_log_level level, const char *format, ...) {
     if (!kvfi_log_on(level)) {
         return;
     }
-    char message[512];
+    char message[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);

@@ -56,7 +56,7 @@ static void say_finding(void *ctx, const kvf_finding *finding) {
 }
 
 /* What is logged depends on the verdict as a whole, so the rules, which are pure, run again with logging. */
-static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_verdict *verdict,
+static void tell(const kvfi_redis *tier, const kvfi_node *node, const kvfi_facts *facts, const kvfi_verdict *verdict,
                  const kvfi_admission *before) {
     listener to = {.tier = tier, .only = before->logged ? verdict->code : NULL};
     kvfi_verdict again;
@@ -66,7 +66,7 @@ static void tell(const kvfi_redis *tier, const kvfi_facts *facts, const kvfi_ver
     if (before->logged && verdict->saves == KVF_WHY_NONE) {
         kvfi_log(KVF_LOG_INFO, "%.100s: saves go on", tier->conf.text);
     } else {
-        kvfi_rules_judge(&again, facts, &tier->asked, say_finding, &to);
+        kvfi_rules_judge(&again, facts, &tier->asked, &node->server, say_finding, &to);
     }
 }
 
@@ -82,7 +82,7 @@ static void keep_parts(kvfi_verdict *verdict, const kvfi_redis *tier, const kvfi
 static void conclude(kvfi_redis *tier, kvfi_node *node, const kvfi_facts *facts, const kvfi_verdict *verdict,
                      bool settings) {
     kvfi_admission before = kvfi_node_admission(node);
-    tell(tier, facts, verdict, &before);
+    tell(tier, node, facts, verdict, &before);
     kvfi_admission admission = {.known = true,
                                 .logged = true,
                                 .silent = !settings || !facts->config,
@@ -122,7 +122,7 @@ static kvf_status admit_on(kvfi_talk *talk, const char *key) {
         KVFI_TRY(kvfi_facts_ask(talk, true));
     }
     KVFI_TRY(kvfi_facts_hear(talk, &facts, true));
-    kvfi_rules_judge(&verdict, &facts, &talk->tier->asked, NULL, NULL);
+    kvfi_rules_judge(&verdict, &facts, &talk->tier->asked, &talk->node->server, NULL, NULL);
     fit(talk->tier, &verdict.fit);
     conclude(talk->tier, talk->node, &facts, &verdict, true);
     return KVF_OK;
@@ -166,7 +166,7 @@ static kvf_status examine(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kv
         kvfi_conn_close(conn);
         return status;
     }
-    kvfi_rules_judge(out, &facts, &tier->asked, NULL, NULL);
+    kvfi_rules_judge(out, &facts, &tier->asked, &node->server, NULL, NULL);
     keep_parts(out, tier, &facts);
     conclude(tier, node, &facts, out, settings);
     return KVF_OK;

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "redis/mend.h"
 #include "redis/rules.h"
 
 #define BUDGET_US 5000000
@@ -76,7 +77,7 @@ static void examine_permissions(exam *e) {
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         kvfi_reply reply;
-        char mend[64];
+        char mend[KVFI_MEND_BYTES], grant[80];
         if (kvfi_talk_hear(&e->talk, &reply) != KVF_OK) {
             return;
         }
@@ -84,7 +85,8 @@ static void examine_permissions(exam *e) {
             continue;
         }
         bool perm = kvfi_reply_says(&reply, "NOPERM");
-        snprintf(mend, sizeof mend, "ACL SETUSER <user> +%s ~%.24s:*", names[i], e->tier->conf.prefix);
+        snprintf(grant, sizeof grant, "[ACL SETUSER @ +%s '~%.24s:*']", names[i], e->tier->conf.prefix);
+        kvfi_mend_write(mend, grant, &e->tier->conf, &e->talk.node->server, true);
         say(e, KVF_FATAL, perm ? "noperm" : "refused", perm ? mend : "", "%s is refused: %s", names[i],
             e->talk.conn->said);
     }
@@ -103,10 +105,13 @@ static void examine(exam *e, kvf_error *err) {
             strcmp(facts.name, "valkey") == 0 ? "Valkey, compatible with Redis" : "Redis", facts.version);
     }
     if (e->tier->conf.name[0] != '\0' && !kvfi_node_answers(e->talk.node, KVFI_PROBE_NAME)) {
-        say(e, KVF_NOTE, "no-name", "ACL SETUSER <user> +client|setname, or name= in the URL",
+        char mend[KVFI_MEND_BYTES];
+        kvfi_mend_write(mend, "[ACL SETUSER @ '+client|setname'], or name= in the URL", &e->tier->conf,
+                        &e->talk.node->server, true);
+        say(e, KVF_NOTE, "no-name", mend,
             "CLIENT SETNAME is not answered: our connections have no name in CLIENT LIST");
     }
-    kvfi_rules_judge(&verdict, &facts, &e->tier->asked, say_finding, e);
+    kvfi_rules_judge(&verdict, &facts, &e->tier->asked, &e->talk.node->server, say_finding, e);
     examine_permissions(e);
 }
 

@@ -6,6 +6,8 @@
 
 #include <stdio.h>
 
+#include "redis/mend.h"
+
 #define MIN_PART     (((uint64_t)64 << 10) - 4096)
 #define MIN_WINDOW   ((uint64_t)64 << 10)
 #define MIN_BACKLOG  ((uint64_t)256 << 20)
@@ -308,12 +310,14 @@ static kvf_severity has_threads(look *l) {
 
 /* ---- the table ---- */
 
-#define REPLICA_MEND                                                                                            \
-    "no replicas for a cache, or CONFIG SET repl-backlog-size 512mb and CONFIG SET client-output-buffer-limit " \
-    "\"replica 2gb 1gb 60\""
-#define EVICT_MEND                                                                                 \
-    "CONFIG SET maxmemory-policy allkeys-lru (volatile-lru when the server holds other data); or " \
-    "allow_noeviction=true in the URL"
+#define REPLICA_MEND                                                                                   \
+    "no replicas for a cache, or {repl-backlog-size 512mb} and {client-output-buffer-limit \"replica " \
+    "2gb 1gb 60\"}"
+#define EVICT_MEND                                                                                              \
+    "{maxmemory-policy allkeys-lru} (volatile-lru when the server holds other data); or allow_noeviction=true " \
+    "in the URL"
+#define BOUND_MEND \
+    "{maxmemory 4gb} (or what its host can spare, at most 80 % of its RAM) and {maxmemory-policy allkeys-lru}"
 
 typedef enum source { INFO, CONFIG, ANY } source;
 
@@ -325,39 +329,34 @@ static const struct rule {
     kvf_reason why;
     const char *mend;
 } rules[] = {
-    {"no-info", ANY, shows_info, KVF_WHY_NONE, "ACL SETUSER <user> +info"},
-    {"no-config", ANY, shows_config, KVF_WHY_NONE, "ACL SETUSER <user> +config|get"},
+    {"no-info", ANY, shows_info, KVF_WHY_NONE, "[ACL SETUSER @ +info]"},
+    {"no-config", ANY, shows_config, KVF_WHY_NONE, "[ACL SETUSER @ '+config|get']"},
     {"version", INFO, is_new, KVF_WHY_NONE, "use Redis 6 or later, or Valkey"},
     {"replica", INFO, is_primary, KVF_WHY_SETTINGS, "name the primary in the URL"},
     {"loading", INFO, is_loaded, KVF_WHY_SETTINGS, "wait until it is done"},
     {"cluster", INFO, is_no_node, KVF_WHY_NONE, "name the nodes as redis+cluster://, or use a single server"},
-    {"maxmemory", INFO, is_bounded, KVF_WHY_NONE,
-     "CONFIG SET maxmemory <80% of RAM> and CONFIG SET maxmemory-policy allkeys-lru, and both in redis.conf; or "
-     "budget= in the "
-     "URL"},
-    {"budget", INFO, has_room, KVF_WHY_FULL,
-     "CONFIG SET maxmemory-policy allkeys-lru and CONFIG SET maxmemory <80% of RAM>; or a larger budget= in the URL"},
+    {"maxmemory", INFO, is_bounded, KVF_WHY_NONE, BOUND_MEND ", and both in redis.conf; or budget= in the URL"},
+    {"budget", INFO, has_room, KVF_WHY_FULL, BOUND_MEND "; or a larger budget= in the URL"},
     {"noeviction", INFO, evicts, KVF_WHY_SETTINGS, EVICT_MEND},
     {"volatile-without-ttl", INFO, evicts_ours, KVF_WHY_SETTINGS,
-     "remove ttl=0 from the URL, or CONFIG SET maxmemory-policy allkeys-lru; or allow_noeviction=true in the URL"},
-    {"lrm", INFO, counts_reads, KVF_WHY_NONE, "CONFIG SET maxmemory-policy allkeys-lru"},
-    {"samples", CONFIG, compares_enough, KVF_WHY_NONE, "CONFIG SET maxmemory-samples 10"},
+     "remove ttl=0 from the URL, or {maxmemory-policy allkeys-lru}; or allow_noeviction=true in the URL"},
+    {"lrm", INFO, counts_reads, KVF_WHY_NONE, "{maxmemory-policy allkeys-lru}"},
+    {"samples", CONFIG, compares_enough, KVF_WHY_NONE, "{maxmemory-samples 10}"},
     {"proto-max-bulk-len", CONFIG, takes_parts, KVF_WHY_SETTINGS,
-     "CONFIG SET proto-max-bulk-len 512mb, or a smaller part= in the URL"},
+     "{proto-max-bulk-len 512mb}, or a smaller part= in the URL"},
     {"output-buffer-limit", CONFIG, lets_answers_wait, KVF_WHY_SETTINGS,
-     "CONFIG SET client-output-buffer-limit \"normal 0 0 0\""},
-    {"maxmemory-clients", CONFIG, lets_clients_have_buffers, KVF_WHY_SETTINGS, "CONFIG SET maxmemory-clients 0"},
+     "{client-output-buffer-limit \"normal 0 0 0\"}"},
+    {"maxmemory-clients", CONFIG, lets_clients_have_buffers, KVF_WHY_SETTINGS, "{maxmemory-clients 0}"},
     {"maxmemory-small", INFO, has_memory, KVF_WHY_SETTINGS, "raise maxmemory, or lower part= and conns= in the URL"},
     {"bgsave-failed", INFO, takes_writes_without_snapshot, KVF_WHY_SETTINGS,
-     "CONFIG SET save \"\" and CONFIG SET stop-writes-on-bgsave-error no"},
-    {"aof-failed", INFO, takes_writes_without_log, KVF_WHY_SETTINGS,
-     "CONFIG SET appendonly no, or make room on its disk"},
-    {"snapshots", CONFIG, makes_no_snapshots, KVF_WHY_NONE, "CONFIG SET save \"\""},
-    {"aof", INFO, keeps_no_log, KVF_WHY_NONE, "CONFIG SET appendonly no"},
+     "{save \"\"} and {stop-writes-on-bgsave-error no}"},
+    {"aof-failed", INFO, takes_writes_without_log, KVF_WHY_SETTINGS, "{appendonly no}, or make room on its disk"},
+    {"snapshots", CONFIG, makes_no_snapshots, KVF_WHY_NONE, "{save \"\"}"},
+    {"aof", INFO, keeps_no_log, KVF_WHY_NONE, "{appendonly no}"},
     {"replica-backlog", INFO, feeds_no_replicas, KVF_WHY_NONE, REPLICA_MEND},
     {"swap", INFO, is_in_memory, KVF_WHY_NONE,
      "lower maxmemory, or keep the server from being swapped out (swapoff -a)"},
-    {"io-threads", CONFIG, has_threads, KVF_WHY_NONE, "io-threads 4 in redis.conf, on a host with cores to spare"},
+    {"io-threads", CONFIG, has_threads, KVF_WHY_NONE, "in redis.conf: io-threads 4, on a host with cores to spare"},
     {"allocator", INFO, has_jemalloc, KVF_WHY_NONE, ""},
 };
 
@@ -380,9 +379,9 @@ static uint64_t longest_value(const kvfi_facts *facts, const kvfi_fit *fit) {
     return longest;
 }
 
-void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_redis_conf *conf, kvf_finding_fn found,
-                      void *ctx) {
-    char what[WHAT_BYTES];
+void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_redis_conf *conf, const kvfi_endpoint *at,
+                      kvf_finding_fn found, void *ctx) {
+    char what[WHAT_BYTES], mend[KVFI_MEND_BYTES];
     look l = {.facts = facts, .conf = conf, .verdict = out, .what = what};
     *out = (kvfi_verdict){.code = "", .room = KVFI_UNKNOWN};
     out->most = facts->maxmemory != KVFI_UNKNOWN ? facts->maxmemory : 0;
@@ -398,7 +397,8 @@ void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *facts, const kvfi_red
             out->code = r->code;
         }
         if (severity != KVF_FINE && found != NULL) {
-            kvf_finding finding = {.severity = severity, .code = r->code, .what = what, .mend = r->mend};
+            kvfi_mend_write(mend, r->mend, conf, at, facts->config);
+            kvf_finding finding = {.severity = severity, .code = r->code, .what = what, .mend = mend};
             found(ctx, &finding);
         }
     }

@@ -29,6 +29,7 @@ typedef struct kvfi_verdict {
 } kvfi_verdict;
 
 /* Judges by the settings of the URL. `found` may be NULL; it is called for each violated rule. */
-void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *, const kvfi_redis_conf *, kvf_finding_fn found, void *ctx);
+void kvfi_rules_judge(kvfi_verdict *out, const kvfi_facts *, const kvfi_redis_conf *, const kvfi_endpoint *at,
+                      kvf_finding_fn found, void *ctx);
 
 #endif

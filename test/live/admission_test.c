@@ -784,8 +784,53 @@ static int tear_down(void **state) {
 
 #define LIVE(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
+/* ---- what mends it is a command to type ---- */
+
+static void a_mend_is_typed(void **state) {
+    (void)state;
+    if (system("command -v redis-cli >/dev/null") != 0) {
+        skip();
+    }
+    const char *const urls[] = {server->tcp_url, server->unix_url};
+    for (size_t i = 0; i < 2; i++) {
+        say_all("CONFIG SET maxmemory 4gb;CONFIG SET maxmemory-policy noeviction");
+        kvfi_tier *tier = kvft_tier(urls[i]);
+        seen s = examine(tier, "noeviction");
+        char *end = strstr(s.mend, " (volatile-lru");
+        assert_non_null(end);
+        *end = '\0';
+        char command[400];
+        snprintf(command, sizeof command, "%s >/dev/null", s.mend);
+        assert_int_equal(system(command), 0);
+        assert_int_equal(examine(tier, "noeviction").severity, KVF_FINE);
+        tier->ops->close(tier);
+    }
+}
+
+/* Whoever may not use CONFIG is told the line of redis.conf, and the password is in no text. */
+static void a_mend_without_config(void **state) {
+    (void)state;
+    kvfi_tier *tier = NULL;
+    say_all("CONFIG SET maxmemory 4gb;CONFIG SET maxmemory-policy noeviction");
+    say(server, "ACL SETUSER reader on >s3cret ~* +@all -config");
+    assert_int_equal(kvft_try_tier(&tier, &err, "redis://reader:s3cret@127.0.0.1:%d", server->port), KVF_OK);
+    seen s = examine(tier, "noeviction");
+    assert_non_null(strstr(s.mend, "in redis.conf: maxmemory-policy allkeys-lru"));
+    assert_null(strstr(s.mend, "CONFIG SET"));
+    s = examine(tier, "no-config");
+    char command[128];
+    snprintf(command, sizeof command, "redis-cli -p %d --user reader --askpass ACL SETUSER reader '+config|get'",
+             server->port);
+    assert_string_equal(s.mend, command);
+    tier->ops->close(tier);
+    (void)kvft_server_say(server, "ACL DELUSER reader");
+    say_all(WELL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        LIVE(a_mend_is_typed),
+        LIVE(a_mend_without_config),
         LIVE(policies),
         LIVE(memory),
         LIVE(limits),

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "redis/mend.h"
 #include "redis/rules.h"
 
 static kvfi_facts facts;
@@ -52,7 +53,7 @@ static void note(void *ctx, const kvf_finding *finding) {
 /* What is found, each with its severity (1 note, 2 warning, 3 fatal). */
 static const char *judged(void) {
     codes[0] = '\0';
-    kvfi_rules_judge(&verdict, &facts, &conf, note, NULL);
+    kvfi_rules_judge(&verdict, &facts, &conf, &conf.server, note, NULL);
     return codes;
 }
 
@@ -195,8 +196,64 @@ static void fewer_connections(void **state) {
     assert_int_equal(verdict.fit.save_conns, 1);
 }
 
+/* ---- what mends it, as something to type ---- */
+
+static char mended[KVFI_MEND_BYTES];
+
+static const char *mend_of(const char *mend, bool config) {
+    kvfi_mend_write(mended, mend, &conf, &conf.server, config);
+    return mended;
+}
+
+static void commands_are_whole(void **state) {
+    (void)state;
+    conf.server = (kvfi_endpoint){.host = "127.0.0.1", .port = 6390};
+    assert_string_equal(mend_of("{save \"\"} and {maxmemory-policy allkeys-lru}; or a=b", true),
+                        "redis-cli -p 6390 CONFIG SET save \"\" and redis-cli -p 6390 CONFIG SET maxmemory-policy "
+                        "allkeys-lru; or a=b");
+    snprintf(conf.server.host, sizeof conf.server.host, "2001:db8::1");
+    conf.user = "it's me";
+    conf.password = "s3cret";
+    conf.db = 3;
+    conf.tls_conf = (kvfi_tls_conf){.on = true, .ca_file = "/etc/my ca.pem"};
+    assert_string_equal(
+        mend_of("[ACL SETUSER @ +info]", true),
+        "redis-cli -h 2001:db8::1 -p 6390 --tls --cacert '/etc/my ca.pem' --user 'it'\\''s me' --askpass "
+        "-n 3 ACL SETUSER 'it'\\''s me' +info");
+    (void)all_well(NULL);
+    conf.server = (kvfi_endpoint){.path = "/run/a b.sock"};
+    assert_string_equal(mend_of("[ACL SETUSER @ +info]", true),
+                        "redis-cli -s '/run/a b.sock' ACL SETUSER default +info");
+    assert_string_equal(mend_of("raise it", true), "raise it");
+    assert_string_equal(mend_of("", true), "");
+}
+
+static void settings_of_a_server_that_refuses_config(void **state) {
+    (void)state;
+    conf.server = (kvfi_endpoint){.host = "localhost", .port = 6379};
+    assert_string_equal(
+        mend_of("{save \"\"}, {client-output-buffer-limit \"normal 0 0 0\"} or [ACL SETUSER @ +x]", false),
+        "in redis.conf: save \"\", in redis.conf: client-output-buffer-limit normal 0 0 0 or redis-cli -p 6379 "
+        "ACL SETUSER default +x");
+}
+
+/* Where they don't fit the server is left out: half a name would be another one. */
+static void commands_that_are_too_long(void **state) {
+    (void)state;
+    static char user[600];
+    conf.server = (kvfi_endpoint){.host = "h", .port = 1};
+    memset(user, 'u', sizeof user - 1);
+    conf.user = user;
+    assert_string_equal(mend_of("{a 1} and {b 2}", true), "CONFIG SET a 1 and CONFIG SET b 2");
+    snprintf(user, sizeof user, "%0400d", 0);
+    assert_string_equal(mend_of("{a 1}, {b 2} and {c 3}", true), "CONFIG SET a 1, CONFIG SET b 2 and CONFIG SET c 3");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(commands_are_whole, all_well),
+        cmocka_unit_test_setup(settings_of_a_server_that_refuses_config, all_well),
+        cmocka_unit_test_setup(commands_that_are_too_long, all_well),
         cmocka_unit_test_setup(well, all_well),
         cmocka_unit_test_setup(servers_that_we_have_not, all_well),
         cmocka_unit_test_setup(unknown, all_well),
