@@ -207,20 +207,13 @@ void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tai
     }
     kvf_chain(kv->space, kv->keys, kv->num_whole, kv->tokens, cut);
     if (tail > 0 && cut > 0) {
-        /* Named by the block before it, its own tokens, and a word that names no whole block. */
-        uint8_t name[4 + sizeof(kvf_key) + 4 * KVFL_MAX_BLOCK_TOKENS] = "tail";
-        memcpy(name + 4, kv->keys[kv->num_whole - 1].bytes, sizeof(kvf_key));
-        memcpy(name + 4 + sizeof(kvf_key), kv->tokens + cut, 4 * tail);
-        kvf_key_of(kv->space, &kv->keys[kv->num_whole], name, 4 + sizeof(kvf_key) + 4 * tail);
+        kvf_tail_key(kv->space, &kv->keys[kv->num_whole], &kv->keys[kv->num_whole - 1], kv->tokens + cut, tail);
     }
 }
 
-void kvfl_name_apart(kvf_llama *kv, size_t index, const void *word, size_t len) {
-    uint8_t name[5 + sizeof(kvf_key) + 32] = "apart";
-    memcpy(name + 5 + sizeof(kvf_key), word, len);
+void kvfl_name_apart(kvf_llama *kv, size_t index, const void *how, size_t len) {
     for (size_t i = index; kv->space != NULL && i < kvfl_num_blocks(kv); i++) {
-        memcpy(name + 5, kv->keys[i].bytes, sizeof(kvf_key));
-        kvf_key_of(kv->space, &kv->keys[i], name, 5 + sizeof(kvf_key) + len);
+        kvf_apart_key(kv->space, &kv->keys[i], &kv->keys[i], how, len);
     }
 }
 

@@ -89,6 +89,19 @@ void kvf_key_of(const kvf_space *space, kvf_key *out, const void *engine_hash, s
     kvfi_key_of(&space->identity, out, engine_hash, len);
 }
 
+void kvf_tail_key(const kvf_space *space, kvf_key *out, const kvf_key *last_block, const uint32_t *tokens,
+                  size_t num_tokens) {
+    kvfi_tail_key(&space->identity, out, last_block, tokens, num_tokens);
+}
+
+void kvf_state_key(const kvf_space *space, kvf_key *out, const kvf_key *block) {
+    kvfi_state_key(&space->identity, out, block);
+}
+
+void kvf_apart_key(const kvf_space *space, kvf_key *out, const kvf_key *key, const void *how, size_t len) {
+    kvfi_apart_key(&space->identity, out, key, how, len);
+}
+
 void kvf_stored_key(const kvf_space *space, kvf_key *out, const kvf_key *key) {
     kvfi_addr addr;
     kvfi_address(&addr, &space->identity, key);

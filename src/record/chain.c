@@ -42,12 +42,43 @@ size_t kvfi_chain(const kvfi_identity *identity, kvf_key *out, size_t cap, const
     return num;
 }
 
+static void begin_name(kvfi_sha *sha, const kvfi_identity *identity) {
+    kvfi_sha_init(sha, NULL);
+    kvfi_sha_add(sha, key_label, sizeof key_label - 1);
+    kvfi_sha_add(sha, identity->root, 32);
+}
+
 void kvfi_key_of(const kvfi_identity *identity, kvf_key *out, const void *engine_hash, size_t len) {
     kvfi_sha sha;
-    kvfi_sha_init(&sha, NULL);
-    kvfi_sha_add(&sha, key_label, sizeof key_label - 1);
-    kvfi_sha_add(&sha, identity->root, 32);
+    begin_name(&sha, identity);
     kvfi_sha_add(&sha, engine_hash, len);
+    kvfi_sha_end(&sha, out->bytes);
+}
+
+void kvfi_tail_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *last_block, const uint32_t *tokens,
+                   size_t num) {
+    kvfi_sha sha;
+    begin_name(&sha, identity);
+    kvfi_sha_add(&sha, "tail", 4);
+    kvfi_sha_add(&sha, last_block->bytes, sizeof last_block->bytes);
+    add_tokens(&sha, tokens, num);
+    kvfi_sha_end(&sha, out->bytes);
+}
+
+void kvfi_state_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *block) {
+    kvfi_sha sha;
+    begin_name(&sha, identity);
+    kvfi_sha_add(&sha, "state", 5);
+    kvfi_sha_add(&sha, block->bytes, sizeof block->bytes);
+    kvfi_sha_end(&sha, out->bytes);
+}
+
+void kvfi_apart_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *key, const void *how, size_t len) {
+    kvfi_sha sha;
+    begin_name(&sha, identity);
+    kvfi_sha_add(&sha, "apart", 5);
+    kvfi_sha_add(&sha, key->bytes, sizeof key->bytes);
+    kvfi_sha_add(&sha, how, len);
     kvfi_sha_end(&sha, out->bytes);
 }
 

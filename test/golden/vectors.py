@@ -182,6 +182,11 @@ def vectors():
         for i, key in enumerate(chain(root, TOKENS, 16)):
             out["chain %s %d" % (kind, i)] = place(key, secret)
         out["key_of " + kind] = place(h(b"kvf1 key" + root + b"an engine's own hash", b""), secret)
+        last = list(chain(root, TOKENS, 16))[-1]
+        tail = h(b"kvf1 key" + root + b"tail" + last + le32(*TOKENS[32:]), b"")
+        out["tail " + kind] = place(tail, secret)
+        out["state " + kind] = place(h(b"kvf1 key" + root + b"state" + tail, b""), secret)
+        out["apart " + kind] = place(h(b"kvf1 key" + root + b"apart" + last + b"as it is\0", b""), secret)
     out["card_key plain"] = h(b"kvf1 card" + out["digest plain"], b"")
     out["session_space"] = h(b"kvf1 sessions", b"")
     out["session_key"] = h(b"kvf1 session" + b"user:42", b"")

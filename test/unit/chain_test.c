@@ -20,7 +20,17 @@ static void open_identity(kvfi_identity *out, const char *secret) {
     assert_int_equal(kvfi_identity_init(out, NULL, fields, 4, &options), KVF_OK);
 }
 
-static void check_golden(const char *secret, const char *const names[3]) {
+static void expect_at(const kvfi_identity *identity, const char *what, const char *kind, const kvf_key *key) {
+    char name[32];
+    uint8_t golden[32];
+    kvfi_addr at;
+    snprintf(name, sizeof name, "%s %s", what, kind);
+    kvft_golden_vector(name, golden);
+    kvfi_address(&at, identity, key);
+    assert_memory_equal(at.key.bytes, golden, 32);
+}
+
+static void check_golden(const char *secret, const char *kind, const char *const names[2]) {
     kvfi_identity identity;
     uint32_t tokens[40];
     kvf_key keys[3], other;
@@ -37,18 +47,22 @@ static void check_golden(const char *secret, const char *const names[3]) {
         assert_memory_equal(&addr.space, &identity.digest, sizeof addr.space);
     }
     assert_int_equal(keys[2].bytes[0], 0xee);
-    kvft_golden_vector(names[2], golden);
     kvfi_key_of(&identity, &other, "an engine's own hash", 20);
-    kvfi_addr at;
-    kvfi_address(&at, &identity, &other);
-    assert_memory_equal(at.key.bytes, golden, 32);
+    expect_at(&identity, "key_of", kind, &other);
+    kvfi_tail_key(&identity, &other, &keys[1], tokens + 32, 8);
+    expect_at(&identity, "tail", kind, &other);
+    kvfi_state_key(&identity, &other, &other); /* in place */
+    expect_at(&identity, "state", kind, &other);
+    other = keys[1];
+    kvfi_apart_key(&identity, &other, &other, "as it is", 9);
+    expect_at(&identity, "apart", kind, &other);
     kvfi_identity_cleanup(&identity);
 }
 
 static void golden(void **state) {
     (void)state;
-    check_golden(NULL, (const char *const[3]){"chain plain 0", "chain plain 1", "key_of plain"});
-    check_golden(KVFT_GOLDEN_SECRET, (const char *const[3]){"chain keyed 0", "chain keyed 1", "key_of keyed"});
+    check_golden(NULL, "plain", (const char *const[2]){"chain plain 0", "chain plain 1"});
+    check_golden(KVFT_GOLDEN_SECRET, "keyed", (const char *const[2]){"chain keyed 0", "chain keyed 1"});
 }
 
 static void cap_and_short_prompts(void **state) {

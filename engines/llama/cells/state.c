@@ -23,10 +23,8 @@ bool kvfl_is_boundary(const kvf_llama *kv, size_t index) {
 
 /* Named by the block that ends there, and by a word that names no block. */
 kvf_block kvfl_state_block(const kvf_llama *kv, size_t index) {
-    uint8_t name[5 + sizeof(kvf_key)] = "state";
     kvf_block block = kvfl_block_of(kv, index - 1);
-    memcpy(name + 5, block.key.bytes, sizeof(kvf_key));
-    kvf_key_of(kv->space, &block.key, name, sizeof name);
+    kvf_state_key(kv->space, &block.key, &block.key);
     return block;
 }
 
