@@ -131,20 +131,40 @@ static void generate(lab *l, llama_token out[GREEDY]) {
     }
 }
 
-/* In a context of its own. */
-static answer ask(const site *s, const char *url, const llama_token *tokens) {
-    answer a = {.report.struct_size = sizeof a.report};
+/* In a context of its own; false: stopped, since it would have computed some of the first `stored` tokens. */
+static bool try_to_ask(const site *s, answer *a, const char *url, const llama_token *tokens, uint32_t stored) {
     lab_config config = config_of(s->kind);
-    lab l = lab_open(s->model, &config, url, s->path);
+    lab l = lab_open_with(s->model, &config, url, s->path, lab_stop_below, &stored);
     if (l.status != KVF_OK) {
         fail_msg("%s: %s", s->kind->arch, l.err.what);
     }
-    a.logits = lab_prefill(&l, &a.report, 0, tokens, NUM);
-    generate(&l, a.greedy);
-    if (l.store != NULL) {
-        kvft_flush_all(l.store);
+    kvf_status status = kvf_llama_prefill(l.kv, &a->report, &l.err, 0, tokens, NUM);
+    if (status == KVF_OK) {
+        a->logits = lab_logits(&l);
+        generate(&l, a->greedy);
+        if (l.store != NULL) {
+            kvft_flush_all(l.store);
+        }
     }
     lab_close(&l);
+    assert_true(status == KVF_OK || (status == KVF_CLOSED && stored > 0));
+    return status == KVF_OK;
+}
+
+static answer ask(const site *s, const char *url, const llama_token *tokens) {
+    answer a = {.report.struct_size = sizeof a.report};
+    (void)try_to_ask(s, &a, url, tokens, 0);
+    return a;
+}
+
+static answer ask_for_stored(const site *s, const llama_token *tokens, uint32_t stored) {
+    answer a = {.report.struct_size = sizeof a.report};
+    for (int tries = 0; tries < LAB_PATIENCE && !try_to_ask(s, &a, s->url, tokens, stored); tries++) {
+    }
+    if (a.logits == NULL) {
+        fail_msg("%s: %u tokens are stored, and are not loaded", s->kind->arch, stored);
+    }
+    assert_int_equal(a.report.loaded_tokens, stored);
     return a;
 }
 
@@ -209,8 +229,7 @@ static void damage_each(const site *s, const answer *expected) {
         expect_same(s, gone ? "a record is gone" : "a record is damaged", &a, expected);
     }
     assert_true(whole < runs); /* some of them were needed */
-    answer mended = ask(s, s->url, s->tokens);
-    assert_int_equal(mended.report.loaded_tokens, NUM - 1);
+    answer mended = ask_for_stored(s, s->tokens, NUM - 1);
     expect_same(s, "mended", &mended, expected);
 }
 
@@ -233,15 +252,13 @@ static void run_kind(size_t index) {
     answer clean = ask(&s, NULL, s.tokens), clean_other = ask(&s, NULL, s.other);
     store_elsewhere(index, s.url);
 
-    answer warm = ask(&s, s.url, s.tokens);
+    answer warm = ask_for_stored(&s, s.tokens, NUM - 1);
     printf("%-13s %s loaded %u of %u tokens, %.2f MB\n", s.kind->arch, s.kind->swa_full ? "(full)" : "      ",
            warm.report.loaded_tokens, NUM, (double)warm.report.loaded_bytes / 1e6);
     fflush(stdout);
-    assert_int_equal(warm.report.loaded_tokens, NUM - 1);
     expect_same(&s, "all loaded", &warm, &clean);
 
-    answer other = ask(&s, s.url, s.other);
-    assert_int_equal(other.report.loaded_tokens, s.kind->resumes);
+    answer other = ask_for_stored(&s, s.other, s.kind->resumes);
     expect_same(&s, "partly loaded", &other, &clean_other);
     if (index < NUM_KINDS) {
         expect_foreign_is_not_loaded(&s);
