@@ -14,7 +14,7 @@
 /* When nothing has been queued for IDLE_US, free pages return to the system in steps. */
 #define IDLE_US         3000000
 #define GIVE_BACK_BYTES ((size_t)8 << 20)
-#define CANCEL_US       50000 /* between two looks whether a wait was cancelled: nobody tells of that */
+#define CANCEL_US       20000 /* between two looks whether a wait was cancelled: nobody tells of that */
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
     *backlog = (kvfi_backlog){.store = store, .bound = bound / KVFI_PAGE * KVFI_PAGE};

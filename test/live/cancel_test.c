@@ -215,6 +215,29 @@ static void test_each_batch_has_patience_of_its_own(void **state) {
     wait_for_silent(server->tcp_url, KVF_OP_LOAD);
 }
 
+/* A server that greets and is silent when something is saved stalls on both connections that a batch tries. */
+static void test_impatient_stalls_do_not_count(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    open_on(server->unix_url, NULL);
+    kvft_prompt *prompt = kvft_prompt_new(space, 3, BLOCKS, 1000);
+    kvf_batch batch = batch_of(KVF_OP_SAVE, prompt, 0);
+    batch.patience_us = KVF_MS(300);
+    assert_string_equal(kvft_server_say(server, "CLIENT PAUSE 600000 WRITE"), "+OK");
+    for (int i = 0; i < 2; i++) {
+        (void)submit(&batch);
+        assert_int_equal(next_completion().num_ok, 0);
+        check_stalled(prompt);
+    }
+    assert_string_equal(kvft_server_say(server, "CLIENT UNPAUSE"), "+OK");
+    (void)submit(&batch);
+    assert_int_equal(next_completion().num_ok, BLOCKS);
+    kvft_prompt_free(prompt);
+    close_all();
+}
+
 static void test_patience_is_a_time(void **state) {
     (void)state;
     if (server == NULL) {
@@ -234,9 +257,9 @@ static void test_patience_is_a_time(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(test_a_cancelled_save_gives_its_memory_back),
-                                       TEST(test_also_one_that_is_sealed_first),
-                                       TEST(test_also_one_that_has_no_connection_yet),
-                                       TEST(test_each_batch_has_patience_of_its_own), TEST(test_patience_is_a_time)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_a_cancelled_save_gives_its_memory_back), TEST(test_also_one_that_is_sealed_first),
+        TEST(test_also_one_that_has_no_connection_yet),    TEST(test_each_batch_has_patience_of_its_own),
+        TEST(test_impatient_stalls_do_not_count),          TEST(test_patience_is_a_time)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

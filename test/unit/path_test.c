@@ -183,6 +183,12 @@ static void wait_for_a_load(bool closes) {
     await_at_gate(1);
     int64_t unused = SLOTS - 1;
     assert_int_equal(kvf_fence(f.view, &unused, 1, KVF_DEFAULT), KVF_OK);
+    assert_int_equal(kvf_fence(f.view, &unused, 1, KVF_POLL), KVF_OK);
+    assert_int_equal(kvf_fence(f.view, &f.slot, 1, KVF_POLL), KVF_AGAIN);
+    assert_int_equal(kvf_fence(f.view, &f.slot, 1, KVF_MS(3)), KVF_AGAIN);
+    int64_t outside = SLOTS;
+    assert_int_equal(kvf_fence(f.view, &outside, 1, KVF_POLL), KVF_LIMIT);
+    assert_int_equal(kvf_fence(f.view, &unused, 1, -2), KVF_LIMIT);
     pthread_t waits;
     assert_int_equal(pthread_create(&waits, NULL, closes ? close_view : fence, &f), 0);
     kvft_nap_ms(20); /* it waits by now; where it does not, the test is only weaker */
