@@ -128,6 +128,14 @@ check: check-docs
 check-docs: build ## commands of the docs run, links and names exist, lines fit, public functions have comments
 	@$(paths); $(programs); checks/docs.py --self-test
 
+check: check-abi
+.PHONY: check-abi abi-baseline
+check-abi: build ## programs of the oldest headers of this minor version run with today's libraries
+	@$(paths); $(programs); checks/abi.sh
+
+abi-baseline: build ## put what was added to the API into test/abi; refuses what breaks programs (ABI_NEW=1: not released yet)
+	@$(paths); $(programs); checks/abi.sh --renew
+
 # --- of llama-server
 .PHONY: check-server-restart check-upstream check-decode check-shared
 

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Spaces and chains: what a key names.
+ */
+#ifndef KVFERRY_SPACE_H
+#define KVFERRY_SPACE_H
+
+#include "store.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A space is an identity: everything that changes the bytes of a block, as named fields. The SHA-256 of all of them
+ * begins every key, so a difference is a miss, never a wrong hit. Order does not matter; names are unique; names and
+ * values are text.
+ *
+ * Mandatory fields (one missing is KVF_REFUSED): "engine" (which engine, and the version of its KV format), "model" (a
+ * hash of the weights), "kv" (data type and layout of the blocks). Usual others: "adapters", "rope", "tp_rank",
+ * "tenant". */
+typedef struct kvf_field {
+    const char *name;  /* 1 to 64 bytes of a-z 0-9 . _ - */
+    const char *value; /* up to 4096 bytes */
+} kvf_field;
+
+/* The name of a space: the SHA-256 of its fields and of block_tokens, or with a secret their HMAC. */
+typedef struct kvf_digest {
+    uint8_t bytes[32];
+} kvf_digest;
+
+typedef struct kvf_space kvf_space;
+
+typedef struct kvf_space_options {
+    uint32_t struct_size;
+    uint32_t block_tokens; /* tokens of a block, a power of two from 1 to 4096; part of the identity; 0 = 256 */
+    /* A tenant's secret. Records are sealed under it (encrypted and authenticated), and the keys that the store sees are
+     * HMACs under it: without it nobody can read, recognise, forge or move them. docs/security.md says what it is good
+     * for. NULL = that of the store (kvf_options), or none. */
+    const void *secret;
+    size_t secret_len; /* 16 to 1024 bytes */
+    /* The secret before that one, while it is replaced: what is not there under `secret` is looked for under this, and
+     * what is loaded is stored again under `secret`, in the background. Nothing is stored under it. NULL = none. */
+    const void *previous_secret;
+    size_t previous_secret_len;
+} kvf_space_options;
+
+KVF_API KVF_MUST_CHECK kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *, const kvf_field *fields,
+                                                 size_t num_fields, const kvf_space_options *options);
+KVF_API void kvf_space_close(kvf_space *);
+KVF_API void kvf_space_digest(const kvf_space *, kvf_digest *out);
+KVF_API uint32_t kvf_space_block_tokens(const kvf_space *);
+/* The fields as "name=value\n" lines, sorted by name, block_tokens among them. Valid until the space is closed. */
+KVF_API const char *kvf_space_fields(const kvf_space *);
+
+/* The name of a block: 32 bytes that stand for the fields of the space and for all tokens up to the end of the block.
+ * With a secret, the key that a store sees is another (kvf_stored_key). */
+typedef struct kvf_key {
+    uint8_t bytes[32];
+} kvf_key;
+
+/* kvf_chain turns a whole prompt into block keys in one call: h0 = H("kvf1 chain" || fields of the space), h[i] =
+ * H(h[i-1] || tokens of block i, little-endian 32 bit), H = SHA-256. Writes the keys of all whole blocks, at most `cap`, and returns their number. docs/record-format.md has test vectors. Does not block
+ * or allocate. */
+KVF_API size_t kvf_chain(const kvf_space *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens);
+
+/* kvf_key_of makes a key from an engine's own block hash (vLLM, SGLang, LMCache bring theirs), of any length. */
+KVF_API void kvf_key_of(const kvf_space *, kvf_key *out, const void *engine_hash, size_t len);
+
+/* kvf_stored_key is the key under which a block of this space lies in a store, as kvf_walk shows it and kvf_remove takes
+ * it: the same, or with a secret its HMAC. */
+KVF_API void kvf_stored_key(const kvf_space *, kvf_key *out, const kvf_key *key);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
