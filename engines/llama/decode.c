@@ -245,6 +245,10 @@ static void begin_prompt(kvfl_history *h) {
     }
 }
 
+/* Brings one sequence of a batch as far as possible before the rest is decoded: to its first output, or, without one,
+ * to the last whole block (for a model with states to the end of the batch). The order matters: first step back to
+ * where the sequence is cold, then copy what another sequence holds, and only then load or compute. Returns 0, or what
+ * llama_decode would return. `roomy`: there are cells for the whole batch. */
 static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];
@@ -410,8 +414,10 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     }
 }
 
-/* llama_decode leaves the memory unchanged when it returns 1 or -1, and so does this. After a worse failure the memory
- * tells what it holds. */
+/* Undoes what was done for one sequence of a batch that failed with `rc`. llama_decode leaves the memory unchanged when
+ * it returns 1 or -1, and kvf_llama_decode promises the same: so what was dropped is put back, what was brought in is
+ * removed, and the history shrinks to where the batch began. After a worse failure, or if that did not work, only the
+ * memory tells what the sequence holds: its history then follows the memory, and nothing in it counts as cold. */
 static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
     kvfl_piece *p = &kv->pieces[seq];
     kvfl_history *h = &kv->histories[seq];

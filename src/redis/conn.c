@@ -382,6 +382,9 @@ kvf_reason kvfi_conn_stall(kvfi_conn *conn, int64_t waited_us) {
     return fail(conn, KVF_WHY_STALLED);
 }
 
+/* Waits in up to two steps. In the middle of a body over TCP poll wakes only for a batch of bytes (low water), which
+ * saves a wake-up for every segment. On a slow link that batch takes longer than the first half of the time, so the
+ * second half waits for any byte, and so do later waits until the link is fast again. */
 kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     int64_t stall_us = kvfi_conn_patience_us(conn);
     int64_t now = kvfi_sys->now_us();
@@ -406,8 +409,8 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
         return fail_errno(conn);
     }
     if (moved > 0) {
-        if (!kvfi_conn_is_cancelled(
-                conn)) { /* otherwise perhaps nothing arrived, and the wait says nothing about the server */
+        /* After a cancellation perhaps nothing arrived, and the wait says nothing about the server. */
+        if (!kvfi_conn_is_cancelled(conn)) {
             kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
         }
         return KVF_WHY_NONE;

@@ -195,6 +195,8 @@ static bool is_worth_draining(const loader *l, const kvfi_reply *reply) {
     return reply->kind != KVFI_RESP_OVERSIZE || (uint64_t)reply->num <= 4 * l->tier->conf.part;
 }
 
+/* Takes one reply, which belongs to the request at the head of the ring. After a failure of one part the item's other
+ * parts are not requested, and the item is complete once none of them is under way. */
 static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
     if (l->num == 0) {
         return kvfi_conn_broken(l->conn, "the server sent something unasked");

@@ -367,8 +367,10 @@ static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
-/* Connects within connect_ms, or by the caller's deadline or within the batch's patience if that is earlier, and informs
- * the breaker. */
+/* Connects within connect_ms, or by the caller's deadline or within the batch's patience if that is earlier, and
+ * informs the breaker. A caller in a hurry (an earlier deadline) must not trip the breaker for others: its timeout only
+ * counts against the server if the server had a fair time to answer. And such a timeout is out of budget, not
+ * unreachable. */
 static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     kvf_error own = {.status = KVF_OK};
     int64_t from_us = kvfi_sys->now_us();

@@ -297,7 +297,9 @@ static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     }
 }
 
-/* The items that are still missing and that this tier may have, as a separate feed. */
+/* Requests, as a separate feed, the items that are still missing and that this tier may have. An item known to be only
+ * in slower tiers is not requested here; the last tier is asked for everything. Only there a miss is final, so only
+ * there it ends the run of a prefix. */
 static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     kvfi_item *subset = kvfi_alloc_zero(all->num, sizeof *subset + sizeof(size_t));
     if (subset == NULL) {
@@ -308,8 +310,8 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     size_t num = 0;
     for (size_t i = 0; i < all->num; i++) {
         uint8_t tiers = kvfi_known_tiers(&store->known, &all->items[i].addr.key);
-        bool elsewhere =
-            tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0; /* only slower tiers are known to have it */
+        /* Only slower tiers are known to have it. */
+        bool elsewhere = tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0;
         if (all->items[i].status != KVF_OK && (last || !elsewhere)) {
             from[num] = i;
             subset[num++] = all->items[i];

@@ -9,27 +9,27 @@
 
 #define BLOCKS 3
 
-#define CHECK(what)                                                                                                    \
-    do {                                                                                                               \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "user.c:%d: not true: %s\n", __LINE__, #what);                                             \
-            return 1;                                                                                                  \
-        }                                                                                                              \
+#define CHECK(what)                                                        \
+    do {                                                                   \
+        if (!(what)) {                                                     \
+            fprintf(stderr, "user.c:%d: not true: %s\n", __LINE__, #what); \
+            return 1;                                                      \
+        }                                                                  \
     } while (0)
 
 /* Zero, but for its size. */
-#define SIZED(type, name)                                                                                              \
-    type name;                                                                                                         \
-    memset(&name, 0, sizeof name);                                                                                     \
+#define SIZED(type, name)          \
+    type name;                     \
+    memset(&name, 0, sizeof name); \
     name.struct_size = sizeof name
 
 #ifdef FUTURE
-#define REFUSED(options, call)                                                                                         \
-    options.from_the_future = 1;                                                                                       \
-    CHECK((call) == KVF_LIMIT);                                                                                        \
+#define REFUSED(options, call)   \
+    options.from_the_future = 1; \
+    CHECK((call) == KVF_LIMIT);  \
     options.from_the_future = 0
-#define FILL(out)  out.from_the_future = 1
-#define ZERO(out)  CHECK(out.from_the_future == 0)
+#define FILL(out) out.from_the_future = 1
+#define ZERO(out) CHECK(out.from_the_future == 0)
 #else
 #define REFUSED(options, call) (void)0
 #define FILL(out)              (void)0

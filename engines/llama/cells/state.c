@@ -55,6 +55,8 @@ static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, si
     report->saved_blocks++;
 }
 
+/* The state is exported even if it is known to be stored, for kinds that must be reseated: importing it again puts the
+ * sequence into the same cells as a later load would, so both compute the same. */
 bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, bool save) {
     if (!kvfl_has_states(kv) || !kvfl_is_boundary(kv, index)) {
         return true;

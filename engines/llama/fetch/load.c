@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Brings blocks from the store into a sequence. If a tier allows borrowing, llama.cpp imports straight from the record.
- * Blocks from a network are loaded, or computed, or both at once (kvf_decide): the front is computed while blocks arrive
- * from the end, until they meet. llama.cpp takes the positions of a sequence only in order, so arrived blocks wait in
- * our memory until the front has reached them.
+ * Blocks from a network are loaded, or computed, or both at once (kvf_decide): the front is computed while blocks
+ * arrive from the end, until they meet. llama.cpp takes the positions of a sequence only in order, so arrived blocks
+ * wait in our memory until the front has reached them.
  *
  * A model with states (windows, recurrent layers) can't compute after an imported block until the state at a boundary
  * is there too. So its blocks come from front to end, as long as that promises to be faster than computing them all.
@@ -403,7 +403,9 @@ static void compute_meanwhile(load *l, size_t first) {
     }
 }
 
-/* How many of the blocks are stored. Does not wait for a slow or dead server: the front is computed meanwhile. */
+/* Looks up how many of the blocks are stored. Does not wait for a slow or dead server: when the extra patience of a
+ * lookup is used up, the front is computed while the answer is outstanding. What is left of that extra patience does
+ * not carry over to loading. */
 static void look_up(load *l) {
     kvf_llama *kv = l->kv;
     size_t first = l->next;
@@ -611,6 +613,10 @@ static size_t load_to_state(load *l, size_t have) {
     return holds;
 }
 
+/* The lookup comes first, and may already compute blocks at the front while it waits. Then blocks are loaded: for a
+ * model with states up to a boundary, for others as far as that is worth it. The times of computing and of the lookup
+ * are counted elsewhere, so they are subtracted from the time of loading. At the end the sequence is compared with what
+ * it should hold: a surprise there empties it, since a wrong token would be worse than a miss. */
 size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t have, kvfl_front *front) {
     load l = {.kv = kv,
               .report = report,
