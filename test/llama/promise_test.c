@@ -16,7 +16,12 @@
 
 #include <cmocka.h>
 
-#define TRIES 12
+#define TRIES 60
+
+/* Of a prefill. Servers answer later than that, or never. */
+#define BUDGET_US INT64_C(100000000)
+#define NEVER     "stall_ms=600000"
+#define LATE_MS   1000000
 
 typedef struct kind {
     const char *arch; /* NULL: the real model */
@@ -30,7 +35,7 @@ static const kind hybrid = {"jamba", true, 1190}, recurrent = {"mamba", false, 1
 static kvft_server *server;
 static kvft_proxy *proxy;
 static atomic_bool spoiled; /* by the plan of the prefill at hand */
-static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ctx = 2048};
+static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .n_ctx = 2048, .budget_us = BUDGET_US};
 
 /* One of them, what it computes, and how long that takes. */
 typedef struct site {
@@ -103,30 +108,42 @@ static void close_site(site *s) {
     free(s->oracle);
 }
 
+/* Unless the machine is so busy that computing is sooner. */
 static void is_loaded(site *s) {
-    kvf_llama_report report = prefill_through(s, kvft_proxy_unix_url(proxy), &(kvft_plan){0}, 0);
+    kvf_llama_report report = {.struct_size = sizeof report};
+    for (int tries = 0; tries < TRIES && report.computed_tokens != 1; tries++) {
+        report = prefill_through(s, kvft_proxy_unix_url(proxy), &(kvft_plan){0}, 0);
+    }
     assert_int_equal(report.plan, KVF_LLAMA_PLAN_LOAD);
     assert_int_equal(report.computed_tokens, 1);
     s->bytes = (double)report.loaded_bytes;
 }
 
-/* Its budget of 10 s is not spent, whatever the store waits for. */
-static void is_not_waited_for(const site *s, const kvf_llama_report *report) {
-    assert_int_equal(report->computed_tokens, s->num);
-    assert_true(report->waited_us + report->match_us < 5000000);
+/* Its budget is not spent, whatever the store waits for. */
+static void has_budget_left(const kvf_llama_report *report) {
+    assert_true(report->waited_us + report->match_us < BUDGET_US / 2);
 }
 
+static void is_not_waited_for(const site *s, const kvf_llama_report *report) {
+    assert_int_equal(report->computed_tokens, s->num);
+    has_budget_left(report);
+}
+
+/* Unless the machine is so busy that even then loading is sooner. */
 static void when_it_is_slow(const site *s) {
     const kvft_plan plan = {.bytes_per_s = (uint64_t)(s->bytes / s->compute_us * 1e6 / 20)};
-    kvf_llama_report report = prefill_through(s, kvft_proxy_unix_url(proxy), &plan, 1);
+    kvf_llama_report report = {.struct_size = sizeof report};
+    for (int tries = 0; tries < TRIES && report.computed_tokens != s->num; tries++) {
+        report = prefill_through(s, kvft_proxy_unix_url(proxy), &plan, 1);
+    }
     is_not_waited_for(s, &report);
     assert_true(report.why == KVF_WHY_SLOW || report.why == KVF_WHY_BUDGET);
 }
 
 static void when_it_hangs(const site *s) {
     char url[256];
-    snprintf(url, sizeof url, "%s?stall_ms=60000", kvft_proxy_unix_url(proxy));
-    kvf_llama_report report = prefill_through(s, url, &(kvft_plan){.latency_ms = 120000}, 0);
+    snprintf(url, sizeof url, "%s?" NEVER, kvft_proxy_unix_url(proxy));
+    kvf_llama_report report = prefill_through(s, url, &(kvft_plan){.latency_ms = LATE_MS}, 0);
     is_not_waited_for(s, &report);
     assert_int_equal(report.why, KVF_WHY_BUDGET);
 }
@@ -145,13 +162,14 @@ static void *be_quick_again(void *arg) {
  * is loaded behind it. How much that is depends on what else the machine does, so it is looked for. */
 static void when_the_lookup_is_late(const site *s) {
     kvf_llama_report report = {.struct_size = sizeof report};
+    char url[256];
     double late_ms = s->compute_us / 2000;
+    snprintf(url, sizeof url, "%s?" NEVER, kvft_proxy_unix_url(proxy));
     for (int tries = 0; tries < TRIES && (report.loaded_tokens == 0 || report.computed_tokens == 1); tries++) {
         pthread_t thread;
-        late_ms = late_ms < 200 ? late_ms : 200; /* the store gives up at 250 */
         spoiled = false;
         assert_int_equal(pthread_create(&thread, NULL, be_quick_again, &late_ms), 0);
-        report = prefill_through(s, kvft_proxy_unix_url(proxy), &(kvft_plan){.latency_ms = (uint32_t)late_ms}, 0);
+        report = prefill_through(s, url, &(kvft_plan){.latency_ms = (uint32_t)late_ms}, 0);
         pthread_join(thread, NULL);
         late_ms *= report.loaded_tokens == 0 ? 0.5 : 2;
     }
@@ -162,10 +180,10 @@ static void when_the_lookup_is_late(const site *s) {
 /* The lookup is answered, and then, after some bytes, nothing more. */
 static void when_it_stalls(const site *s) {
     char url[256];
-    snprintf(url, sizeof url, "%s?stall_ms=60000", kvft_proxy_unix_url(proxy));
+    snprintf(url, sizeof url, "%s?" NEVER, kvft_proxy_unix_url(proxy));
     for (double part = 0.2; part < 1; part += 0.35) {
         kvf_llama_report report = prefill_through(s, url, &(kvft_plan){.stall_after = (int64_t)(s->bytes * part)}, 1);
-        assert_true(report.waited_us + report.match_us < 5000000);
+        has_budget_left(&report);
     }
 }
 
