@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# A thin front of scripts/setup.sh, CMake's presets and the checks. `make` alone lists what there is; docs/checks.md explains it.
+# Front end of scripts/setup.sh, CMake's presets and the checks. `make` alone lists all targets; docs/checks.md explains
+# them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -24,7 +25,7 @@ help: ## this list
 setup: ## set up what is missing: Debian packages, llama.cpp, a small model (asks once)
 	@scripts/setup.sh
 
-program: ## set up the least that the program kvferry takes, and build it, without tests, in build/minimal
+program: ## set up the least that the program kvferry needs, and build it, without tests, in build/minimal
 	@scripts/setup.sh --run
 	@$(paths); scripts/build.sh minimal
 
@@ -50,7 +51,7 @@ tidy: build ## clang-tidy over all C files (minutes)
 clean: ## remove all build folders (not the cache of make setup)
 	@rm -rf build
 
-# --- the checks of the project's promises: exit status 0 where the figure holds, the figure on the last line
+# --- the checks of the project's promises: the exit status is 0 if the figure holds; the figure is on the last line
 
 check: check-faults check-article check-kill check-exact check-cluster check-recovery check-chaos check-stall check-servers check-evict check-demo check-128k check-cold check-wire ## all checks below
 
@@ -60,7 +61,7 @@ check-demo: program ## the demo, and: same answer, at least 90 % loaded, 100 tim
 check-wire: build ## Redis GET and SET beside the bare ceiling, hiredis and redis-py
 	@$(paths); $(programs); $(release)/bench/wire_bench --check
 
-check-cold: build ## what write-behind costs a cold run: at most 2 %
+check-cold: build ## write-behind costs a cold run at most 2 %
 	@$(paths); $(programs); $(release)/bench/cold_bench --check
 
 check-article: build ## ten lines of redis-py and numpy read our sessions, and we theirs
@@ -69,16 +70,16 @@ check-article: build ## ten lines of redis-py and numpy read our sessions, and w
 check-kill: build ## kill -9 of writer, server and reader in loops: never a wrong byte
 	@$(paths); $(programs); test/shell/kill.sh
 
-check-128k: build ## 128K tokens (4 GiB) through Redis: memory of the client, one chain call, one round trip
+check-128k: build ## 128K tokens (4 GiB) through Redis: bounded client memory, one chain call, one round trip
 	@$(paths); $(programs); $(release)/bench/k128_bench
 
-check-cluster: build ## a Cluster of three: all shards at once, a dead one, slots that move while loads run
+check-cluster: build ## a Cluster of three shards: all at once, one dead, slots that move while loads run
 	@$(paths); $(programs); $(release)/bench/cluster_bench
 
 check-chaos: build ## 200 seeds of faults on real servers while loads and saves go on; SEED=n for one
 	@$(paths); $(programs); $(release)/bench/chaos_bench
 
-check-stall: build ## a connection that stalls beside loads on others: at most 10 % slower
+check-stall: build ## loads beside a connection that stalls are at most 10 % slower
 	@$(paths); $(programs); $(release)/bench/stall_bench
 
 check: check-staging
@@ -92,27 +93,27 @@ check-recovery: build ## first whole load within 1 s of the server's return: sin
 check-servers: build ## all tests that need a server, on redis-server and on valkey-server
 	@$(paths); scripts/test.sh redis valkey
 
-check-evict: build ## what is left of prefixes at 2x overcommit, by eviction policy: the documented one is the best
+check-evict: build ## loadable prefixes at 2x overcommit, by eviction policy: the documented one is the best
 	@$(paths); $(programs); $(release)/bench/evict_bench
 
 check: check-faults-public
 .PHONY: check-faults-public
-check-faults-public: build ## faults that users have met, eleven kinds, each by the inputs that failed
+check-faults-public: build ## eleven kinds of faults that users have reported, each by the inputs that failed
 	@$(paths); $(programs); scripts/faults_public.sh
 
 check: check-tls
 .PHONY: check-tls
-check-tls: build ## TLS: what is wrong is refused with its reason, what is right works in all three topologies
+check-tls: build ## TLS: faults are refused with their reason, valid settings work in all three topologies
 	@$(paths); $(programs); $(release)/test/live_tls_test
 
 check: check-tenant
 .PHONY: check-tenant
-check-tenant: build ## who lacks a tenant's secret reads, forges, moves and recognises nothing; and what sealing costs
+check-tenant: build ## without a tenant's secret nobody reads, forges, moves or recognises a record; the cost of sealing
 	@$(paths); $(programs); $(release)/test/live_tenant_test && $(release)/bench/tenant_bench
 
 check: check-hostile
 .PHONY: check-hostile
-check-hostile: build ## forged records, lying servers, other things in place of files: 20,000 cases cost at most a miss; SEED=n, CASES=n
+check-hostile: build ## 20,000 cases of forged records, lying servers and odd files cost at most a miss; SEED=n, CASES=n
 	@$(paths); scripts/build.sh asan kvf_store_hostile; test/hostile/check.sh
 
 check-faults: build ## the n-th allocation and the n-th system call fail, for every n
@@ -120,12 +121,12 @@ check-faults: build ## the n-th allocation and the n-th system call fail, for ev
 
 check: check-mutants
 .PHONY: check-mutants
-check-mutants: setup ## the library changed in one place at a time: at least 85 % of 200 changes fail a test; SEED=n, MUTANTS=n, PORTION=i/n
+check-mutants: setup ## at least 85 % of 200 changes of the library fail a test; SEED=n, MUTANTS=n, PORTION=i/n
 	@python3 scripts/mutants.py
 
 check: check-docs
 .PHONY: check-docs
-check-docs: build ## commands of the docs run, links and names exist, lines fit, public functions have comments
+check-docs: build ## the docs: commands run, links and names exist, lines fit, public functions have comments
 	@$(paths); $(programs); checks/docs.py --self-test
 
 check: check-abi
@@ -133,10 +134,11 @@ check: check-abi
 check-abi: build ## programs of the oldest headers of this minor version run with today's libraries
 	@$(paths); $(programs); checks/abi.sh
 
-abi-baseline: build ## put what was added to the API into test/abi; refuses what breaks programs (ABI_NEW=1: not released yet)
+abi-baseline: build ## add new parts of the API to test/abi; refuses changes that break programs (ABI_NEW=1: not released yet)
 	@$(paths); $(programs); checks/abi.sh --renew
 
-# --- of llama-server
+# --- with a model: the engine and llama-server
+check: check-server-restart check-shared check-upstream check-decode check-never-slower
 .PHONY: check-server-restart check-upstream check-decode check-shared
 
 check-server-restart: build ## llama-server restarted between two requests of 4,000 tokens: first token 100 times sooner
@@ -151,14 +153,14 @@ check-upstream: build ## llama.cpp's own server tests pass and fail alike with t
 check-decode: build ## llama-server generates as fast with the shim and write-behind as without (0.98)
 	@$(paths); $(programs); $$KVF_PYTHON bench/server_decode.py
 
-check-exact: build ## logits after a load are those of a run without one, by KV type and flash attention
+check-exact: build ## logits after a load equal those of a run without one, by KV type and flash attention
 	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test
 
 check: check-identity
 .PHONY: check-identity
-check-identity: build ## all that changes a block's bytes is in its name, or refused; llama.h beside the table of its settings
+check-identity: build ## everything that changes a block's bytes is in its name, or refused; llama.h beside the list of settings
 	@$(paths); $(programs); ctest --test-dir $(release) -L identity --output-on-failure --no-tests=error
 	@$(paths); python3 test/llama/settings_test.py $$KVF_LLAMA_DIR/include/llama.h
 
-check-never-slower: build ## time to the first token at every bandwidth beside that without a store, and loading and computing at once
+check-never-slower: build ## time to the first token at every bandwidth, beside that without a store
 	@$(paths); $(release)/bench/never_slower_bench --check $${SERIES:+--series "$$SERIES"} --svg "$${SVG:-/dev/null}"
