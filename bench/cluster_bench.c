@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "redis/slots.h"
+#include "redis/cluster/slots.h"
 #include "support/cluster.h"
 #include "support/kit.h"
 

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "redis/redis.h"
+#include "redis/blocks/blocks.h"
 #include "support/server.h"
 #include "support/tiers.h"
 

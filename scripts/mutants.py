@@ -48,7 +48,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"  # a copy of the sources: they may be edited meanwhile
-AREAS = ("record", "resp", "redis", "store", "prefix", "session")
+AREAS = ("record", "resp", "redis", "tier", "mem", "file", "store", "prefix", "session")
 KINDS = ("unit", "live")
 
 

@@ -198,7 +198,7 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     c->may_lend = item->may_lend;
     item->iov = &c->whole;
     item->num_iov = 1;
-    item->unsealed = false;
+    item->unfinished = false;
     item->may_lend = true; /* sealed bytes in the library's memory */
     return KVF_WHY_NONE;
 }
@@ -223,11 +223,11 @@ static void release_sealed(kvfi_item *item) {
     if (item->lent) {
         drop_room(c);
     }
-    if (!item->unsealed) {
+    if (!item->unfinished) {
         item->iov = c->iov;
         item->num_iov = c->num_iov;
         item->may_lend = c->may_lend;
-        item->unsealed = true;
+        item->unfinished = true;
     }
     item->lent = false;
 }
@@ -328,7 +328,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
         return 0;
     }
     for (size_t i = 0; i < num; i++) {
-        batch.feed.items[i].unsealed = true;
+        batch.feed.items[i].unfinished = true;
         batch.feed.items[i].rewrite = kvfi_known_doubted(&space->store->known, &batch.feed.items[i].addr.key);
         batch.feed.items[i].may_lend = may_lend(&batch.feed.items[i], flags);
     }

@@ -4,6 +4,8 @@
  */
 #include <stdio.h>
 
+#include "redis/cluster/key.h"
+#include "redis/redis.h"
 #include "redis/scan.h"
 
 typedef char pattern_text[KVFI_REDIS_MAX_PREFIX + 32];

@@ -5,7 +5,7 @@
 #ifndef KVFI_REDIS_SCAN_H
 #define KVFI_REDIS_SCAN_H
 
-#include "redis/talk.h"
+#include "redis/cluster/talk.h"
 
 typedef struct kvfi_page {
     char *text; /* the names, one after the other, each with a NUL */

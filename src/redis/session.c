@@ -5,7 +5,9 @@
  */
 #include <stdio.h>
 
-#include "redis/facts.h"
+#include "redis/advice/facts.h"
+#include "redis/cluster/key.h"
+#include "redis/redis.h"
 
 #define MAX_ID_BYTES     512u
 #define TEMPORARY_MS     "600000" /* the leftover of a writer that dies halfway expires */

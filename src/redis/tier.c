@@ -2,6 +2,8 @@
  *
  * Opens the Redis tier and lists its operations.
  */
+#include "redis/advice/advice.h"
+#include "redis/blocks/blocks.h"
 #include "redis/redis.h"
 
 static void close_tier(kvfi_tier *base) {

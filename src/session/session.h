@@ -12,7 +12,7 @@
 
 #include "kvferry/session.h"
 #include "store/secret.h"
-#include "store/tier.h"
+#include "tier/tier.h"
 
 #define KVFI_MAX_META_BYTES  ((size_t)1 << 20)
 #define KVFI_MAX_ARRAY_BYTES ((uint64_t)1 << 40)

@@ -6,7 +6,7 @@
 #include "base/sized.h"
 
 #include "store/store.h"
-#include "store/value.h"
+#include "tier/value.h"
 
 #define STEP_US 5000000
 

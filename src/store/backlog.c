@@ -274,7 +274,7 @@ static kvf_reason seal_record(kvfi_item *item, kvfi_staged *staged, const kvf_bl
     staged->spoiled = !kvfi_sealed_write(kvfi_staged_head(staged), NULL, tag, &staged->key, &staged->addr, block,
                                          &payload, 1, staged->flags, now_s);
     explicit_bzero(&staged->key, sizeof staged->key);
-    item->unsealed = staged->spoiled;
+    item->unfinished = staged->spoiled;
     return staged->spoiled ? KVF_WHY_NOMEM : KVF_WHY_NONE;
 }
 
@@ -302,7 +302,7 @@ static void fill_item(group *g, size_t at, size_t number) {
                                .iov = &g->iov[at],
                                .num_iov = 1,
                                .bytes = bytes,
-                               .unsealed = !staged->sealed,
+                               .unfinished = !staged->sealed,
                                .may_lend = true,
                                .status = KVF_AGAIN,
                                .number = number,
@@ -398,7 +398,7 @@ static void write_group(kvfi_writer *writer, group *g) {
         for (size_t i = 0; i < num; i++) {
             kvfi_put_note(store, &outcomes[g->items[i].number], &g->items[i], tier);
             kvfi_staged *staged = g->staged[g->items[i].number];
-            staged->sealed = !g->items[i].unsealed;
+            staged->sealed = !g->items[i].unfinished;
             staged->lent = staged->lent || g->items[i].lent;
             sent |= 1u << g->items[i].number;
         }

@@ -15,8 +15,8 @@
 #ifndef KVFI_BACKLOG_H
 #define KVFI_BACKLOG_H
 
-#include "store/pool.h"
-#include "store/tier.h"
+#include "tier/pool.h"
+#include "tier/tier.h"
 
 #define KVFI_MAX_WRITERS 16u
 

@@ -5,7 +5,10 @@
 #include "store/store.h"
 
 #include "base/sized.h"
+#include "file/file.h"
 #include "kvferry/store.h"
+#include "mem/mem.h"
+#include "redis/redis.h"
 
 #define LOOKUP_THREADS 2u
 /* For batches of queues: they have deadlines, and must not wait for a writer, whose deadline is far. */
@@ -16,11 +19,9 @@
 
 /* ---- open and close ---- */
 
-typedef kvf_status (*open_fn)(kvfi_tier **, kvf_error *, kvfi_url *);
-
 static const struct {
     const char *scheme;
-    open_fn open;
+    kvfi_tier_open *open;
 } KINDS[] = {
     {"mem", kvfi_mem_open},
     {"file", kvfi_file_open},
@@ -33,7 +34,7 @@ static const struct {
     {"rediss+sentinel", kvfi_redis_open},
 };
 
-static open_fn kind_of(const char *scheme) {
+static kvfi_tier_open *kind_of(const char *scheme) {
     for (size_t i = 0; i < sizeof KINDS / sizeof KINDS[0]; i++) {
         if (strcmp(KINDS[i].scheme, scheme) == 0) {
             return KINDS[i].open;
@@ -45,7 +46,7 @@ static open_fn kind_of(const char *scheme) {
 static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
     kvfi_url *url = NULL;
     KVFI_TRY(kvfi_url_parse(&url, err, text));
-    open_fn open = kind_of(url->scheme);
+    kvfi_tier_open *open = kind_of(url->scheme);
     if (open == NULL) {
         kvf_status status = kvfi_fail(err, KVF_CONFIG,
                                       "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "

@@ -10,9 +10,9 @@
 
 #include "store/backlog.h"
 #include "store/known.h"
-#include "store/pool.h"
 #include "store/secret.h"
-#include "store/tier.h"
+#include "tier/pool.h"
+#include "tier/tier.h"
 
 #define KVFI_MAX_TIERS 8u
 

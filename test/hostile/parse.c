@@ -10,7 +10,7 @@
 #include "hostile/hostile.h"
 #include "llama/cells/blob.h"
 #include "record/record.h"
-#include "redis/slots.h"
+#include "redis/cluster/slots.h"
 #include "session/session.h"
 
 /* ---- records ---- */

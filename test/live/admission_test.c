@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "redis/talk.h"
+#include "redis/cluster/talk.h"
 #include "support/cluster.h"
 #include "support/kit.h"
 #include "support/tiers.h"

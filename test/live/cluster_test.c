@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "redis/slots.h"
+#include "redis/cluster/slots.h"
 #include "support/cluster.h"
 #include "support/kit.h"
 

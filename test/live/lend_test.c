@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "redis/lend.h"
+#include "redis/wire/lend.h"
 #include "support/kit.h"
 #include "support/server.h"
 

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "redis/redis.h"
+#include "redis/blocks/blocks.h"
 #include "support/kit.h"
 #include "support/server.h"
 #include "support/tiers.h"

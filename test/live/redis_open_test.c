@@ -17,7 +17,8 @@
 
 #include <cmocka.h>
 
-#include "redis/talk.h"
+#include "redis/blocks/blocks.h"
+#include "redis/cluster/talk.h"
 #include "support/kit.h"
 #include "support/server.h"
 #include "support/tiers.h"

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "redis/redis.h"
+#include "redis/blocks/blocks.h"
 #include "support/cluster.h"
 #include "support/kit.h"
 #include "support/tiers.h"

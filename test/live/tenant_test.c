@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "redis/key.h"
+#include "redis/cluster/key.h"
 #include "session/session.h"
 #include "store/store.h"
 #include "support/kit.h"

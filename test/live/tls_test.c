@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "redis/blocks/blocks.h"
 #include "redis/redis.h"
 #include "support/cluster.h"
 #include "support/faults.h"

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "store/file.h"
+#include "file/file.h"
 #include "support/kit.h"
 #include "support/tiers.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/sys.h"
-#include "redis/slots.h"
+#include "redis/cluster/slots.h"
 #include "support/kit.h"
 
 #define FIRST_FD   100000

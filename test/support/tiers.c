@@ -3,7 +3,10 @@
  * Opens single tiers for tests, and puts, reads and checks records with seeded bytes.
  */
 #include "support/tiers.h"
-#include "redis/key.h"
+#include "file/file.h"
+#include "mem/mem.h"
+#include "redis/cluster/key.h"
+#include "redis/redis.h"
 
 #include <stdarg.h>
 #include <stdio.h>

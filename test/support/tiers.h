@@ -5,7 +5,7 @@
 #ifndef KVFT_TIERS_H
 #define KVFT_TIERS_H
 
-#include "store/tier.h"
+#include "tier/tier.h"
 
 /* Opens the tier that the URL (a format) names, or says why not. */
 kvf_status kvft_try_tier(kvfi_tier **out, kvf_error *err, const char *url, ...) __attribute__((format(printf, 3, 4)));

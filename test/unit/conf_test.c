@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "redis/redis.h"
+#include "redis/blocks/blocks.h"
 
 static kvfi_url *url;
 static kvfi_redis_conf conf;

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "redis/conn.h"
+#include "redis/wire/conn.h"
 #include "support/faults.h"
 #include "support/kit.h"
 

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "redis/conn.h"
+#include "redis/wire/conn.h"
 
 #define MAX_ADDRESSES 10
 #define FIRST_FD      100000

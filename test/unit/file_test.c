@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-#include "store/file.h"
+#include "file/file.h"
 #include "support/faults.h"
 #include "support/kit.h"
 #include "support/place.h"

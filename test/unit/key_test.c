@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "redis/key.h"
+#include "redis/cluster/key.h"
 #include "support/tiers.h"
 
 static void test_names_are_read_back(void **state) {

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "redis/lend.h"
+#include "redis/wire/lend.h"
 #include "support/faults.h"
 #include "support/kit.h"
 

@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "store/meter.h"
 #include "store/store.h"
 #include "support/kit.h"
+#include "tier/meter.h"
 
 #define MS 1000
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "mem/mem.h"
 #include "support/faults.h"
 #include "support/kit.h"
 #include "support/tiers.h"

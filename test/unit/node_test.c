@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "redis/redis.h"
+#include "redis/blocks/blocks.h"
 
 static kvfi_systable table;
 static int64_t now;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a value is divided into keys (redis/key.h), and how its checksum is computed while it is sent (store/seal.h).
+ * How a value is divided into keys (redis/cluster/key.h), and how its checksum is computed while it is sent (tier/finish.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,9 +8,9 @@
 
 #include <cmocka.h>
 
-#include "redis/key.h"
-#include "store/seal.h"
+#include "redis/cluster/key.h"
 #include "support/kit.h"
+#include "tier/finish.h"
 
 /* As long as they are together, none is empty or too long, the first has the header whole, and all between it and the
  * last have the full length. */
@@ -56,7 +56,7 @@ static void prepare(kvfi_item *item, struct iovec iov[3], uint8_t *record, uint6
     iov[0] = (struct iovec){record, KVFI_HEADER_BYTES + 64};
     iov[1] = (struct iovec){record + KVFI_HEADER_BYTES + 64, 1234};
     iov[2] = (struct iovec){record + KVFI_HEADER_BYTES + 64 + 1234, PAYLOAD - 1234 + KVFI_SUM_BYTES};
-    *item = (kvfi_item){.iov = iov, .num_iov = 3, .bytes = BYTES, .unsealed = true};
+    *item = (kvfi_item){.iov = iov, .num_iov = 3, .bytes = BYTES, .unfinished = true};
 }
 
 /* In steps of any length: the same checksum as at once, and it stands there before its first byte may go. */
@@ -68,22 +68,22 @@ static void seals(void **state) {
     kvfi_item item;
     uint64_t seed = 3;
     prepare(&item, iov, whole, 9);
-    kvfi_item_seal(&item);
-    assert_false(item.unsealed);
+    kvfi_item_finish(&item);
+    assert_false(item.unfinished);
     assert_memory_not_equal(whole + BYTES - KVFI_SUM_BYTES, none, KVFI_SUM_BYTES);
     for (size_t step = 1; step < BYTES + 10; step += step < 200 ? 1 : 1 + kvft_random(&seed) % 300) {
-        kvfi_seal seal;
+        kvfi_finish seal;
         size_t gone = 0;
         prepare(&item, iov, stepped, 9);
-        kvfi_seal_begin(&seal, &item);
+        kvfi_finish_begin(&seal, &item);
         while (gone < BYTES) {
-            size_t num = kvfi_seal_next(&seal, step);
+            size_t num = kvfi_finish_next(&seal, step);
             assert_in_range(num, 1, step);
             gone += num;
             assert_true(gone <= BYTES);
-            assert_int_equal(item.unsealed, gone <= BYTES - KVFI_SUM_BYTES);
+            assert_int_equal(item.unfinished, gone <= BYTES - KVFI_SUM_BYTES);
         }
-        assert_int_equal(kvfi_seal_next(&seal, step), 0);
+        assert_int_equal(kvfi_finish_next(&seal, step), 0);
         assert_memory_equal(whole, stepped, BYTES);
     }
 }

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "redis/mend.h"
-#include "redis/rules.h"
+#include "redis/advice/mend.h"
+#include "redis/advice/rules.h"
 
 static kvfi_facts facts;
 static kvfi_redis_conf conf;

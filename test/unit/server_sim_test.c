@@ -11,12 +11,13 @@
 
 #include <cmocka.h>
 
-#include "redis/facts.h"
-#include "redis/topology.h"
-#include "store/pool.h"
+#include "redis/advice/facts.h"
+#include "redis/blocks/blocks.h"
+#include "redis/cluster/topology.h"
 #include "support/kit.h"
 #include "support/sim.h"
 #include "support/tiers.h"
+#include "tier/pool.h"
 
 #define NONSENSE   "?\r\n"
 #define NO_SETTING "*0\r\n"

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "redis/slots.h"
+#include "redis/cluster/slots.h"
 
 static uint16_t slot_of(const char *key) {
     return kvfi_slot_of(key, strlen(key));

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "store/pool.h"
 #include "support/kit.h"
+#include "tier/pool.h"
 
 #define THREADS 4u
 #define ROUNDS  60u

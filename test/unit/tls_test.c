@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "redis/tls.h"
+#include "redis/wire/tls.h"
 #include "support/certs.h"
 
 static kvft_certs *certs;

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "store/url.h"
 #include "support/faults.h"
+#include "tier/url.h"
 
 static kvfi_url *parse(const char *text) {
     kvfi_url *url = NULL;
