@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The main job, seen from outside. A document of about 4,000 tokens and a question about it, in three processes: the
+# The demo: the main job, seen from outside. A document of about 4,000 tokens and a question about it, in three processes: the
 # first computes the prompt and stores it in a folder and in a redis-server; the second loads it from the folder, the
 # third from Redis. All answer. A fourth asks something else about the document. With --check it fails unless the
 # second and third answer are the first one's tokens, at least 90 % of the prompt was loaded, and the first token came

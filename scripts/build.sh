@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Configures and builds one preset of CMakePresets.json, saying little when all goes well.
+# Configures and builds one preset of CMakePresets.json, with little output if all goes well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

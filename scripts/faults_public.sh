@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Faults that users have met, each by the inputs that failed: one line for each kind, its count on the last line. Exit status 0 only where the tests of all
-# kinds were run and passed. KVF_BUILD is the folder of the build.
+# Runs the tests of faults that users have reported, each by the inputs that failed: one line for each kind, the count on
+# the last line. Exit status 0 only if the tests of all kinds ran and passed. KVF_BUILD is the folder of the build.
 # usage: scripts/faults_public.sh [NUMBER]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Formats all C files of the tree by .clang-format; with --check only says which ones are not.
-# Formatters of different versions disagree, so only version 14 (Debian 12's) is used; exit 77 where it is missing.
+# Formats all C files of the tree by .clang-format. With --check it only lists files that are not formatted.
+# Formatters of different versions disagree, so only version 14 (Debian 12's) is used. Exit 77 if it is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

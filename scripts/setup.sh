@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Sets up what kvferry's build, demo and tests need, on Debian 12, and nothing twice:
+# Sets up what kvferry's build, demo and tests need on Debian 12, if it is missing:
 #   1. Debian packages: compilers, CMake, the libraries kvferry links with, redis-server for tests
 #   2. a Python environment for the peers in tests and benchmarks (redis-py, numpy; pinned by hash)
 #   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU; for tests with llama-server

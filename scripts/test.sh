@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# All tests, stage by stage, and the count of them at the end. A stage that fails does not stop those behind it.
-# usage: scripts/test.sh [STAGE...], of those below; all of them without an argument.
-# KVF_MODEL, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_DIR and KVF_LLAMA_SERVER must be set (make test does), KVF_FUZZ_SECONDS (20) is the time of each fuzz target.
+# Runs all tests, stage by stage, and counts them at the end. A stage that fails does not stop the next one.
+# usage: scripts/test.sh [STAGE...]; without an argument all stages.
+# KVF_MODEL, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_DIR and KVF_LLAMA_SERVER must be set (make test does). KVF_FUZZ_SECONDS (20)
+# is the time of each fuzz target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +13,7 @@ failed=0
 skipped=0
 failures=()
 
-# The count is the last line whatever happens, so that a run that dies half-way does not look like one that passed.
+# The count is always the last line, so that a run that dies half-way does not look like one that passed.
 conclude() {
     local rc=$?
     if ((rc != 0 && failed == 0)); then
@@ -29,7 +30,7 @@ headline() {
     printf '\n== %s (%d s since the start)\n' "$1" "$SECONDS"
 }
 
-# one NAME COMMAND...: a check that is one program; exit status 77 means skipped.
+# one NAME COMMAND...: runs one check. Exit status 77 means skipped.
 one() {
     local name=$1 rc=0
     shift
@@ -46,12 +47,12 @@ one() {
     return 0
 }
 
-# attribute NAME FILE: a number of ctest's own summary.
+# attribute NAME FILE: prints a number of ctest's summary.
 attribute() {
     grep -m1 -o "$1=\"[0-9]*\"" "$2" | tr -dc '0-9'
 }
 
-# tests PRESET ARGUMENT...: builds a preset and runs its tests by ctest.
+# tests PRESET ARGUMENT...: builds a preset and runs its tests with ctest.
 tests() {
     local preset=$1 folder=build/$1 report all bad off name
     shift
@@ -103,7 +104,7 @@ stage_release() {
     tests release
 }
 
-# on_server NAME BINARY: all tests that need a server, with that one.
+# on_server NAME BINARY: runs all tests that need a server, with that one.
 on_server() {
     one "$1" "$2" --version
     export KVFT_SERVER=$2
@@ -128,7 +129,7 @@ stage_clang() {
 }
 
 stage_asan() {
-    # Leaks count; a use of memory after its function returned does, too.
+    # Detects leaks, and uses of a function's memory after its return.
     export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
     tests asan -L 'unit|live|shell'
     one "check-chaos under asan, 15 seeds" build/asan/bench/chaos_bench 15
@@ -165,9 +166,9 @@ stage_checks() {
     one "check-chaos, 30 seeds" build/release/bench/chaos_bench 30
     one "check-stall" build/release/bench/stall_bench
     one "check-staging" build/release/bench/staging_bench
-    # Here for its answers; that it is 100 times faster is for a machine that does nothing else: make check-demo.
+    # Checks the answers. `make check-demo` checks the factor of 100, on a machine that does nothing else.
     RATIO=10 one "check-demo" bench/demo.sh --check
-    # In short: for the answers, and for what is computed.
+    # Short forms: check the answers, and what is computed.
     RATIO=5 TOKENS=800 RESTARTS=1 one "check-server-restart" python3 bench/server_restart.py
     CLIENTS=4 TOKENS=600 one "check-shared" python3 bench/server_shared.py
 }

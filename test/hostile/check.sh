@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check-hostile: CASES (20000) seeded cases (SEED, 1): nine tenths on what needs no llama.cpp, built with AddressSanitizer and
-# UndefinedBehaviorSanitizer, a tenth on records of real llama.cpp contexts. Each line says how one case of it is run again.
+# check-hostile: CASES (20000) seeded cases (SEED, 1). Nine tenths need no llama.cpp and are built with AddressSanitizer and
+# UndefinedBehaviorSanitizer. A tenth are records of real llama.cpp contexts. Each line says how to repeat one of its cases.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check-article: ten lines of redis-py and numpy load what the C API saved, and the other way round, byte for byte, on a server of
-# its own; once over TCP and once over a unix socket. The last line says how many bytes.
+# check-article: ten lines of redis-py and numpy load what the C API saved, and the other way round, byte for byte, on a
+# private server, over TCP and over a unix socket. The last line is the number of bytes.
 source "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 : "${KVF_BUILD:?the build folder}" "${KVF_SOURCE:?the source folder}"
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Records that are truncated, flipped, misplaced, of another version, or none at all: never read, always named, and removed on demand.
+# Files that are truncated, flipped or misplaced records, of another version, or not records: they are never read, always
+# named, and removed on demand.
 # shellcheck source=common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The command line on a redis-server of its own, behind a password, and as the slower one of two tiers.
+# The command line on a private redis-server with a password, also as the slower of two tiers.
 # shellcheck source=common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the tests of the command line share. Sourced; needs KVFERRY (the program). Everything of a test lies in $dir, which goes away
-# with it, as do the servers it started.
+# What the tests of the command line share. Sourced; needs KVFERRY (the program). All files of a test are in $dir, which is
+# removed with it. The servers that it started end with it.
 set -euo pipefail
 
 : "${KVFERRY:?the program to test}"

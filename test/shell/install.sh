@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# cmake --install into an empty prefix; then a program that knows nothing but pkg-config compiles, links and runs, also after the
-# tree was moved.
+# cmake --install into an empty prefix. Then a program compiles, links and runs with pkg-config alone, also after the tree
+# was moved.
 # shellcheck source=common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 : "${KVF_BUILD:?}" "${KVF_LIB:?}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvferry explain: what destroys a prefix, and whether it is told. Every case is one that docs/llama.md describes.
+# kvferry explain names what destroys a prefix. Every case is one that docs/llama.md describes.
 # shellcheck source=run_common.bash disable=SC1091
 . "$(dirname "$0")/run_common.bash"
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvferry run: Ctrl-C in the middle of the prompt and of the answer. It ends soon, with 130, and what is whole is
-# stored.
+# kvferry run: Ctrl-C in the middle of the prompt and of the answer. It ends soon, with 130, and whole blocks are stored.
 # shellcheck source=run_common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvferry run: the second run loads what the first one stored, and says the same tokens; from a folder, from Redis,
-# through tiers.
+# kvferry run: the second run loads what the first one stored, and answers with the same tokens: from a folder, from
+# Redis, through tiers.
 # shellcheck source=run_common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvferry run: libgomp is told not to spin for long, unless the environment says how threads wait; arguments and exit
-# status get through the second start. libgomp itself says what it was told.
+# kvferry run: libgomp spins only briefly, unless the environment says how threads wait. Arguments and exit status pass
+# through the restart. libgomp itself prints the setting that it read.
 # shellcheck source=run_common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/run_common.bash"
 

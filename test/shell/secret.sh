@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A tenant's secret on the command line: where it comes from, and what each verb says with it and without.
+# A tenant's secret on the command line: its sources, and what each verb shows with it and without.
 # shellcheck source=common.bash disable=SC1091,SC2154
 . "$(dirname "${BASH_SOURCE[0]}")/common.bash"
 
