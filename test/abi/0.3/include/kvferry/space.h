@@ -66,6 +66,22 @@ KVF_API size_t kvf_chain(const kvf_space *, kvf_key *out, size_t cap, const uint
 /* kvf_key_of makes a key from an engine's own block hash (vLLM, SGLang, LMCache bring theirs), of any length. */
 KVF_API void kvf_key_of(const kvf_space *, kvf_key *out, const void *engine_hash, size_t len);
 
+/* Keys of what is not a whole block. None of them is ever the key of a block, and engines that follow the same rules find
+ * what the others stored. docs/record-format.md has the rules and test vectors.
+ *
+ * kvf_tail_key names the tokens after the last whole block of a prompt, by the key of that block and their own ids: only
+ * the same prompt finds them again.
+ *
+ * kvf_state_key names what an engine can't cut into blocks (a window, a recurrent state), as it is at the end of a block
+ * or tail, by the key of that.
+ *
+ * kvf_apart_key names the same tokens as `key`, computed in another way, of which `how` says what makes the bytes
+ * differ. */
+KVF_API void kvf_tail_key(const kvf_space *, kvf_key *out, const kvf_key *last_block, const uint32_t *tokens,
+                          size_t num_tokens);
+KVF_API void kvf_state_key(const kvf_space *, kvf_key *out, const kvf_key *block);
+KVF_API void kvf_apart_key(const kvf_space *, kvf_key *out, const kvf_key *key, const void *how, size_t len);
+
 /* kvf_stored_key is the key under which a block of this space lies in a store, as kvf_walk shows it and kvf_remove takes
  * it: the same, or with a secret its HMAC. */
 KVF_API void kvf_stored_key(const kvf_space *, kvf_key *out, const kvf_key *key);
