@@ -112,7 +112,7 @@ for headers in "$base/include" "$dir/future"; do
         # shellcheck disable=SC2086
         $compiler -Wall -Wextra -Werror -I"$headers" "${defines[@]}" test/abi/user.c -o "$dir/user" \
             -L"$KVF_BUILD" -lkvferry -Wl,-rpath,"$KVF_BUILD" || fail "test/abi/user.c with $headers does not compile"
-        "$dir/user" || fail "a program of $headers ($compiler) fails with today's library"
+        timeout 60 "$dir/user" || fail "a program of $headers ($compiler) fails with today's library"
         programs=$((programs + 1))
     done
 done
