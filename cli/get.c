@@ -30,7 +30,7 @@ typedef struct request {
     const char *output;
 } request;
 
-/* ---- where it goes ---- */
+/* ---- the destination ---- */
 
 static int write_to(const char *name, FILE *out, const void *payload, size_t len) {
     if (fwrite(payload, 1, len, out) != len || fflush(out) != 0) {

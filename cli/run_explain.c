@@ -107,7 +107,7 @@ static int see(void *ctx, const kvf_entry *entry) {
     return 0;
 }
 
-/* ---- what goes on from there ---- */
+/* ---- what continues from there ---- */
 
 typedef struct reading {
     explanation *e;

@@ -15,12 +15,12 @@
 
 #include "kvferry/status.h"
 
-/* The largest struct_size that is believed: one that is larger was not set. */
+/* The largest struct_size that is believed. A larger one was not set. */
 #define KVFI_MAX_STRUCT_SIZE 4096u
 
 typedef struct kvfi_sized {
     const char *name;
-    size_t first, now; /* its size in the first release that has it, and today */
+    size_t first, now; /* its size in the first release that has it, and now */
 } kvfi_sized;
 
 #define KVFI_END_OF(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
@@ -38,12 +38,12 @@ typedef struct kvfi_sized {
     _Static_assert(sizeof(type) <= KVFI_MAX_STRUCT_SIZE, #type " is too large");                         \
     static const kvfi_sized type##_sized = {#type, KVFI_END_OF(type, first_last), sizeof(type)}
 
-/* Whether a struct's `reserved` says nothing. */
+/* Whether a struct's `reserved` is zero. */
 static inline bool kvfi_reserved_is_zero(const uint64_t reserved[2]) {
     return (reserved[0] | reserved[1]) == 0;
 }
 
-/* kvfi_size_of returns a struct's struct_size; KVF_LIMIT where it can't be one. */
+/* kvfi_size_of returns a struct's struct_size; KVF_LIMIT if it is impossible. */
 static inline kvf_status kvfi_size_of(uint32_t *out, kvf_error *err, const void *sized, const kvfi_sized *type) {
     memcpy(out, sized, sizeof *out);
     if (*out >= type->first && *out <= KVFI_MAX_STRUCT_SIZE) {
@@ -57,9 +57,9 @@ static inline kvf_status kvfi_size_of(uint32_t *out, kvf_error *err, const void 
     return KVF_LIMIT;
 }
 
-/* kvfi_take copies a caller's options to *out, which is today's form of the struct. Fields that the caller does not know
- * are zero, their default. `in` may be NULL: all are. KVF_LIMIT where struct_size was not set, and where a field is set
- * that this version of the library does not know: it is not dropped in silence. */
+/* kvfi_take copies a caller's options to *out, the current form of the struct. Fields that the caller does not know are
+ * zero, their default. `in` may be NULL: then all are. KVF_LIMIT if struct_size was not set, or if a field is set that
+ * this version of the library does not know: it is not dropped silently. */
 static inline kvf_status kvfi_take(void *out, kvf_error *err, const void *in, const kvfi_sized *type) {
     uint32_t theirs = 0, ours = (uint32_t)type->now;
     memset(out, 0, type->now);
@@ -87,8 +87,8 @@ static inline kvf_status kvfi_take(void *out, kvf_error *err, const void *in, co
     return KVF_OK;
 }
 
-/* kvfi_give fills a caller's struct from `from`, today's form of it: as much as the caller knows; what only the caller
- * knows is zero. KVF_LIMIT, and nothing is written, where struct_size was not set. */
+/* kvfi_give fills a caller's struct from `from`, its current form: as much as the caller knows. Fields that only the
+ * caller knows are zero. KVF_LIMIT, and nothing is written, if struct_size was not set. */
 static inline kvf_status kvfi_give(void *out, const void *from, const kvfi_sized *type) {
     uint32_t theirs = 0;
     kvf_status status = kvfi_size_of(&theirs, NULL, out, type);

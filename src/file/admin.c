@@ -281,7 +281,7 @@ static void examine_permissions(const exam *e) {
     }
 }
 
-/* ---- the folders that exist: one that another user made stops what belongs there, and all behind it in its prompt */
+/* ---- the folders that exist: one of another user blocks its records, and all later ones of their prompts */
 
 typedef struct folders {
     uint64_t num, num_denied;

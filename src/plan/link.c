@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rate and the round trip of a store, as kvf_link tells them.
+ * Computes the rate and the round trip of a store for kvf_link.
  */
 #include "plan/link.h"
 
@@ -19,7 +19,7 @@ void kvfi_link_note(kvfi_link *link, int64_t now_us, uint64_t bytes, int64_t us)
 
 void kvfi_link_note_round_trip(kvfi_link *link, int64_t us) {
     double now = (double)us;
-    /* The shortest one seen, as the others waited for something else besides; but the shortest may be history. */
+    /* The shortest one seen, because the others also waited for something else; but the shortest may be outdated. */
     link->round_trip_us =
         link->round_trip_us == 0 || now < link->round_trip_us ? now : link->round_trip_us * 0.9 + now * 0.1;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Load or compute: the arithmetic, without any I/O.
+ * Decides how much of a stored prefix to load and how much to compute. Pure arithmetic.
  *
- * A gap of blocks lies in front of those that the engine has. Blocks are computed from its front, and arrive from its
- * end; the two meet where both have taken equally long.
+ * A gap of blocks lies before those that the engine has. Blocks are computed from its front and arrive from its end;
+ * the two meet when both have taken equally long.
  */
 #include <math.h>
 
@@ -12,14 +12,14 @@
 #include "kvferry/block.h"
 #include "kvferry/plan.h"
 
-/* The weight of a batch just computed. */
+/* The weight of the latest batch. */
 #define NEW_PACE 0.4
-/* Batches of 64 tokens. A token alone says nothing of one in a batch, which may be a hundred times sooner. */
+/* Batches of 64 tokens. A single token says nothing about one in a batch, which may be a hundred times faster. */
 #define SMALLEST_TO_GO_BY 6u
-/* While no batch has been computed the pace is a guess, and the first batch, once begun, can't be taken back: it must be
- * worth it by far. */
+/* Before the first batch the pace is a guess, and a batch, once begun, can't be taken back: it must be clearly worth
+ * it. */
 #define GUESS_DOUBT 8.0
-/* A batch that is no slower by the token than this, times the best, is large enough. */
+/* A batch size is large enough if a token in it takes no longer than this, times the best. */
 #define NEARLY_BEST 1.04
 #define PATIENCE    0.03
 #define ALL_FLAGS   ((uint32_t)(KVF_GAP_WHOLE | KVF_GAP_MOVING | KVF_GAP_IMPATIENT))
@@ -63,7 +63,7 @@ static double batches_us(const kvf_pace *pace, size_t num_tokens, size_t batch_t
     return (double)(num_tokens - rest) * token_us(pace, batch_tokens) + (double)rest * token_us(pace, rest);
 }
 
-/* No time at all is longer than a year. */
+/* No time is longer than a year. */
 static int64_t whole_us(double us) {
     const double year_us = 365.0 * 86400e6;
     return (int64_t)(us < year_us ? us + 0.5 : year_us);
@@ -96,7 +96,8 @@ static double load_us(const kvf_gap *gap, uint64_t num_blocks) {
     return us + (double)gap->other_bytes * 1e6 / gap->link.bytes_per_s;
 }
 
-/* How many blocks of the gap are best computed while the others arrive; 0: all of it arrives before one is computed. */
+/* The best number of blocks of the gap to compute while the others arrive; 0: all of it arrives before one is
+ * computed. */
 static uint64_t meeting(const kvf_gap *gap, const kvf_pace *pace) {
     double times = is_guess(pace) ? GUESS_DOUBT : 1;
     uint64_t best = gap->num_blocks;
@@ -110,7 +111,7 @@ static uint64_t meeting(const kvf_gap *gap, const kvf_pace *pace) {
             best = x - 1;
         }
         if (loaded_us > computed_us) {
-            break; /* more of it loaded takes longer still */
+            break; /* loading more of it takes even longer */
         }
     }
     return best;
@@ -138,7 +139,7 @@ static kvf_status check_gap(kvf_error *err, const kvf_gap *gap) {
                : kvfi_fail(err, KVF_LIMIT, "kvf_link: `reserved` of the gap's link is not zero");
 }
 
-/* Loaded as a whole, or computed as a whole. */
+/* Either load the whole gap, or compute it. */
 static kvf_plan_kind choose_whole(const kvf_gap *gap, double computed_us) {
     return load_us(gap, gap->num_blocks) <= computed_us ? KVF_PLAN_LOAD : KVF_PLAN_COMPUTE;
 }
@@ -203,7 +204,7 @@ kvf_status kvf_decide(kvf_plan *out, kvf_error *err, const kvf_gap *gap, const k
 
 /* ---- batches ---- */
 
-/* The fewest blocks whose batch is about as fast by the token as any. */
+/* The fewest blocks whose batch is about as fast per token as any. */
 static size_t efficient(const kvf_pace *pace, size_t block_tokens, size_t most) {
     double best = INFINITY;
     for (size_t blocks = 1; blocks <= most; blocks++) {

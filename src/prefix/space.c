@@ -108,7 +108,7 @@ void kvf_stored_key(const kvf_space *space, kvf_key *out, const kvf_key *key) {
     *out = addr.key;
 }
 
-/* ---- the card: who the blocks belong to, for people ---- */
+/* ---- the card: what the blocks belong to, for people ---- */
 
 static bool stage_card(kvf_space *space) {
     const kvfi_identity *identity = &space->identity;

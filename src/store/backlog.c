@@ -14,7 +14,8 @@
 /* When nothing has been queued for IDLE_US, free pages return to the system in steps. */
 #define IDLE_US         3000000
 #define GIVE_BACK_BYTES ((size_t)8 << 20)
-#define CANCEL_US       20000 /* between two looks whether a wait was cancelled: nobody tells of that */
+/* the interval at which a wait checks whether it was cancelled, since nothing signals that */
+#define CANCEL_US 20000
 
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
     *backlog = (kvfi_backlog){.store = store, .bound = bound / KVFI_PAGE * KVFI_PAGE};

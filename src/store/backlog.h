@@ -72,8 +72,8 @@ void kvfi_backlog_cleanup(kvfi_backlog *);
 
 /* A buffer for a payload of that size. KVF_AGAIN: no room within the bound. KVF_NOMEM, KVF_CLOSED. */
 kvf_status kvfi_backlog_reserve(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens);
-/* The same, but waits for room until the deadline or until it is cancelled (NULL: never). Does not wait where the bound
- * leaves no room for such a buffer at all. */
+/* The same, but waits for room until the deadline, or until it is cancelled (NULL: never). Does not wait if the bound
+ * could never hold such a buffer. */
 kvf_status kvfi_backlog_await(kvfi_backlog *, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens,
                               int64_t deadline_us, const atomic_bool *cancelled);
 void kvfi_backlog_abandon(kvfi_backlog *, kvfi_staged *);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How fast one tier delivers. Time counts only while loads are under way, and of each lull only up to the last byte: a
- * store that nobody asks is not slow.
+ * Measures how fast one tier delivers. Time counts only while loads are under way, and of each lull only up to the last
+ * byte: a store that nobody asks is not slow.
  */
 #include "tier/meter.h"
 
@@ -20,7 +20,7 @@ void kvfi_meter_moved(kvfi_meter *meter, size_t bytes) {
     atomic_fetch_add_explicit(&meter->bytes, bytes, memory_order_release);
 }
 
-/* Under the lock: puts into the link what came until then. */
+/* Under the lock: adds to the link what has arrived until then. */
 static void look(kvfi_meter *meter, int64_t until_us) {
     uint64_t bytes = atomic_load_explicit(&meter->bytes, memory_order_acquire), came = bytes - meter->seen;
     meter->seen = bytes;
@@ -28,7 +28,7 @@ static void look(kvfi_meter *meter, int64_t until_us) {
         kvfi_link_note(&meter->link, until_us, came, until_us - meter->looked_us);
         meter->looked_us = until_us;
     } else {
-        meter->link.bytes += (double)came; /* sooner than a round trip */
+        meter->link.bytes += (double)came; /* earlier than a round trip */
     }
 }
 
@@ -40,7 +40,7 @@ void kvfi_meter_begin(kvfi_meter *meter) {
     pthread_mutex_unlock(&meter->lock);
 }
 
-/* The last load: what it waited behind its last byte was for nothing of ours, unless it was given up for want of bytes. */
+/* The last load: its time after its last byte does not count, unless it was dropped because nothing came. */
 void kvfi_meter_end(kvfi_meter *meter, bool gave_up) {
     pthread_mutex_lock(&meter->lock);
     if (--meter->active == 0) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How fast one tier delivers, measured by the loads and lookups as they go.
+ * How fast one tier delivers, measured by the loads and lookups themselves.
  */
 #ifndef KVFI_METER_H
 #define KVFI_METER_H
@@ -12,13 +12,13 @@
 #include "plan/link.h"
 
 typedef struct kvfi_meter {
-    /* Counted without the lock, by whoever reads bytes of a load. */
+    /* Counted without the lock, by the threads that read bytes of a load. */
     _Atomic uint64_t bytes;
     _Atomic int64_t at_us; /* when they last grew */
     pthread_mutex_t lock;
     unsigned active; /* loads under way */
     uint64_t seen;   /* bytes that are in `link` */
-    /* What came until then is in `link`. In the future while the first byte of a load can't have come yet. */
+    /* Arrivals until then are in `link`. In the future while the first byte of a load can't have arrived yet. */
     int64_t looked_us;
     kvfi_link link;
 } kvfi_meter;

@@ -70,7 +70,7 @@ struct kvfl_shim_context {
     kvf_llama *kv;
     kvfl_shim_adapters adapters;
     bool outputs_all, hidden, not_causal, warm_up;
-    /* of a warm-up: made anew at a decode after its end, because its outputs may be read until then */
+    /* of a warm-up: recreated at a decode after its end, because its outputs may be read until then */
     bool stale_graph;
     bool idle; /* its adapters are unknown, or can't be known */
     int64_t last_try_us;

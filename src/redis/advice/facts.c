@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* ---- fields: where each goes ---- */
+/* ---- fields and their destinations ---- */
 
 typedef struct field {
     const char *name;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Turns what mends a setting into commands to type, or into lines of redis.conf.
+ * Turns the fix of a setting into commands to type, or into lines of redis.conf.
  */
 #include "redis/advice/mend.h"
 
@@ -10,7 +10,7 @@
 typedef struct text {
     char *out;
     size_t len, cap;
-    bool full; /* something did not fit, and is not there at all */
+    bool full; /* something did not fit, and is left out completely */
 } text;
 
 static void put(text *t, const char *bytes, size_t len) {
@@ -27,7 +27,7 @@ static void say(text *t, const char *word) {
     put(t, word, strlen(word));
 }
 
-/* One word for a shell. */
+/* Writes one word for a shell. */
 static void say_word(text *t, const char *word) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:/@%+,";
     if (word[0] != '\0' && word[strspn(word, plain)] == '\0') {
@@ -56,7 +56,7 @@ static bool is_here(const char *host) {
     return strcmp(host, "127.0.0.1") == 0 || strcmp(host, "localhost") == 0;
 }
 
-/* redis-cli, with all that it takes to reach the server, but the password, which it asks for. */
+/* redis-cli with everything needed to reach the server except the password, which it asks for. */
 static void say_client(text *t, const kvfi_redis_conf *conf, const kvfi_endpoint *at) {
     char number[16];
     say(t, "redis-cli");
@@ -80,7 +80,7 @@ static void say_client(text *t, const kvfi_redis_conf *conf, const kvfi_endpoint
     say(t, " ");
 }
 
-/* In redis.conf the words of a value stand by themselves; on the command line they are one. */
+/* In redis.conf the words of a value are separate; on the command line they are one argument. */
 static void say_line(text *t, const char *setting, size_t len) {
     say(t, "in redis.conf: ");
     for (size_t i = 0; i < len; i++) {

@@ -117,7 +117,7 @@ static void ask(loader *l) {
     }
 }
 
-/* ---- keeping what is used: a hit on a record that has used up a quarter of its time gets it anew ---- */
+/* ---- a hit on a record that has used up a quarter of its time to live renews it ---- */
 
 static bool is_aging(const kvfi_redis *tier, const kvfi_item *item) {
     kvfi_header header;

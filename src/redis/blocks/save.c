@@ -39,7 +39,7 @@ typedef struct saver {
     kvf_reason why;      /* of the item at the head of the ring */
     bool dry;
     bool drawn;        /* at least one item */
-    int64_t cancel_us; /* the batch is cancelled: what is not over by then is dropped */
+    int64_t cancel_us; /* the batch is cancelled: incomplete items are dropped then */
 } saver;
 
 static request *at(saver *s, unsigned index) {

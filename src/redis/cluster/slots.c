@@ -212,7 +212,7 @@ static bool parse_address(kvfi_host *to, const char *text, size_t len) {
         return set_name(to, text + 1, before - 2);
     }
     return set_name(to, text,
-                    before); /* servers write IPv6 addresses without brackets: the port is behind the last colon */
+                    before); /* servers write IPv6 addresses without brackets: the port follows the last colon */
 }
 
 kvfi_redirect_kind kvfi_redirect_parse(uint16_t *slot, kvfi_host *to, const char *text, size_t len) {

@@ -138,7 +138,7 @@ void kvfi_conn_body(kvfi_conn *conn, kvfi_place body) {
 
 void kvfi_conn_record(kvfi_conn *conn, kvfi_place body, bool may_lend, size_t (*fill)(void *, size_t), void *fill_arg) {
     kvfi_conn_body(conn, body);
-    bool is_warm = fill != NULL; /* hashed just before it goes, so over TCP a copy is faster */
+    bool is_warm = fill != NULL; /* hashed just before it is sent, so over TCP a copy is faster */
     conn->lent = may_lend && conn->lends && conn->tls == NULL && body.bytes >= MIN_LENT && !(conn->tcp && is_warm);
     conn->held = fill != NULL ? body.bytes : 0;
     conn->fill = fill;
