@@ -36,6 +36,7 @@ SECONDS = 120  # for one fence
 # Files that the text names and that are not of this tree: llama.cpp's, the reader's own, those of other programs.
 FOREIGN = {"llama.h", "llama-context.cpp", "llama-kv-cache.cpp", "prog.c", "zstd.h", "redis.md"}
 NAMED = re.compile(r"`([A-Za-z0-9_.*<>/-]*[A-Za-z0-9_*>-]\.(?:c|h|py|sh|md|conf|svg|map|bash))`")
+PATHS = re.compile(r"(?<![\w/`.])((?:src|cli|engines|include|docs|test|bench|scripts|checks)/[\w./-]+\.(?:c|h|py|sh|md|svg))\b")
 
 
 class Fence:
@@ -142,7 +143,7 @@ def line_of(doc, text):
 def check_names(doc, files, targets):
     names = 0
     for number, line in doc.prose:
-        for name in NAMED.findall(line):
+        for name in NAMED.findall(line) + PATHS.findall(line):
             if "*" in name or "<" in name or name in FOREIGN:
                 continue
             names += 1
@@ -374,6 +375,7 @@ def self_test():
         "a link": (lambda t: t + "\n[gone](gone.md)\n", "gone.md, which is not there"),
         "an anchor": (lambda t: t + "\n[gone](#gone)\n", "#gone, which"),
         "a name": (lambda t: t + "\n`src/gone.c`\n", "is not in the tree"),
+        "a path": (lambda t: t + "\nsee (src/gone.c)\n", "is not in the tree"),
         "a target": (lambda t: t + "\n`make gone`\n", "no target"),
         "a command": (lambda t: t + "\n```sh\ntest -e gone\n```\n", "exit status 1"),
         "code that does not compile": (lambda t: t + "\n```c\ngone();\n```\n", "exit status 1"),
