@@ -39,7 +39,7 @@ allow() {
         printf '[suppress_type]\ntype_kind = struct\nname = %s\nhas_data_member_inserted_at = end\n' "$name"
     done
     printf '[suppress_type]\ntype_kind = enum\nname_regexp = ^kvf_\n'
-    printf 'changed_enumerators = KVF_NUM_REASONS, KVF_NUM_PLANS, KVF_NUM_ASIDES, KVF_LLAMA_NUM_PLANS\n'
+    printf 'changed_enumerators = KVF_NUM_REASONS, KVF_NUM_PLANS, KVF_NUM_ABSENCES, KVF_NUM_ASIDES, KVF_LLAMA_NUM_PLANS\n'
 }
 
 # The structs of the headers in a folder that begin with struct_size.

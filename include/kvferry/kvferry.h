@@ -7,6 +7,7 @@
  *   space.h    what a key names: identity of a model and its KV format; token ids to block keys
  *   block.h    match, load, save, borrow; blocking, or with a completion queue
  *   plan.h     load or compute: how much of a stored prefix is worth loading
+ *   earlier.h  why a prompt is not in the store, told from earlier prompts
  *   session.h  K and V by session id
  *   admin.h    list, verify, clear, doctor
  */
@@ -14,6 +15,7 @@
 #define KVFERRY_H
 #include "admin.h"
 #include "block.h"
+#include "earlier.h"
 #include "plan.h"
 #include "session.h"
 #include "space.h"

@@ -249,7 +249,8 @@ void kvfl_shim_close(struct llama_context *ctx) {
     kvfl_shim_context *c = kvfl_shim_known(ctx);
     if (c != NULL) {
         detach(c);
-        kvfl_earlier_free(&c->earlier);
+        kvf_earlier_close(c->earlier);
+        c->earlier = NULL;
         kvfl_shim_adapters_free(&c->adapters);
         pthread_mutex_lock(&lock);
         c->ctx = NULL;
@@ -283,6 +284,9 @@ static void attach(kvfl_shim_context *c, const model *m) {
     if (status != KVF_OK) {
         refuse(c, err.what[0] != '\0' ? err.what : kvf_status_name(status));
         return;
+    }
+    if (c->earlier == NULL && kvf_earlier_open(&c->earlier, &err) != KVF_OK) {
+        kvfl_shim_say("why a prompt is not stored will not be explained: %s", err.what);
     }
     kv->on_prompt = kvfl_shim_on_prompt;
     kv->on_prompt_ctx = c;

@@ -31,9 +31,9 @@ static int64_t written_us;
 typedef struct explanation {
     llama_seq_id seq;
     kvf_llama_report report;
-    bool told;          /* something is known of it */
-    kvfl_absence cause; /* why its tokens are new ... */
-    size_t at;          /* ... and from which one on */
+    bool told;         /* something is known of it */
+    kvf_absence cause; /* why its tokens are new ... */
+    size_t at;         /* ... and from which one on */
 } explanation;
 static explanation last; /* num_tokens 0: none yet */
 
@@ -126,11 +126,11 @@ static json_t *misses(const uint64_t counts[KVF_REASON_ROOM]) {
 static json_t *last_prompt(const explanation *x) {
     json_t *out = x->report.num_tokens > 0 ? kvfl_tell_json(&x->report) : json_null();
     if (json_is_object(out)) {
-        bool placed = x->cause == KVFL_DIFFERS || x->cause == KVFL_ENDS;
+        bool placed = x->cause == KVF_ABSENCE_DIFFERS || x->cause == KVF_ABSENCE_ENDS;
         json_t *at = placed ? json_integer((json_int_t)x->at) : json_null();
         json_object_set_new(out, "sequence", json_integer(x->seq));
         json_object_set_new(out, "explain",
-                            x->told ? json_pack("{s:s, s:O}", "why", kvfl_absence_name(x->cause), "differs_at", at)
+                            x->told ? json_pack("{s:s, s:O}", "why", kvf_absence_name(x->cause), "differs_at", at)
                                     : json_null());
         json_decref(at);
     }
@@ -202,29 +202,34 @@ static bool is_unasked(const kvf_llama_report *r) {
     return r->plan == KVF_LLAMA_PLAN_NONE && r->why == KVF_WHY_NONE && r->computed_tokens > 1;
 }
 
+/* Token ids as the core has them. */
+static const uint32_t *tokens_of(const kvfl_history *h) {
+    return (const uint32_t *)h->tokens;
+}
+
 static explanation explain(const kvfl_shim_context *c, llama_seq_id seq, const kvf_llama_report *r) {
     explanation x = {.seq = seq, .report = *r};
     size_t stored = r->resident_tokens + r->copied_tokens + r->stored_tokens, have = r->num_tokens - r->computed_tokens;
     bool absent = r->why == KVF_WHY_ABSENT;
     if (absent || is_unasked(r)) {
-        x.cause = kvfl_earlier_explain(&c->earlier, &x.at, c->kv->identity, c->kv->histories[seq].tokens, r->num_tokens,
-                                       stored > have ? stored : have, c->kv->block_tokens);
+        x.cause = kvf_earlier_explain(c->earlier, &x.at, c->kv->identity, tokens_of(&c->kv->histories[seq]),
+                                      r->num_tokens, stored > have ? stored : have, c->kv->block_tokens);
     }
     /* If a state is missing, or blocks that were found are computed, it is unknown which block was not there. */
     bool exact =
         absent && !kvfl_has_states(c->kv) && (r->plan == KVF_LLAMA_PLAN_LOAD || r->plan == KVF_LLAMA_PLAN_NONE);
-    x.cause = x.cause == KVFL_EVICTED && !exact ? KVFL_ABSENT : x.cause;
-    x.told = absent || x.cause != KVFL_ABSENT;
+    x.cause = x.cause == KVF_ABSENCE_EVICTED && !exact ? KVF_ABSENCE_UNKNOWN : x.cause;
+    x.told = absent || x.cause != KVF_ABSENCE_UNKNOWN;
     return x;
 }
 
 /* Why not everything was loaded; "": everything was. */
 static void why_in_words(char *out, size_t room, const explanation *x, uint32_t block_tokens) {
-    static const char *const causes[KVFL_NUM_ABSENCES] = {
-        [KVFL_ABSENT] = "not in the store",
-        [KVFL_DIFFERS] = "token %zu is the first that differs from an earlier prompt",
-        [KVFL_ENDS] = "the earlier prompt that it continues ends at token %zu",
-        [KVFL_EVICTED] = "no longer in the store, where it was for an earlier prompt up to token %zu"};
+    static const char *const causes[KVF_NUM_ABSENCES] = {
+        [KVF_ABSENCE_UNKNOWN] = "not in the store",
+        [KVF_ABSENCE_DIFFERS] = "token %zu is the first that differs from an earlier prompt",
+        [KVF_ABSENCE_ENDS] = "the earlier prompt that it continues ends at token %zu",
+        [KVF_ABSENCE_EVICTED] = "no longer in the store, where it was for an earlier prompt up to token %zu"};
     const kvf_llama_report *r = &x->report;
     if (x->told) {
         snprintf(out, room, causes[x->cause], x->at);
@@ -253,7 +258,7 @@ void kvfl_shim_on_prompt(void *ctx, llama_seq_id seq, const kvf_llama_report *r)
     if (r->num_tokens >= TOLD_TOKENS) {
         explanation x = explain(c, seq, r);
         say_prompt(&x, c->kv->block_tokens);
-        kvfl_earlier_keep(&c->earlier, c->kv->identity, c->kv->histories[seq].tokens, r->num_tokens);
+        kvf_earlier_keep(c->earlier, c->kv->identity, tokens_of(&c->kv->histories[seq]), r->num_tokens);
         pthread_mutex_lock(&lock);
         last = x;
         pthread_mutex_unlock(&lock);
@@ -269,7 +274,7 @@ void kvfl_shim_before_cut(kvfl_shim_context *c, llama_seq_id seq, llama_pos firs
     }
     const kvfl_history *h = &c->kv->histories[seq];
     if (h->num >= TOLD_TOKENS && h->num > (size_t)(first > 0 ? first : 0) + DRAFT_TOKENS) {
-        kvfl_earlier_keep(&c->earlier, h->identity, h->tokens, h->num);
+        kvf_earlier_keep(c->earlier, h->identity, tokens_of(h), h->num);
     }
 }
 

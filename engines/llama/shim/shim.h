@@ -18,7 +18,6 @@
 #include <stdatomic.h>
 
 #include "llama/engine.h"
-#include "llama/tell/earlier.h"
 
 /* libllama's own function. */
 #define REAL(name)                                            \
@@ -74,7 +73,7 @@ struct kvfl_shim_context {
     bool stale_graph;
     bool idle; /* its adapters are unknown, or can't be known */
     int64_t last_try_us;
-    kvfl_earlier earlier;
+    kvf_earlier *earlier; /* NULL until it is served, or without memory */
 };
 
 /* The context, if it is served and this call is the program's own; NULL: only pass the call on. */

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Why a prompt is not in the store, told from the last prompts of the process, without asking the store.
+ *
+ *   kvf_earlier_explain(earlier, &at, under, tokens, num, found, block_tokens);    why nothing behind `found` is stored
+ *   kvf_earlier_keep(earlier, under, tokens, num);                                 remembers this prompt, with its answer
+ *
+ * A kvf_earlier belongs to one thread at a time. All calls but kvf_earlier_open take NULL, which remembers nothing.
+ */
+#ifndef KVFERRY_EARLIER_H
+#define KVFERRY_EARLIER_H
+
+#include <stddef.h>
+
+#include "status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How many texts are remembered. */
+#define KVF_EARLIER_TEXTS 16u
+
+typedef struct kvf_earlier kvf_earlier;
+
+/* Returns KVF_OK, or KVF_NOMEM. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_earlier_open(kvf_earlier **out, kvf_error *err);
+KVF_API void kvf_earlier_close(kvf_earlier *);
+
+/* Why the next block of a prompt is not stored. */
+typedef enum kvf_absence {
+    /* No remembered text shares that much with it. */
+    KVF_ABSENCE_UNKNOWN = 0,
+    /* From token `at` on it differs from the text that shares the most with it. */
+    KVF_ABSENCE_DIFFERS,
+    /* That text is a part of it, and ends at token `at`. */
+    KVF_ABSENCE_ENDS,
+    /* That text had the next block, up to token `at`. The block was evicted, has expired, or is not written yet. */
+    KVF_ABSENCE_EVICTED,
+    KVF_NUM_ABSENCES
+} kvf_absence;
+/* "absent", "differs", "ends" or "evicted", as `kvferry explain` has it. */
+KVF_API const char *kvf_absence_name(kvf_absence);
+
+/* kvf_earlier_keep copies the tokens. They take the place of a text that they continue, or else of the text that was kept
+ * longest ago. `under` numbers what computed them (a model with its adapters): texts of different numbers are never
+ * compared. Without memory nothing is kept. */
+KVF_API void kvf_earlier_keep(kvf_earlier *, uint64_t under, const uint32_t *tokens, size_t num);
+
+/* kvf_earlier_explain says why a prompt of which the first `found` tokens are stored, in blocks of `block_tokens` (1 or
+ * more), is not stored further. *out_at is the number of leading tokens that it shares with the text that shares the
+ * most. */
+KVF_API kvf_absence kvf_earlier_explain(const kvf_earlier *, size_t *out_at, uint64_t under, const uint32_t *tokens,
+                                        size_t num, size_t found, size_t block_tokens);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
