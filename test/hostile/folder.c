@@ -204,7 +204,7 @@ static bool replace(uint64_t *random) {
     return false;
 }
 
-/* Names that are none of ours, some nearly. */
+/* Names that are not ours; some nearly are. */
 static bool add_name(uint64_t *random) {
     static const char *const names[] = {"\033[31mred\033[0m",
                                         "a\nb: fine",

@@ -54,7 +54,7 @@ typedef struct hostile_use {
     bool forged;         /* this case has forged a payload */
     bool forged_session; /* ... of the session */
     bool saves;          /* something new is saved too */
-    bool huge; /* a file says that it has GiB, and has: who asks for all of it, whatever its length, gets it */
+    bool huge; /* a file claims to have GiB, and has them: a caller that requests all of it, of any length, gets it */
     uint32_t budget_ms;
 } hostile_use;
 void hostile_fill(kvf_store *, size_t payload_bytes); /* aborts where that fails */

@@ -69,7 +69,7 @@ typedef struct site {
     kvft_prompt *prompt;
     const hostile_use *use;
     uint64_t *random;
-    bool sealed;  /* by a secret: what was forged is none of its blocks, whatever its checksums */
+    bool sealed;  /* by a secret: a forged record is not one of its blocks, whatever its checksums */
     uint64_t sum; /* of all bytes that were shown, so that each is read */
 } site;
 

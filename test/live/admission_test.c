@@ -139,7 +139,7 @@ static void check_row(const row *r, bool tcp) {
     tier->ops->info(tier, &info);
     assert_int_equal(info.num_refusing, r->saves != KVF_WHY_NONE);
     say_all(r->unset);
-    /* It is found out by itself: nothing is opened anew. */
+    /* The store notices it without being opened again. */
     assert_int_equal(kvft_put_again(tier, NEW, BYTES), KVF_WHY_NONE);
     assert_int_equal(tier->disconnects, 0);
     tier->ops->close(tier);
@@ -555,7 +555,8 @@ static kvfi_tier *patient_tier(void) {
     return kvft_tier(url);
 }
 
-/* With a hard limit of 1 MiB the server cuts off who asks for parts of 4 MiB. Who was fitted to it, is not cut off. */
+/* With a hard limit of 1 MiB the server cuts off a client that requests parts of 4 MiB, but not one that respects the
+ * limit. */
 static void fitted_to_output_limit(void **state) {
     (void)state;
     kvfi_tier *before = patient_tier(), *tier = NULL;
@@ -713,7 +714,7 @@ static ssize_t count_writev(int fd, const struct iovec *iov, int num) {
     return kvfi_sys_real.writev(fd, iov, num);
 }
 
-/* Opening costs two questions: who we are, and what the server is. A save after that asks no more. */
+/* Opening asks two questions: who we are, and the server's settings. A later save asks no more. */
 static void round_trips(void **state) {
     (void)state;
     kvfi_tier *tier = NULL;

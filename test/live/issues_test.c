@@ -301,7 +301,7 @@ static void many_writers_of_2_5_mb_6646(void **state) {
     }
 }
 
-/* A code that the doctor is to find, with a command that mends it. */
+/* A code that the doctor must find, with a command that fixes it. */
 typedef struct finding {
     const char *code;
     bool found;

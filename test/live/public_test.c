@@ -198,7 +198,7 @@ static void test_public_5_a_user_without_a_password(void **state) {
     saves_and_loads(url);
     snprintf(url, sizeof url, "redis+unix://free@%s", server->socket);
     saves_and_loads(url);
-    /* The server would let him in as `default`: who he says he is counts. */
+    /* The server would accept him as `default`, but must log him in as the user in the URL. */
     kvft_server_restart(server);
     kvfi_tier *tier = NULL;
     assert_int_equal(kvft_try_tier(&tier, &err, "redis://nobody@127.0.0.1:%d", server->port), KVF_CONFIG);

@@ -143,7 +143,7 @@ static void session_of_others(void **state) {
     assert_int_equal(tier->ops->session_get(tier, &err, "text", parts, 1, soon()), KVF_MISS);
     assert_int_equal(tier->ops->session_sizes(tier, &err, "text", parts, 1, soon()), KVF_MISS);
     assert_int_equal(tier->ops->session_remove(tier, &err, "text", soon()), KVF_MISS);
-    /* A save does not run over what is no session. */
+    /* A save does not overwrite something that is not a session. */
     parts[0] = part_of("keys", keys, 3);
     assert_int_equal(put("text", parts, 1, 10), KVF_CONFIG);
     assert_non_null(strstr(err.what, "string"));
@@ -359,8 +359,8 @@ static void removing(void **state) {
     assert_int_equal(kvft_get(tier, 1005, 300000), KVF_WHY_NONE);
 }
 
-/* Of what is kept in parts nothing is left behind: not where a part in the middle was evicted (or was removed while it was
- * written), nor where the first part is not there, because who wrote it died before the end. */
+/* Nothing is left of a record in parts, neither if a middle part was evicted (or removed while it was written), nor if
+ * the first part is missing because its writer died before the end. */
 static void removing_what_is_torn(void **state) {
     (void)state;
     kvfi_addr addr;

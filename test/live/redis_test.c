@@ -607,7 +607,8 @@ static void server_hangs(void **state) {
     tier->ops->close(tier);
 }
 
-/* A connection that stalls says as much of its server as one that can't be made: the next who asks is told at once. */
+/* A connection that stalls tells as much about its server as one that can't be opened: the next caller is told at
+ * once. */
 static void a_stall_is_told(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "stall_ms=100&conns=1&ttl=0"); /* no refresh is owed */

@@ -581,7 +581,7 @@ static void run_attacks(scene *s) {
         const attack *a = &attacks[i];
         char new[32]; /* what is loaded under two secrets is stored again under the first */
         snprintf(new, sizeof new, "a new secret, number %zu", i);
-        for (int way = 0; way < 3; way++) { /* a load may remove what is damaged: each way finds it anew */
+        for (int way = 0; way < 3; way++) { /* a load may remove a damaged record: each way finds it again */
             a->run(s);
             way == 0   ? load_in_a_row(a, s, SECRET, NULL)
             : way == 1 ? load_in_a_row(a, s, new, SECRET)

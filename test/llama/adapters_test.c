@@ -235,7 +235,7 @@ static void test_positions_move_in_one_sequence_alone(void **state) {
     close_world(&clean);
 }
 
-/* The same over an attach anew. */
+/* The same over another attach. */
 static void test_positions_move_in_one_alone_after_an_attach(void **state) {
     (void)state;
     world w = open_world("mem:", 1024, false), clean = open_world(NULL, 1024, false);

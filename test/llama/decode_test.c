@@ -399,7 +399,7 @@ static void test_no_block_is_loaded_twice_for_a_later_state(void **state) {
     }
 }
 
-/* What was matched is not to be had: the sequence goes on from where it was. */
+/* What was matched can't be loaded: the sequence continues from where it was. */
 static void test_a_state_that_does_not_come_costs_nothing_that_was_there(void **state) {
     (void)state;
     static char files[LAB_MAX_FILES][400];

@@ -446,7 +446,7 @@ static void test_a_secret_is_replaced(void **state) {
     lab_close(&l);
     assert_int_equal(load_under(model, url, tokens, new_secret, NULL), 0);
     assert_int_equal(load_under(model, url, tokens, new_secret, old_secret), NUM - 1);
-    assert_int_equal(load_under(model, url, tokens, new_secret, NULL), NUM - 1); /* stored anew by that load */
+    assert_int_equal(load_under(model, url, tokens, new_secret, NULL), NUM - 1); /* stored again by that load */
     config = (lab_config){.kv_type = GGML_TYPE_F16, .flash = true, .previous_secret = old_secret};
     l = lab_open(model, &config, url, MODEL_PATH);
     assert_int_equal(l.status, KVF_LIMIT);

@@ -221,7 +221,7 @@ static void test_no_room_to_load(void **state) {
 
 /* ---- forged records, with a valid header and checksum ---- */
 
-/* Changes a payload; false: this one is none of that kind. */
+/* Changes a payload; false: this one is not of that kind. */
 typedef bool (*forgery)(kvft_buffer *payload);
 
 static uint32_t word_at(const kvft_buffer *b, size_t at) {

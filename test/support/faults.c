@@ -133,7 +133,7 @@ static int f_fstatat(int dir, const char *path, struct stat *out, int flags) {
     return fails(EIO) ? -1 : below->fstatat(dir, path, out, flags);
 }
 
-/* The first byte of the iovecs, for the calls that are cut short; false when there is none. */
+/* The first byte of the iovecs, for calls that are shortened; false if there is none. */
 static bool one_byte(struct iovec *out, const struct iovec *iov, int num) {
     for (int i = 0; i < num; i++) {
         if (iov[i].iov_len > 0) {

@@ -18,7 +18,7 @@ kvft_buffer kvft_buffer_of(const void *bytes, size_t len); /* a copy */
 void kvft_buffer_free(kvft_buffer *);
 /* `num` bytes at `at` become `len` others; at and num are cut to what there is. */
 void kvft_buffer_splice(kvft_buffer *, size_t at, size_t num, const void *bytes, size_t len);
-kvft_buffer kvft_file_read(const char *path);                /* aborts where there is none */
+kvft_buffer kvft_file_read(const char *path);                /* aborts if there is none */
 void kvft_file_write(const char *path, const kvft_buffer *); /* replaces the file; aborts when that fails */
 
 /* One to four changes: numbers at any place become others that parsers trip over, pieces are zeroed, doubled, dropped,

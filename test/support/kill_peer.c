@@ -170,7 +170,7 @@ static void remove_block(peer *p) {
     (void)!kvf_remove(p->store, NULL, &digest, &p->prompts[below(p, NUM_PROMPTS)]->keys[below(p, NUM_BLOCKS)]);
 }
 
-/* A store knows what it has written and does not write it again, so it is opened anew now and then. */
+/* A store knows what it has written and does not write it again, so it is reopened from time to time. */
 static void write_on(peer *p, const char *url) {
     bool removes = strncmp(url, "file:", 5) ==
                    0; /* in Redis, a record of several keys that is written and removed at once may lose some */

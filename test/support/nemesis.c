@@ -240,7 +240,7 @@ static bool cluster_failover(victim *v) {
  * `redis-cli --cluster fix` does. */
 static void settle_slot(victim *v, int slot, int other) {
     kvft_world *w = v->world;
-    (void)say(w->data[other], "FLUSHALL"); /* who holds keys of a slot does not give it away */
+    (void)say(w->data[other], "FLUSHALL"); /* a server that holds keys of a slot does not give it away */
     (void)say(v->server, "CLUSTER BUMPEPOCH");
     for (int i = 0; i < w->num_data; i++) {
         kvft_server *server = w->data[(v->number + i) % w->num_data];

@@ -49,7 +49,7 @@ struct kvft_proxy {
     bool stop, cut, renew;
     kvft_proxy_stats stats;
     double free_at; /* when the cable has carried what was sent */
-    size_t turn;    /* who is served first: the one behind the last that sent, as a cable is fair */
+    size_t turn;    /* served first: the connection after the last that sent, since a cable is fair */
     link_t links[MAX_LINKS];
     uint8_t request[BUFFER]; /* on its way to a server */
 };
@@ -262,7 +262,7 @@ static void to_client(kvft_proxy *proxy, link_t *link) {
     }
 }
 
-/* How many bytes of a request stand before the command with that text; `num` where there is none. */
+/* The number of bytes of a request before the command with that text; `num` without one. */
 static size_t before_command(const uint8_t *request, size_t num, const char *text) {
     const uint8_t *at = text != NULL ? memmem(request, num, text, strlen(text)) : NULL;
     const uint8_t *star = at != NULL ? memrchr(request, '*', (size_t)(at - request)) : NULL;

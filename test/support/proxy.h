@@ -27,7 +27,7 @@ typedef struct kvft_plan {
     int64_t flip_at;         /* one bit of the reply at this position is flipped; 0 = never */
     bool refuse;             /* connections are accepted and closed at once */
     const char *breaks_on;   /* a connection is closed when a command has this text, which is not passed on; */
-    bool silent;             /* ... or, instead, no request passes any more, and it stays open */
+    bool silent;             /* ... or, instead, no further request passes, and it stays open */
     bool ends_old; /* a connection that exists when the plan is set has lain idle for too long: it ends with the next
                       request, which is swallowed with all that follows or, with `reset`, answered with a reset */
     bool swap;     /* two replies that arrive in one piece change places, where that can be done by length alone */

@@ -107,7 +107,7 @@ static void send_all(int fd, const char *text, size_t len) {
     }
 }
 
-/* The first line of the answer to an inline command; "" when there is none. */
+/* The first line of the reply to an inline command; "" without one. */
 static void say(const kvft_server *server, char *out, size_t cap, const char *command) {
     size_t len = 0;
     out[0] = '\0';

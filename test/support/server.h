@@ -37,8 +37,8 @@ kvft_server *kvft_server_start_clocked(const char *const *args, const char *cloc
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
 /* Whether one starts at all as things are set now. */
 bool kvft_server_starts(void);
-/* The URLs of those that are started from now on are of a user who has just the rights that docs/stores-redis.md gives
- * him. kvft_server_say is still everybody. */
+/* URLs of servers started from now on are of a user with exactly the rights that docs/stores-redis.md lists.
+ * kvft_server_say still is a user with all rights. */
 #define KVFT_ACL_USER     "kvferry"
 #define KVFT_ACL_PASSWORD "live"
 #define KVFT_ACL_RULES                                                                                     \

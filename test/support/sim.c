@@ -138,8 +138,8 @@ typedef struct command {
     size_t lens[MAX_ARGS];
 } command;
 
-/* A whole command at the beginning of what came, or 0, or NO_COMMAND for what is none (somebody tries TLS). Its
- * arguments are ended by a NUL, where their \r was. */
+/* The length of a whole command at the beginning of the received bytes, or 0, or NO_COMMAND for anything else (somebody
+ * tries TLS). Its arguments end in a NUL, where their \r was. */
 static size_t parse(command *out, text *in) {
     char *at = in->data, *end = in->data + in->len, *line;
     if (in->len > 0 && *at != '*') {

@@ -25,7 +25,7 @@ typedef struct kvft_value {
     void *base;
 } kvft_value;
 void kvft_value_init(kvft_value *, uint64_t seed, size_t payload_bytes); /* with its bytes */
-/* Seals it anew, after a change of its address, block or payload. */
+/* Seals it again, after a change of its address, block or payload. */
 void kvft_value_seal(kvft_value *, int64_t stored_s);
 kvf_reason kvft_value_check(kvfi_item *); /* for a feed of items of values */
 void kvft_value_cleanup(kvft_value *);

@@ -169,7 +169,7 @@ static void test_nothing_is_left_open(void **state) {
     close_place(&p);
 }
 
-/* Sessions are written anew under their key. A reader of the old one is not disturbed. */
+/* Sessions are written again under their key. A reader of the old one is not disturbed. */
 static void test_another_value_replaces(void **state) {
     (void)state;
     place p = open_place("");
@@ -517,7 +517,7 @@ static void test_odd_counts(void **state) {
             assert_true(kvft_count(p.tier).records * CHARGE <= 1u << 20);
             close_place(&p);
         }
-        place p = open_place("?max=1M"); /* files of such sizes, which are none of ours */
+        place p = open_place("?max=1M"); /* files of such sizes, which are not ours */
         odd_size = odd[i];
         odd_time = time(NULL);
         assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
@@ -693,7 +693,7 @@ static void test_the_bound_holds_between_tiers(void **state) {
     close_place(&p);
 }
 
-/* Somebody who looks at a folder with another bound, even to count it, takes nothing from it; who stores does. */
+/* A process that looks at a folder with another bound, even to count it, evicts nothing; one that stores does. */
 static void test_opening_does_not_evict(void **state) {
     (void)state;
     place p = open_place("?max=4M");
@@ -1038,7 +1038,7 @@ static void test_the_walk_names_files(void **state) {
     close_place(&p);
 }
 
-/* An operator who empties the folder under running processes. */
+/* An operator empties the folder under running processes. */
 static void test_the_folder_is_removed_under_it(void **state) {
     (void)state;
     place p = open_place("?max=1M");

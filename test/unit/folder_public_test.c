@@ -331,7 +331,7 @@ static void expect_child(int (*run)(const place *p)) {
     close_place(&p);
 }
 
-/* root stores all but the first block into a store of somebody else, who comes back. */
+/* root stores all but the first block into another user's store; then that user returns. */
 static kvfi_tier *come_back(const place *p, mode_t folders, mode_t files) {
     char path[2 * PATH_MAX];
     EXPECT(chown(p->dir, NOBODY, NOBODY) == 0);
@@ -614,7 +614,8 @@ static int flip(void *ctx, const kvfi_sight *sight) {
 
 typedef enum way { BY_LOAD, BY_BORROW, BY_QUEUE, ALL_WAYS } way;
 
-/* What an engine does with a prompt: the front that is whole, and the rest anew, where it is not known to be stored. */
+/* What an engine does with a prompt: it loads the front that is whole, computes the rest, and saves it unless it is
+ * known to be stored. */
 static size_t run_prompt(kvf_store *store, kvf_space *space, kvft_prompt *prompt, way how) {
     size_t have = how == BY_BORROW ? 0 : load_run(space, prompt);
     for (kvf_borrowed lent; how == BY_BORROW && have < DAMAGE_BLOCKS; have++) {

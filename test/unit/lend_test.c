@@ -108,8 +108,8 @@ static void lends(void **state) {
     kvfi_lender_close(&lender);
 }
 
-/* That nothing is copied: what is written to lent memory before the reader comes is what it reads. Lending is used by
- * those only who can live with that; if this stops being true, it has become a copy. */
+/* Nothing is copied: the reader sees what is written to lent memory before it reads. Only callers that can live with
+ * that use lending. If this stops being true, lending has become a copy. */
 static void pages_are_shared(void **state) {
     (void)state;
     kvfi_lender lender;

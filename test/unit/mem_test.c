@@ -144,7 +144,7 @@ static void test_all_lent_out_is_full(void **state) {
     tier->ops->close(tier);
 }
 
-/* Another value under the same key takes its place; who has the old one keeps it. */
+/* Another value under the same key replaces it; a borrower of the old one keeps it. */
 static void test_another_value_replaces(void **state) {
     (void)state;
     kvfi_tier *tier = kvft_tier("mem:");

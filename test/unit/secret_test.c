@@ -237,7 +237,7 @@ static void rotation(void **state) {
     assert_int_equal(num_loaded(url, NULL, NULL), 0);
     assert_int_equal(num_loaded(url, NEW, NULL), 0);
     assert_int_equal(num_loaded(url, OLD, NULL), BLOCKS);
-    assert_int_equal(num_loaded(url, NEW, OLD), BLOCKS); /* and they are sealed anew */
+    assert_int_equal(num_loaded(url, NEW, OLD), BLOCKS); /* and they are sealed again */
     assert_int_equal(num_loaded(url, NEW, NULL), BLOCKS);
     assert_int_equal(num_loaded(url, OLD, NULL), BLOCKS);
     bench b = open_bench(url, NEW, NULL);

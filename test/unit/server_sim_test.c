@@ -415,7 +415,7 @@ static unsigned count_idle(const kvfi_node *node) {
     return num;
 }
 
-/* Connections to a server that has no slots any more are closed. */
+/* Connections to a server without slots are closed. */
 static void what_has_no_slots_needs_no_connections(void **state) {
     (void)state;
     kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
@@ -436,8 +436,8 @@ static void what_has_no_slots_needs_no_connections(void **state) {
     tier->ops->close(tier);
 }
 
-/* What no server takes is over after six rounds, or with the time; where a little time may help, it is waited for. The
- * map is asked for anew where it may be wrong. */
+/* An item that no server takes ends after six rounds, or with the budget. If a little time may help, the batch waits.
+ * The map is refreshed if it may be wrong. */
 static void rounds_come_to_an_end(void **state) {
     (void)state;
     kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);

@@ -176,7 +176,7 @@ static void server_that_refuses(void **state) {
 
 static void server_of_other_ciphers(void **state) {
     (void)state;
-    tls_server other = {.ciphers = "ECDHE-RSA-AES128-GCM-SHA256"}; /* its key is none of RSA */
+    tls_server other = {.ciphers = "ECDHE-RSA-AES128-GCM-SHA256"}; /* its key is not RSA */
     refused_by(&other);
     expect(false, false, "TLS broke: ");
 }
