@@ -296,7 +296,7 @@ static void turn_save(worker *w) {
     end_call(w->number, begin, 0);
     if (draw(w, 4) == 0) {
         begin = begin_call(w->number, "kvf_store_flush", 50);
-        kvf_status status = kvf_store_flush(w->life->store, KVF_MS(50));
+        kvf_status status = kvf_store_flush(w->life->store, NULL, KVF_MS(50));
         (void)status;
         end_call(w->number, begin, 50);
     }
@@ -453,7 +453,7 @@ static void check_recovery(life *l) {
     while (run < p->num_blocks && kvft_now_ms() - begin < RECOVERY_MS) {
         kvft_prompt_fill(p, (uint64_t)which);
         (void)kvf_save(l->space, p->blocks, p->num_blocks, NULL);
-        kvf_status status = kvf_store_flush(l->store, KVF_MS(500));
+        kvf_status status = kvf_store_flush(l->store, NULL, KVF_MS(500));
         (void)status;
         kvft_prompt_poison(p);
         run = kvf_load(l->space, p->blocks, p->num_blocks, NULL, KVF_MS(1000));

@@ -268,7 +268,8 @@ static size_t serve(client *c, const request *r) {
     }
     run = kvf_load(c->space, c->blocks, run, NULL, KVF_MS(5000));
     size_t left = r->num - run;
-    if (kvf_save(c->space, c->blocks + run, left, NULL) != left || kvf_store_flush(c->store, KVF_MS(10000)) != KVF_OK) {
+    if (kvf_save(c->space, c->blocks + run, left, NULL) != left ||
+        kvf_store_flush(c->store, NULL, KVF_MS(10000)) != KVF_OK) {
         die("a save was not taken");
     }
     return run;

@@ -84,7 +84,8 @@ static void draw_burst(burst *b, size_t bytes) {
 /* ---- the three ways */
 
 static void save_staged(client *c, burst *b) {
-    if (kvf_save(c->space, b->blocks, b->num, NULL) != b->num || kvf_store_flush(c->store, KVF_MS(20000)) != KVF_OK) {
+    if (kvf_save(c->space, b->blocks, b->num, NULL) != b->num ||
+        kvf_store_flush(c->store, NULL, KVF_MS(20000)) != KVF_OK) {
         die("a staged save was not taken");
     }
 }

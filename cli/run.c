@@ -340,30 +340,30 @@ static int answer(kvfcli_run_state *run) {
     return code;
 }
 
-static void note_unwritten(kvfcli_run_state *run, const kvf_stats *stats, bool late) {
-    uint64_t failed = late ? 1 : 0; /* at least */
-    run->unwritten_why = late ? KVF_WHY_BUDGET : KVF_WHY_NONE;
+static kvf_reason last_failure(kvf_store *store) {
+    kvf_stats stats = {.struct_size = sizeof stats};
+    kvf_reason why = KVF_WHY_NONE;
+    kvf_store_stats(store, &stats);
     for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
-        failed += stats->save_failures[i];
-        run->unwritten_why = stats->save_failures[i] > 0 ? (kvf_reason)i : run->unwritten_why;
+        why = stats.save_failures[i] > 0 ? (kvf_reason)i : why;
     }
-    /* The store also counts what it writes on its own, to describe the space. */
-    run->unwritten = failed < run->report.saved_blocks ? failed : run->report.saved_blocks;
+    return why;
 }
 
 /* Blocks are written while the answer is computed. The rest then gets some time, which Ctrl-C shortens. */
 static void flush(kvfcli_run_state *run) {
-    kvf_stats stats = {.struct_size = sizeof stats};
     int64_t began = kvfcli_now_us();
     kvf_status status = KVF_AGAIN;
     uint32_t left_ms = run->stop == KVFCLI_STOP_INTERRUPTED ? INTERRUPTED_FLUSH_MS : FLUSH_MS;
     bool interrupted = kvfcli_interrupted();
     while (status == KVF_AGAIN && left_ms > 0 && kvfcli_interrupted() == interrupted) {
-        status = kvf_store_flush(run->store, KVF_MS(100));
+        uint64_t unwritten = 0;
+        status = kvf_store_flush(run->store, &unwritten, KVF_MS(100));
+        run->unwritten += unwritten;
         left_ms -= 100;
     }
-    kvf_store_stats(run->store, &stats);
-    note_unwritten(run, &stats, status == KVF_AGAIN);
+    run->unwritten += status == KVF_AGAIN; /* at least */
+    run->unwritten_why = status == KVF_AGAIN ? KVF_WHY_BUDGET : last_failure(run->store);
     run->flush_us = kvfcli_now_us() - began;
 }
 

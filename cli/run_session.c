@@ -245,26 +245,24 @@ kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *questi
     return messages;
 }
 
-static uint64_t num_failures(kvf_store *store, kvf_reason *why) {
+static kvf_reason last_failure(kvf_store *store) {
     kvf_stats stats = {.struct_size = sizeof stats};
-    uint64_t all = 0;
+    kvf_reason why = KVF_WHY_FULL;
     kvf_store_stats(store, &stats);
     for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
-        all += stats.save_failures[i];
-        *why = stats.save_failures[i] > 0 ? (kvf_reason)i : *why;
+        why = stats.save_failures[i] > 0 ? (kvf_reason)i : why;
     }
-    return all;
+    return why;
 }
 
 static int store_turn(kvfcli_chat *chat, char *text) {
     struct iovec iov = {text, strlen(text)};
     kvf_block block = {.iov = &iov, .num_iov = 1};
-    kvf_reason why = KVF_WHY_FULL;
-    uint64_t before = num_failures(chat->store, &why);
     key_of_turn(chat, chat->num_turns, &block.key);
-    bool stored = kvf_save(chat->space, &block, 1, NULL) == 1 &&
-                  kvf_store_flush(chat->store, KVF_MS(FLUSH_MS)) == KVF_OK && num_failures(chat->store, &why) == before;
-    if (!stored) {
+    bool taken = kvf_save(chat->space, &block, 1, NULL) == 1;
+    kvf_status flushed = taken ? kvf_store_flush(chat->store, NULL, KVF_MS(FLUSH_MS)) : KVF_MISS;
+    if (!taken || flushed != KVF_OK) {
+        kvf_reason why = !taken ? block.why : flushed == KVF_AGAIN ? KVF_WHY_BUDGET : last_failure(chat->store);
         kvfcli_say("this turn of the session \"%s\" was not stored (%s); the next turn will not include it", chat->id,
                    kvf_reason_name(why));
         return KVFCLI_IO;

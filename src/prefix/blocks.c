@@ -2,17 +2,40 @@
  *
  * Turns a caller's blocks into the items of a batch, with one allocation for all items, headers and iovecs.
  */
+#include "base/sized.h"
 #include "prefix/prefix.h"
 
 static size_t num_runs_of(const kvf_block *block, const kvf_view *view) {
     return block->iov != NULL ? block->num_iov : kvfi_view_num_runs(view);
 }
 
-static bool is_sound(const kvf_block *block, const kvf_view *view) {
-    bool tokens = block->num_tokens <= KVFI_MAX_TOKENS && (block->tokens != NULL || block->num_tokens == 0);
-    bool memory = block->iov != NULL ? kvfi_iov_bytes(block->iov, block->num_iov) <= KVF_MAX_PAYLOAD_BYTES
-                                     : view != NULL && kvfi_view_has_slot(view, block->slot);
-    return tokens && memory;
+bool kvfi_has_sound_tokens(const kvf_space *space, const kvf_block *block) {
+    return block->num_tokens <= space->identity.block_tokens && (block->tokens != NULL || block->num_tokens == 0) &&
+           block->first_token <= UINT32_MAX - block->num_tokens && kvfi_reserved_is_zero(block->reserved);
+}
+
+bool kvfi_has_sound_iov(const kvf_block *block) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < block->num_iov; i++) {
+        if (__builtin_add_overflow(bytes, block->iov[i].iov_len, &bytes)) {
+            return false;
+        }
+    }
+    return bytes <= KVF_MAX_PAYLOAD_BYTES;
+}
+
+bool kvfi_is_sound(const kvf_space *space, const kvf_block *block, const kvf_view *view) {
+    bool memory =
+        block->iov != NULL ? kvfi_has_sound_iov(block) : view != NULL && kvfi_view_has_slot(view, block->slot);
+    return memory && kvfi_has_sound_tokens(space, block);
+}
+
+size_t kvfi_num_sound(const kvf_space *space, const kvf_block *blocks, size_t num, const kvf_view *view) {
+    size_t sound = 0;
+    while (sound < num && num <= KVF_MAX_BLOCKS && kvfi_is_sound(space, &blocks[sound], view)) {
+        sound++;
+    }
+    return sound;
 }
 
 /* The parts of the one allocation, in order of alignment. */
@@ -26,9 +49,6 @@ typedef struct layout {
 static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, const kvf_view *view) {
     size_t num_iov = 0, ends = 0;
     for (size_t i = 0; i < num; i++) {
-        if (!is_sound(&blocks[i], view)) {
-            return KVF_LIMIT;
-        }
         num_iov += 2 + num_runs_of(&blocks[i], view);
         ends += KVFI_HEAD_BYTES(blocks[i].num_tokens) + KVFI_SUM_BYTES;
     }
@@ -74,9 +94,6 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
 kvf_status kvfi_blocks_init(kvfi_blocks *batch, kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
                             int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     layout at;
-    if (num > KVF_MAX_BLOCKS) {
-        return KVF_LIMIT;
-    }
     KVFI_TRY(make_room(&at, blocks, num, view));
     *batch = (kvfi_blocks){.space = space, .blocks = blocks, .num = num, .view = view, .outcomes = at.outcomes};
     batch->feed = (kvfi_feed){

@@ -84,6 +84,7 @@ static kvf_reason reason_of(const kvfi_feed *feed, const kvfi_item *item) {
 static size_t publish(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
     size_t run = batch->num;
+    atomic_fetch_add(&store->stats.loads, batch->num); /* before their outcomes, which are never more */
     for (size_t i = 0; i < batch->num; i++) {
         const kvfi_item *item = &batch->feed.items[i];
         kvf_block *block = &batch->blocks[i];
@@ -101,33 +102,31 @@ static size_t publish(kvfi_blocks *batch) {
             atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
         }
     }
-    atomic_fetch_add(&store->stats.loads, batch->num);
     atomic_fetch_add(&store->stats.load_hits, run);
     return run;
 }
 
 /* The same for blocks that are independent. A block that was not begun was not wanted any more, or there was no time:
  * it is not counted as a miss. Returns how many blocks are loaded. */
-static size_t publish_each(kvfi_blocks *batch, const kvfi_watch *watch) {
+static size_t publish_each(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
-    size_t here = 0, begun = 0;
+    size_t here = 0;
     for (size_t i = 0; i < batch->num; i++) {
         const kvfi_item *item = &batch->feed.items[i];
         kvf_block *block = &batch->blocks[i];
         bool hit = item->status == KVF_OK;
         block->status = hit ? KVF_OK : KVF_MISS;
         block->why = hit ? KVF_WHY_NONE : item->status != KVF_AGAIN ? item->why : KVF_WHY_BUDGET;
-        begun += item->status != KVF_AGAIN;
+        if (item->status != KVF_AGAIN) {
+            atomic_fetch_add(&store->stats.loads, 1);
+        }
         if (hit) {
             here++;
             atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
         } else if (item->status != KVF_AGAIN) {
             note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
         }
-        __atomic_store_n(&watch->each[i], (uint8_t)(hit ? KVFI_ITEM_HERE : KVFI_ITEM_MISSED + block->why),
-                         __ATOMIC_RELEASE);
     }
-    atomic_fetch_add(&store->stats.loads, begun);
     atomic_fetch_add(&store->stats.load_hits, here);
     return here;
 }
@@ -158,7 +157,9 @@ static void take_over(kvfi_blocks *batch, const kvfi_item *got) {
         item->status = KVF_OK;
         item->why = KVF_WHY_NONE;
         atomic_fetch_add(&store->stats.saves, 1);
-        kvfi_store_copy(store, got, &item->addr, item->seal, kvfi_store_all_tiers(store));
+        if (!kvfi_store_copy(store, got, &item->addr, item->seal, kvfi_store_all_tiers(store), KVFI_ROLE_SAVE)) {
+            atomic_fetch_add(&store->stats.save_failures[KVF_WHY_FULL], 1);
+        }
         kvfi_space_card(batch->space);
     } else if (got->status != KVF_AGAIN && got->why == KVF_WHY_CHECKSUM) {
         remove_damaged(store, &got->addr, batch->feed.deadline_us);
@@ -184,23 +185,24 @@ static void load_previous(kvfi_blocks *batch) {
     kvfi_free(items);
 }
 
-static size_t refuse(kvf_block *blocks, size_t num, kvf_status status, kvf_reason why) {
+/* None of them is loaded: the first for that reason, and what lies behind one that breaks a rule because of it. */
+static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason why) {
+    kvfi_counters *stats = &space->store->stats;
+    atomic_fetch_add(&stats->loads, num);
     for (size_t i = 0; i < num; i++) {
-        blocks[i].status = status;
-        blocks[i].why = why;
+        bool behind = why == KVF_WHY_MISUSE && i > 0;
+        blocks[i].status = why == KVF_WHY_MISUSE && !behind ? KVF_LIMIT : KVF_MISS;
+        blocks[i].why = behind ? KVF_WHY_AFTER_GAP : why;
+        atomic_fetch_add(&stats->misses[blocks[i].why], 1);
     }
-    return 0;
 }
 
-size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                 int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
-    if (!kvfi_store_is_ours(space->store)) {
-        return refuse(blocks, num, KVF_MISS, KVF_WHY_CLOSED);
-    }
+static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                         int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
     kvfi_blocks batch;
-    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled);
-    if (status != KVF_OK) {
-        return refuse(blocks, num, status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS, KVF_WHY_NOMEM);
+    if (kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled) != KVF_OK) {
+        refuse(space, blocks, num, KVF_WHY_NOMEM);
+        return 0;
     }
     batch.feed.prefix = watch == NULL && !space->rotates;
     batch.feed.once_more = space->rotates;
@@ -213,14 +215,40 @@ size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view
     if (space->rotates) {
         load_previous(&batch);
     }
-    size_t run = watch == NULL ? publish(&batch) : publish_each(&batch, watch);
+    size_t run = watch == NULL ? publish(&batch) : publish_each(&batch);
     kvfi_blocks_cleanup(&batch);
     return run;
 }
 
+/* What became of each, for who looks while they come. */
+static void show_each(const kvf_block *blocks, size_t num, const kvfi_watch *watch) {
+    for (size_t i = 0; i < num; i++) {
+        bool hit = blocks[i].status == KVF_OK;
+        __atomic_store_n(&watch->each[i], (uint8_t)(hit ? KVFI_ITEM_HERE : KVFI_ITEM_MISSED + blocks[i].why),
+                         __ATOMIC_RELEASE);
+    }
+}
+
+size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+                 int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
+    size_t sound = 0, loaded = 0;
+    if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
+        refuse(space, blocks, num, KVF_WHY_CLOSED);
+    } else {
+        sound = kvfi_num_sound(space, blocks, num, view);
+        loaded = load_sound(space, blocks, sound, view, deadline_us, patience_us, cancelled, watch);
+        refuse(space, blocks + sound, num - sound, KVF_WHY_MISUSE);
+    }
+    if (watch != NULL) {
+        show_each(blocks, num, watch);
+    }
+    return loaded;
+}
+
 size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us) {
     if (kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true) != KVF_OK) {
-        return refuse(blocks, num, KVF_LIMIT, KVF_WHY_MISUSE);
+        refuse(space, blocks, num, KVF_WHY_MISUSE);
+        return 0;
     }
     return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_us), 0, NULL, NULL);
 }
@@ -309,10 +337,12 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
     kvfi_addr addr;
     kvfi_address(&addr, &space->identity, &block->key);
     if (!kvfi_store_is_ours(store)) {
-        return borrow_miss(space, &addr, block, KVF_WHY_CLOSED);
+        refuse(space, block, 1, KVF_WHY_CLOSED);
+        return KVF_MISS;
     }
-    if (block->num_tokens > KVFI_MAX_TOKENS) {
-        return borrow_miss(space, &addr, block, KVF_WHY_OTHER_TOKENS);
+    if (!kvfi_has_sound_tokens(space, block) || (block->iov != NULL && !kvfi_has_sound_iov(block))) {
+        refuse(space, block, 1, KVF_WHY_MISUSE);
+        return KVF_LIMIT;
     }
     if (kvfi_seal_of(&space->identity) != NULL) {
         return borrow_miss(space, &addr, block, KVF_WHY_ABSENT); /* a sealed record can't be used in place */
@@ -338,9 +368,8 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
 }
 
 void kvf_release(kvf_space *space, kvf_borrowed *borrowed) {
-    (void)space;
     loan *lent = borrowed->opaque;
-    if (lent != NULL) {
+    if (lent != NULL && kvfi_store_is_ours(space->store)) {
         lent->tier->ops->give_back(lent->tier, &lent->loan);
         kvfi_free(lent);
         borrowed->opaque = NULL;

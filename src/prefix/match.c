@@ -110,6 +110,7 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     if (num == 0 || !kvfi_store_is_ours(store) || !make_room(&at, num)) {
         return know_nothing(found, num, KVF_WHY_NOMEM);
     }
+    atomic_fetch_add(&store->stats.lookups, num);
     ask_tiers(&at, store, &space->identity, keys, stride, num, deadline_us);
     if (space->rotates) {
         ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
@@ -122,7 +123,6 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
         memcpy(found, at.found, (run < num ? run + 1 : num) * sizeof *found);
     }
     kvfi_free(at.found);
-    atomic_fetch_add(&store->stats.lookups, num);
     atomic_fetch_add(&store->stats.lookup_hits, run);
     return run;
 }

@@ -38,7 +38,16 @@ typedef struct kvfi_blocks {
     kvfi_put_outcome *outcomes;
 } kvfi_blocks;
 
-/* Blocks is KVF_LIMIT when a block has no memory, too many tokens or a slot outside of the view; KVF_NOMEM. */
+/* Whether the tokens of a block, and its reserved room, keep the rules of block.h. */
+bool kvfi_has_sound_tokens(const kvf_space *, const kvf_block *);
+/* Whether the lengths of its iovecs do. */
+bool kvfi_has_sound_iov(const kvf_block *);
+/* Whether all of it does. */
+bool kvfi_is_sound(const kvf_space *, const kvf_block *, const kvf_view *);
+/* How many of the blocks do, from the first on. */
+size_t kvfi_num_sound(const kvf_space *, const kvf_block *, size_t num, const kvf_view *);
+
+/* KVF_OK or KVF_NOMEM. The blocks are sound. */
 kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view,
                             int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled);
 void kvfi_blocks_cleanup(kvfi_blocks *);
@@ -53,6 +62,8 @@ size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *v
 size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us);
 
 /* ---- views */
+bool kvfi_view_is_ours(
+    const kvf_view *); /* NULL is everybody's; in a forked child one of the parent must not be used */
 size_t kvfi_view_num_runs(const kvf_view *); /* of one slot */
 size_t kvfi_view_slot_bytes(const kvf_view *);
 bool kvfi_view_has_slot(const kvf_view *, int64_t slot);

@@ -33,6 +33,7 @@ struct kvf_queue {
 };
 
 kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *store, uint32_t depth) {
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     if (depth == 0 || depth > MAX_DEPTH) {
         return kvfi_fail(err, KVF_LIMIT, "a queue holds 1 to %u batches, not %u", MAX_DEPTH, depth);
     }
@@ -59,7 +60,7 @@ kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *store, uin
 }
 
 int kvf_queue_fd(const kvf_queue *queue) {
-    return queue->fd;
+    return kvfi_store_is_ours(queue->store) ? queue->fd : -1;
 }
 
 /* ---- running ---- */
@@ -74,7 +75,8 @@ static size_t run_batch(slot *s) {
         return kvfi_save_through(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, b->patience_us,
                                  &s->cancelled);
     case KVF_OP_MATCH:
-        return kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
+        return b->num == 0 ? 0
+                           : kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
     }
     return 0;
 }
@@ -141,16 +143,23 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
 
 KVFI_SIZED(kvf_batch, found, 80, patience_us);
 
+static bool is_sound(const kvf_queue *queue, const kvf_batch *batch) {
+    uint32_t flags = batch->op == KVF_OP_SAVE ? KVF_MAY_LEND : 0;
+    bool watched = batch->arrivals != NULL;
+    return batch->num <= KVF_MAX_BLOCKS && (unsigned)batch->op <= KVF_OP_MATCH && (batch->flags & ~flags) == 0 &&
+           batch->space->store == queue->store &&
+           (!watched || (batch->op == KVF_OP_LOAD && kvfi_reserved_is_zero(batch->arrivals->reserved)));
+}
+
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
     kvf_batch own;
     KVFI_TRY(kvfi_take(&own, NULL, batch, &kvf_batch_sized));
-    if (own.num > KVF_MAX_BLOCKS || (unsigned)own.op > KVF_OP_MATCH || (own.flags & ~(uint32_t)KVF_MAY_LEND) != 0 ||
-        (own.arrivals != NULL && !kvfi_reserved_is_zero(own.arrivals->reserved))) {
+    if (!is_sound(queue, &own)) {
         return KVF_LIMIT;
     }
     KVFI_TRY(kvfi_take_budget(&own.budget_us, NULL, KVFI_BLOCKS_US, own.op != KVF_OP_SAVE));
     KVFI_TRY(kvfi_take_budget(&own.patience_us, NULL, 0, false));
-    if (!kvfi_store_is_ours(queue->store)) {
+    if (!kvfi_store_is_ours(queue->store) || !kvfi_view_is_ours(own.view)) {
         return KVF_CLOSED;
     }
     slot *s = take_slot(queue);
@@ -182,6 +191,9 @@ static void clear_signal(kvf_queue *queue) {
 
 size_t kvf_reap(kvf_queue *queue, kvf_completion *out, size_t cap) {
     size_t num = 0;
+    if (!kvfi_store_is_ours(queue->store)) {
+        return 0;
+    }
     pthread_mutex_lock(&queue->lock);
     while (num < cap && queue->first_done != NULL) {
         slot *s = queue->first_done;
@@ -203,6 +215,9 @@ size_t kvf_reap(kvf_queue *queue, kvf_completion *out, size_t cap) {
 }
 
 void kvf_trim(kvf_queue *queue, uint64_t ticket, size_t num) {
+    if (!kvfi_store_is_ours(queue->store)) {
+        return;
+    }
     pthread_mutex_lock(&queue->lock);
     for (size_t i = 0; i < queue->depth; i++) {
         if (ticket != 0 && queue->slots[i].ticket == ticket) {
@@ -213,6 +228,9 @@ void kvf_trim(kvf_queue *queue, uint64_t ticket, size_t num) {
 }
 
 void kvf_cancel(kvf_queue *queue, uint64_t ticket) {
+    if (!kvfi_store_is_ours(queue->store)) {
+        return;
+    }
     pthread_mutex_lock(&queue->lock);
     for (size_t i = 0; i < queue->depth; i++) {
         if (ticket != 0 && queue->slots[i].ticket == ticket) {
@@ -223,14 +241,14 @@ void kvf_cancel(kvf_queue *queue, uint64_t ticket) {
 }
 
 void kvf_queue_close(kvf_queue *queue) {
-    if (queue == NULL) {
+    if (queue == NULL || !kvfi_store_is_ours(queue->store)) {
         return;
     }
     pthread_mutex_lock(&queue->lock);
     for (size_t i = 0; i < queue->depth; i++) {
         atomic_store(&queue->slots[i].cancelled, true);
     }
-    while (kvfi_store_is_ours(queue->store) && queue->num_running > 0) {
+    while (queue->num_running > 0) {
         pthread_cond_wait(&queue->idle, &queue->lock);
     }
     pthread_mutex_unlock(&queue->lock);

@@ -2,6 +2,7 @@
  *
  * Saves blocks: stages them in the backlog, builds and seals their records.
  */
+#include "base/sized.h"
 #include "prefix/prefix.h"
 
 static bool is_known(kvf_space *space, const kvf_key *key) {
@@ -11,32 +12,32 @@ static bool is_known(kvf_space *space, const kvf_key *key) {
 }
 
 int kvf_knows(kvf_space *space, const kvf_key *key) {
-    return is_known(space, key);
+    return kvfi_store_is_ours(space->store) && is_known(space, key);
 }
 
 /* ---- staged ---- */
 
-static kvf_status reserve(kvf_space *space, kvfi_staged **out, size_t payload_bytes, uint32_t max_tokens) {
+kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes) {
+    kvfi_staged *staged = NULL;
     if (!kvfi_store_is_ours(space->store)) {
         return KVF_CLOSED;
     }
     if (payload_bytes > KVF_MAX_PAYLOAD_BYTES) {
         return KVF_LIMIT;
     }
-    return kvfi_backlog_reserve(&space->store->backlog, out, payload_bytes, max_tokens);
-}
-
-kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes) {
-    kvfi_staged *staged = NULL;
-    KVFI_TRY(reserve(space, &staged, payload_bytes, KVFI_MAX_TOKENS));
+    KVFI_TRY(kvfi_backlog_reserve(&space->store->backlog, &staged, payload_bytes, KVFI_MAX_TOKENS));
     *out = (kvf_reserved){.data = kvfi_staged_payload(staged), .len = payload_bytes, .opaque = staged};
     return KVF_OK;
 }
 
+static void give_back(kvf_store *store, kvf_reserved *reserved) {
+    kvfi_backlog_abandon(&store->backlog, reserved->opaque);
+    reserved->opaque = NULL;
+}
+
 void kvf_abandon(kvf_space *space, kvf_reserved *reserved) {
-    if (reserved->opaque != NULL) {
-        kvfi_backlog_abandon(&space->store->backlog, reserved->opaque);
-        reserved->opaque = NULL;
+    if (reserved->opaque != NULL && kvfi_store_is_ours(space->store)) {
+        give_back(space->store, reserved);
     }
 }
 
@@ -53,27 +54,47 @@ static void describe(kvfi_staged *staged, kvf_space *space, const kvf_block *blo
     }
 }
 
-static void hand_over(kvf_space *space, kvfi_staged *staged) {
-    atomic_fetch_add(&space->store->stats.saves, 1);
+/* Queues the value, which is the backlog's in any case. False: no random bytes to seal it with. */
+static bool hand_over(kvf_space *space, kvfi_staged *staged) {
     if (!kvfi_staged_seal(staged, kvfi_seal_of(&space->identity))) {
-        atomic_fetch_add(&space->store->stats.save_failures[KVF_WHY_NOMEM], 1);
         kvfi_backlog_abandon(&space->store->backlog, staged);
-        return;
+        return false;
     }
     kvfi_space_card(space);
     kvfi_backlog_commit(&space->store->backlog, staged);
+    return true;
 }
 
-void kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block, size_t used_bytes) {
-    kvfi_staged *staged = reserved->opaque;
-    if (block->num_tokens > KVFI_MAX_TOKENS || used_bytes > reserved->len) {
-        kvf_abandon(space, reserved);
-        return;
+/* What the counters say of a save that failed before it was queued. */
+static kvf_reason count_failure(kvf_store *store, kvf_reason why) {
+    atomic_fetch_add(&store->stats.save_failures[why], 1);
+    return why;
+}
+
+kvf_status kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block *block, size_t used_bytes) {
+    kvf_store *store = space->store;
+    if (!kvfi_store_is_ours(store)) {
+        return KVF_CLOSED;
     }
+    if (reserved->opaque == NULL) {
+        return KVF_LIMIT;
+    }
+    atomic_fetch_add(&store->stats.saves, 1);
+    if (!kvfi_has_sound_tokens(space, block) || !kvfi_reserved_is_zero(reserved->reserved) ||
+        used_bytes > reserved->len) {
+        count_failure(store, KVF_WHY_MISUSE);
+        give_back(store, reserved);
+        return KVF_LIMIT;
+    }
+    kvfi_staged *staged = reserved->opaque;
     reserved->opaque = NULL;
     staged->payload_bytes = used_bytes;
     describe(staged, space, block, reserved->chain_bytes);
-    hand_over(space, staged);
+    if (!hand_over(space, staged)) {
+        count_failure(store, KVF_WHY_NOMEM);
+        return KVF_NOMEM;
+    }
+    return KVF_OK;
 }
 
 /* The payload is read once: what is not to be sealed is hashed while it is copied, and is a whole record then. */
@@ -95,8 +116,21 @@ static void copy_in(kvfi_staged *staged, const kvf_block *block, const struct io
     }
 }
 
+static kvf_reason reason_of(kvf_status status) {
+    switch (status) {
+    case KVF_OK:
+        return KVF_WHY_NONE;
+    case KVF_AGAIN:
+        return KVF_WHY_FULL;
+    case KVF_CLOSED:
+        return KVF_WHY_CLOSED;
+    default:
+        return KVF_WHY_NOMEM;
+    }
+}
+
 /* The payload of the block, piece by piece. `runs` has room for one slot of the view. */
-static kvf_status stage(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
+static kvf_reason stage(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
     const struct iovec *iov = block->iov;
     size_t num = block->num_iov;
     if (iov == NULL) {
@@ -106,46 +140,79 @@ static kvf_status stage(kvf_space *space, const kvf_block *block, const kvf_view
     }
     size_t bytes = kvfi_iov_bytes(iov, num);
     kvfi_staged *staged = NULL;
-    KVFI_TRY(reserve(space, &staged, bytes, block->num_tokens));
+    kvf_status status = kvfi_backlog_reserve(&space->store->backlog, &staged, bytes, block->num_tokens);
+    if (status != KVF_OK) {
+        return reason_of(status);
+    }
     describe(staged, space, block, kvfi_chain_bytes(block, bytes));
     copy_in(staged, block, iov, num, kvfi_seal_of(&space->identity) != NULL);
-    hand_over(space, staged);
-    return KVF_OK;
+    return hand_over(space, staged) ? KVF_WHY_NONE : KVF_WHY_NOMEM;
 }
 
-static kvf_status save_one(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
-    bool in_view = view != NULL && kvfi_view_has_slot(view, block->slot);
-    if (block->num_tokens > KVFI_MAX_TOKENS || (block->iov == NULL && !in_view)) {
-        return KVF_LIMIT;
+static kvf_reason save_one(kvf_space *space, const kvf_block *block, const kvf_view *view, struct iovec *runs) {
+    if (!kvfi_is_sound(space, block, view)) {
+        return KVF_WHY_MISUSE;
     }
     if (is_known(space, &block->key)) {
-        atomic_fetch_add(&space->store->stats.saves, 1);
         atomic_fetch_add(&space->store->stats.known, 1);
-        return KVF_OK;
+        return KVF_WHY_NONE;
     }
     return stage(space, block, view, runs);
 }
 
-size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view) {
+static kvf_status status_of(kvf_reason why) {
+    switch (why) {
+    case KVF_WHY_NONE:
+        return KVF_OK;
+    case KVF_WHY_FULL:
+    case KVF_WHY_AFTER_GAP:
+        return KVF_AGAIN;
+    case KVF_WHY_MISUSE:
+        return KVF_LIMIT;
+    default:
+        return KVF_MISS;
+    }
+}
+
+/* None of them is taken, the first for that reason. A prefix with a hole is of no use behind it: the rest is shed. */
+static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason why) {
+    for (size_t i = 0; i < num; i++) {
+        blocks[i].why = count_failure(space->store, i == 0 || why == KVF_WHY_CLOSED ? why : KVF_WHY_AFTER_GAP);
+        blocks[i].status = status_of(blocks[i].why);
+    }
+}
+
+/* Returns how many were taken; *why is that of the next. */
+static size_t take(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, kvf_reason *why) {
     struct iovec *runs = NULL;
     size_t taken = 0;
-    bool shed = false;
-    if (view != NULL) {
-        runs = kvfi_alloc_zero(kvfi_view_num_runs(view), sizeof *runs);
-        shed = runs == NULL;
+    *why = KVF_WHY_NONE;
+    if (view != NULL && (runs = kvfi_alloc_zero(kvfi_view_num_runs(view), sizeof *runs)) == NULL) {
+        *why = KVF_WHY_NOMEM;
     }
-    for (size_t i = 0; i < num; i++) {
-        blocks[i].status = shed ? KVF_AGAIN : save_one(space, &blocks[i], view, runs);
-        blocks[i].why = blocks[i].status == KVF_OK ? KVF_WHY_NONE : KVF_WHY_FULL;
-        if (blocks[i].status == KVF_OK) {
-            taken++;
-        } else {
-            /* A prefix is of no use after a hole: shed the rest too. */
-            shed = true;
-            atomic_fetch_add(&space->store->stats.save_failures[KVF_WHY_FULL], 1);
+    while (taken < num && *why == KVF_WHY_NONE) {
+        *why = save_one(space, &blocks[taken], view, runs);
+        if (*why == KVF_WHY_NONE) {
+            blocks[taken].status = KVF_OK;
+            blocks[taken++].why = KVF_WHY_NONE;
         }
     }
     kvfi_free(runs);
+    return taken;
+}
+
+size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view) {
+    kvf_reason why = KVF_WHY_NONE;
+    size_t taken = 0;
+    atomic_fetch_add(&space->store->stats.saves, num); /* before their outcomes, which are never more */
+    if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
+        why = KVF_WHY_CLOSED;
+    } else if (num > KVF_MAX_BLOCKS) {
+        why = KVF_WHY_MISUSE;
+    } else {
+        taken = take(space, blocks, num, view, &why);
+    }
+    refuse(space, blocks + taken, num - taken, why);
     return taken;
 }
 
@@ -181,7 +248,7 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     kvf_status status =
         staged != NULL ? KVF_OK : kvfi_backlog_reserve(&c->store->backlog, &staged, payload_of(item), KVFI_MAX_TOKENS);
     if (status != KVF_OK) {
-        return status == KVF_NOMEM ? KVF_WHY_NOMEM : KVF_WHY_FULL;
+        return reason_of(status);
     }
     c->staged = staged;
     staged->addr = item->addr;
@@ -315,16 +382,19 @@ static void put_all(kvf_store *store, kvfi_blocks *batch, bool sealed) {
     kvfi_free(covers);
 }
 
+static void fail_all(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason why) {
+    for (size_t i = 0; i < num; i++) {
+        blocks[i].status = KVF_MISS;
+        blocks[i].why = count_failure(space->store, why);
+    }
+}
+
 static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     kvfi_blocks batch;
-    kvf_status status = kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled);
     size_t written = 0;
-    if (status != KVF_OK) {
-        for (size_t i = 0; i < num; i++) {
-            blocks[i].status = status == KVF_LIMIT ? KVF_LIMIT : KVF_MISS;
-            blocks[i].why = KVF_WHY_NOMEM;
-        }
+    if (kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled) != KVF_OK) {
+        fail_all(space, blocks, num, KVF_WHY_NOMEM);
         return 0;
     }
     for (size_t i = 0; i < num; i++) {
@@ -342,19 +412,15 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     return written;
 }
 
-size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
+/* Of blocks that are sound. */
+static size_t save_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     kvf_block *unknown = kvfi_alloc_zero(num > 0 ? num : 1, sizeof *unknown + sizeof(size_t));
-    if (unknown == NULL || !kvfi_store_is_ours(space->store)) {
-        for (size_t i = 0; i < num; i++) {
-            blocks[i].status = KVF_MISS;
-            blocks[i].why = unknown == NULL ? KVF_WHY_NOMEM : KVF_WHY_CLOSED;
-        }
-        kvfi_free(unknown);
+    if (unknown == NULL) {
+        fail_all(space, blocks, num, KVF_WHY_NOMEM);
         return 0;
     }
     size_t *from = (size_t *)(void *)(unknown + num);
-    atomic_fetch_add(&space->store->stats.saves, num);
     size_t num_unknown = select_unknown(space, blocks, num, unknown, from);
     size_t written = num - num_unknown;
     if (num_unknown > 0) {
@@ -366,5 +432,18 @@ size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
         blocks[from[i]].why = unknown[i].why;
     }
     kvfi_free(unknown);
+    return written;
+}
+
+size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
+                         int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
+    atomic_fetch_add(&space->store->stats.saves, num); /* before their outcomes, which are never more */
+    if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
+        refuse(space, blocks, num, KVF_WHY_CLOSED);
+        return 0;
+    }
+    size_t sound = kvfi_num_sound(space, blocks, num, view);
+    size_t written = save_sound(space, blocks, sound, view, flags, deadline_us, patience_us, cancelled);
+    refuse(space, blocks + sound, num - sound, KVF_WHY_MISUSE);
     return written;
 }

@@ -44,6 +44,7 @@ kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, con
                           const kvf_space_options *options) {
     kvf_space_options own;
     KVFI_TRY(kvfi_take(&own, err, options, &kvf_space_options_sized));
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     kvf_space *space = kvfi_alloc_zero(1, sizeof *space);
     if (space == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory for a space");
@@ -116,6 +117,7 @@ static bool stage_card(kvf_space *space) {
     if (kvfi_backlog_reserve(&space->store->backlog, &staged, identity->text_len, 0) != KVF_OK) {
         return false;
     }
+    staged->role = KVFI_ROLE_CARD;
     staged->addr.space = identity->digest;
     kvfi_card_key(&staged->addr.key, &identity->digest);
     staged->flags = KVFI_FLAG_CARD;

@@ -10,13 +10,23 @@
 #define MAX_SLOTS   ((size_t)1 << 26)
 
 struct kvf_view {
+    pid_t pid; /* of the process that opened it: another one's threads may hold the lock */
     size_t num_slots, num_regions, num_runs, slot_bytes;
     pthread_mutex_t lock;
     pthread_cond_t left;
-    uint16_t *users;  /* of each slot: the operations that use it now */
+    uint32_t *users;  /* of each slot: the operations that use it now */
     size_t num_users; /* sum of them */
     kvf_region regions[];
 };
+
+/* Whether the last byte of the last slot has an address. */
+static bool fits(const kvf_region *region, size_t num_slots) {
+    size_t slots = 0, runs = 0, end = (size_t)(uintptr_t)region->base;
+    return !__builtin_mul_overflow(region->slot_stride, num_slots - 1, &slots) &&
+           !__builtin_mul_overflow(region->run_stride, (size_t)region->num_runs - 1, &runs) &&
+           !__builtin_add_overflow(end, slots, &end) && !__builtin_add_overflow(end, runs, &end) &&
+           !__builtin_add_overflow(end, region->run_bytes, &end);
+}
 
 static kvf_status measure(kvf_view *view, kvf_error *err) {
     for (size_t i = 0; i < view->num_regions; i++) {
@@ -25,6 +35,9 @@ static kvf_status measure(kvf_view *view, kvf_error *err) {
         if (region->base == NULL || region->run_bytes == 0 || region->num_runs == 0 ||
             __builtin_mul_overflow(region->run_bytes, (size_t)region->num_runs, &bytes)) {
             return kvfi_fail(err, KVF_LIMIT, "region %zu of the view is empty or has no memory", i);
+        }
+        if (!fits(region, view->num_slots)) {
+            return kvfi_fail(err, KVF_LIMIT, "region %zu of the view reaches beyond the end of memory", i);
         }
         view->num_runs += region->num_runs;
         view->slot_bytes += bytes;
@@ -47,12 +60,13 @@ kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regio
         }
     }
     kvf_view *view = kvfi_alloc_zero(1, sizeof *view + num_regions * sizeof *regions);
-    uint16_t *users = kvfi_alloc_zero(num_slots, sizeof *users);
+    uint32_t *users = kvfi_alloc_zero(num_slots, sizeof *users);
     if (view == NULL || users == NULL) {
         kvfi_free(view);
         kvfi_free(users);
         return kvfi_fail(err, KVF_NOMEM, "no memory for a view of %zu slots", num_slots);
     }
+    view->pid = getpid();
     view->num_slots = num_slots;
     view->num_regions = num_regions;
     view->users = users;
@@ -70,7 +84,7 @@ kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regio
 }
 
 void kvf_view_close(kvf_view *view) {
-    if (view == NULL) {
+    if (view == NULL || !kvfi_view_is_ours(view)) {
         return;
     }
     pthread_mutex_lock(&view->lock);
@@ -104,6 +118,9 @@ static bool has_all(const kvf_view *view, const int64_t *slots, size_t num) {
 
 kvf_status kvf_fence(kvf_view *view, const int64_t *slots, size_t num, int64_t budget_us) {
     KVFI_TRY(kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true));
+    if (!kvfi_view_is_ours(view)) {
+        return KVF_CLOSED;
+    }
     if (!has_all(view, slots, num)) {
         return KVF_LIMIT;
     }
@@ -116,6 +133,10 @@ kvf_status kvf_fence(kvf_view *view, const int64_t *slots, size_t num, int64_t b
     bool used = any_used(view, slots, num);
     pthread_mutex_unlock(&view->lock);
     return used ? KVF_AGAIN : KVF_OK;
+}
+
+bool kvfi_view_is_ours(const kvf_view *view) {
+    return view == NULL || view->pid == getpid();
 }
 
 size_t kvfi_view_num_runs(const kvf_view *view) {

@@ -89,10 +89,7 @@ static kvf_status check_call(const kvf_store *store, kvf_error *err, const char 
     if (len == 0 || len > KVF_MAX_ID_BYTES) {
         return kvfi_fail(err, KVF_LIMIT, "the id of a session must have 1 to %u bytes", KVF_MAX_ID_BYTES);
     }
-    if (!kvfi_store_is_ours(store)) {
-        return kvfi_fail(err, KVF_CLOSED, "the store belongs to the process before the fork: open one in this process");
-    }
-    return KVF_OK;
+    return kvfi_store_check_ours(store, err);
 }
 
 static kvf_status take_tensor(kvfi_array *out, kvf_error *err, const kvf_tensor *tensor, const char *name) {

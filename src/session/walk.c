@@ -275,10 +275,11 @@ kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *
     kvf_walk_options own;
     KVFI_TRY(kvfi_take(&own, err, options, &kvf_walk_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.budget_us, err, STEP_US, false));
-    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets, .store = store};
-    if (!kvfi_store_is_ours(store)) {
-        return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
+    if (own.key != NULL && own.space == NULL) {
+        return kvfi_fail(err, KVF_LIMIT, "kvf_walk_options: a key is looked for in a space: set `space` too");
     }
+    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets, .store = store};
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     kvfi_session_space(&w.sessions[0], NULL);
     for (size_t i = 0; i < store->secrets.num; i++) {
         kvfi_session_space(&w.sessions[1 + i], &store->secrets.of[i]);

@@ -10,17 +10,11 @@
 
 #define STEP_US 5000000
 
-static kvf_status not_ours(kvf_error *err) {
-    return kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
-}
-
 /* ---- remove ---- */
 
 kvf_status kvf_clear(kvf_store *store, uint64_t *out_removed, kvf_error *err, const kvf_digest *space) {
     *out_removed = 0;
-    if (!kvfi_store_is_ours(store)) {
-        return not_ours(err);
-    }
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     kvfi_known_clear(&store->known);
     for (size_t i = 0; i < store->num_tiers; i++) {
         uint64_t removed = 0;
@@ -35,9 +29,7 @@ kvf_status kvf_remove(kvf_store *store, kvf_error *err, const kvf_digest *space,
     kvfi_addr addr = {.key = *key};
     kvf_status result = KVF_MISS;
     addr.space = *space;
-    if (!kvfi_store_is_ours(store)) {
-        return not_ours(err);
-    }
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     kvfi_known_forget(&store->known, key);
     for (size_t i = 0; i < store->num_tiers; i++) {
         kvf_status status = store->tiers[i]->ops->remove(store->tiers[i], err, &addr, kvfi_deadline(STEP_US));
@@ -106,9 +98,7 @@ kvf_status kvf_space_describe(kvf_store *store, char **out, kvf_error *err, cons
     kvfi_addr addr;
     addr.space = *space;
     kvfi_card_key(&addr.key, space);
-    if (!kvfi_store_is_ours(store)) {
-        return not_ours(err);
-    }
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     bool sealed = false;
     for (size_t i = 0; i < store->num_tiers; i++) {
         kvf_reason why = read_card(store, store->tiers[i], out, &addr);
@@ -144,9 +134,7 @@ static void with_tier(void *ctx, const kvf_finding *finding) {
 
 kvf_status kvf_doctor(kvf_store *store, kvf_error *err, kvf_finding_fn found, void *ctx) {
     examination exam = {.found = found, .ctx = ctx};
-    if (!kvfi_store_is_ours(store)) {
-        return not_ours(err);
-    }
+    KVFI_TRY(kvfi_store_check_ours(store, err));
     for (; exam.tier < store->num_tiers; exam.tier++) {
         store->tiers[exam.tier]->ops->doctor(store->tiers[exam.tier], with_tier, &exam);
     }
@@ -156,7 +144,10 @@ kvf_status kvf_doctor(kvf_store *store, kvf_error *err, kvf_finding_fn found, vo
 KVFI_SIZED(kvf_tier_info, num_refusing, 304, num_refusing);
 
 kvf_status kvf_tier_info_get(kvf_store *store, kvf_tier_info *out, uint32_t tier) {
-    if (tier >= store->num_tiers || !kvfi_store_is_ours(store)) {
+    if (!kvfi_store_is_ours(store)) {
+        return KVF_CLOSED;
+    }
+    if (tier >= store->num_tiers) {
         return KVF_LIMIT;
     }
     kvf_tier_info info = {.num_records = -1, .used_bytes = -1, .max_bytes = -1};

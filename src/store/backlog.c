@@ -234,12 +234,14 @@ typedef struct group {
     struct iovec iov[GROUP_ITEMS];
     size_t num;
     uint8_t tiers;
+    uint32_t unwritten; /* bits: saves that failed */
 } group;
 
 /* Under the lock: the next values that go to the same tiers. */
 static void take_group(kvfi_backlog *backlog, group *g) {
     size_t bytes = 0;
     g->num = 0;
+    g->unwritten = 0;
     g->tiers = backlog->first != NULL ? backlog->first->tiers : 0;
     while (backlog->first != NULL && g->num < GROUP_ITEMS && bytes < GROUP_BYTES && backlog->first->tiers == g->tiers) {
         kvfi_staged *staged = backlog->first;
@@ -409,19 +411,37 @@ static void write_group(kvfi_writer *writer, group *g) {
     }
     for (size_t i = 0; i < g->num; i++) {
         fill_item(g, i, i);
-        kvfi_store_count_put(store, &g->items[i], &outcomes[i], g->staged[i]->tiers, (sent >> i & 1) != 0);
+        kvfi_store_count_put(store, &g->items[i], &outcomes[i], g->staged[i]->role, (sent >> i & 1) != 0);
+        bool failed = outcomes[i].status != KVF_OK && g->staged[i]->role == KVFI_ROLE_SAVE;
+        g->unwritten |= failed ? 1u << i : 0;
     }
 }
 
+/* Under the lock: told by the first of those who wait for that number, or else by the next who comes. */
+static void tell_unwritten(kvfi_backlog *backlog, uint64_t number) {
+    kvfi_flush *flush = backlog->flushes;
+    while (flush != NULL && flush->until < number) {
+        flush = flush->next;
+    }
+    (*(flush != NULL ? &flush->unwritten : &backlog->untold))++;
+}
+
 /* Returns with the lock held. */
-static void finish_group(kvfi_backlog *backlog, group *g) {
+static void finish_group(kvfi_writer *writer, group *g) {
+    kvfi_backlog *backlog = writer->backlog;
+    uint64_t numbers[GROUP_ITEMS];
     size_t bytes = 0;
     for (size_t i = 0; i < g->num; i++) {
         bytes += g->staged[i]->capacity;
+        numbers[i] = g->staged[i]->number;
         g->staged[i] = renew(g->staged[i]);
     }
     pthread_mutex_lock(&backlog->lock);
+    writer->oldest = 0;
     for (size_t i = 0; i < g->num; i++) {
+        if ((g->unwritten >> i & 1) != 0) {
+            tell_unwritten(backlog, numbers[i]);
+        }
         if (g->staged[i] != NULL) {
             put_range(backlog, g->staged[i]);
         }
@@ -450,9 +470,10 @@ static void write_all(void *arg) {
     pthread_mutex_lock(&backlog->lock);
     do {
         for (take_group(backlog, &g); g.num > 0; take_group(backlog, &g)) {
+            writer->oldest = g.staged[0]->number;
             pthread_mutex_unlock(&backlog->lock);
             write_group(writer, &g);
-            finish_group(backlog, &g);
+            finish_group(writer, &g);
         }
     } while (is_more(backlog));
     writer->busy = false;
@@ -487,14 +508,17 @@ static void call_writer(kvfi_backlog *backlog) {
     }
 }
 
-/* Under the lock: without a thread nothing would ever be written. */
-static void drop_queued(kvfi_backlog *backlog) {
+/* Under the lock. */
+static void drop_queued(kvfi_backlog *backlog, kvf_reason why) {
     while (backlog->first != NULL) {
         kvfi_staged *staged = backlog->first;
         backlog->first = staged->next;
         backlog->pending_bytes -= staged->capacity;
         backlog->num_pending--;
-        atomic_fetch_add(&backlog->store->stats.save_failures[KVF_WHY_FULL], 1);
+        if (staged->role == KVFI_ROLE_SAVE) {
+            atomic_fetch_add(&backlog->store->stats.save_failures[why], 1);
+            tell_unwritten(backlog, staged->number);
+        }
         put_range(backlog, staged);
     }
     backlog->last = NULL;
@@ -505,33 +529,62 @@ void kvfi_backlog_commit(kvfi_backlog *backlog, kvfi_staged *staged) {
     staged->next = NULL;
     *(backlog->last != NULL ? &backlog->last->next : &backlog->first) = staged;
     backlog->last = staged;
+    staged->number = ++backlog->last_number;
     backlog->num_pending++;
     backlog->pending_bytes += staged->capacity;
     if (backlog->pending_bytes > backlog->peak_bytes) {
         backlog->peak_bytes = backlog->pending_bytes;
     }
     call_writer(backlog);
-    if (backlog->num_writers == 0 || backlog->closing) {
-        drop_queued(backlog);
+    if (backlog->num_writers == 0 || backlog->closing) { /* without a thread nothing would ever be written */
+        drop_queued(backlog, backlog->closing ? KVF_WHY_CLOSED : KVF_WHY_NOMEM);
     }
     pthread_mutex_unlock(&backlog->lock);
 }
 
-bool kvfi_backlog_flush(kvfi_backlog *backlog, int64_t deadline_us) {
+/* Under the lock: whether something up to that number is queued or being written. */
+static bool is_pending(const kvfi_backlog *backlog, uint64_t until) {
+    bool pending = backlog->first != NULL && backlog->first->number <= until;
+    for (size_t i = 0; i < KVFI_MAX_WRITERS && !pending; i++) {
+        uint64_t oldest = backlog->writers[i].oldest;
+        pending = oldest != 0 && oldest <= until;
+    }
+    return pending;
+}
+
+static void join_flushes(kvfi_backlog *backlog, kvfi_flush *flush) {
+    flush->next = backlog->flushes;
+    backlog->flushes = flush;
+}
+
+static void leave_flushes(kvfi_backlog *backlog, const kvfi_flush *flush) {
+    kvfi_flush **at = &backlog->flushes;
+    while (*at != flush) {
+        at = &(*at)->next;
+    }
+    *at = flush->next;
+}
+
+bool kvfi_backlog_flush(kvfi_backlog *backlog, uint64_t *out_unwritten, int64_t deadline_us) {
     bool in_time = true;
     pthread_mutex_lock(&backlog->lock);
-    while (backlog->num_pending > 0 && in_time) {
+    kvfi_flush flush = {.until = backlog->last_number, .unwritten = backlog->untold};
+    backlog->untold = 0;
+    join_flushes(backlog, &flush);
+    while (is_pending(backlog, flush.until) && in_time) {
         in_time = kvfi_cond_wait(&backlog->idle, &backlog->lock, deadline_us);
     }
-    bool flushed = backlog->num_pending == 0;
+    leave_flushes(backlog, &flush);
+    bool flushed = !is_pending(backlog, flush.until);
     pthread_mutex_unlock(&backlog->lock);
+    *out_unwritten = flush.unwritten;
     return flushed;
 }
 
 void kvfi_backlog_cleanup(kvfi_backlog *backlog) {
     pthread_mutex_lock(&backlog->lock);
     backlog->closing = true;
-    drop_queued(backlog);
+    drop_queued(backlog, KVF_WHY_CLOSED);
     for (size_t i = 0; i < KVFI_MAX_WRITERS; i++) {
         if (backlog->writers[i].active != NULL) {
             atomic_store(&backlog->writers[i].active->limit, 0);

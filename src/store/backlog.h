@@ -22,9 +22,18 @@
 
 struct kvf_store;
 
+/* What a staged value is. Only saves are counted as such in kvf_stats, and told by kvf_store_flush. */
+typedef enum kvfi_role {
+    KVFI_ROLE_SAVE, /* a block that was handed over */
+    KVFI_ROLE_COPY, /* a block that goes from a slower tier to a faster one */
+    KVFI_ROLE_CARD  /* the fields of a space */
+} kvfi_role;
+
 /* A range of the arena: a value, or free. */
 typedef struct kvfi_staged {
     struct kvfi_staged *next;
+    uint64_t number; /* 1 for the first that was queued, and so on */
+    kvfi_role role;
     uint8_t *data;
     size_t capacity;
     size_t head_room;     /* KVFI_HEAD_BYTES of the longest head, rounded up to a page */
@@ -47,7 +56,15 @@ typedef struct kvfi_writer {
     struct kvfi_backlog *backlog;
     kvfi_feed *active; /* what the writer works on, so that close can interrupt it */
     bool busy;
+    uint64_t oldest; /* the lowest number of what it is at; 0 = it is at nothing */
 } kvfi_writer;
+
+/* Somebody waits for all values up to a number. */
+typedef struct kvfi_flush {
+    struct kvfi_flush *next;
+    uint64_t until;
+    uint64_t unwritten; /* saves among them that were dropped or failed */
+} kvfi_flush;
 
 typedef struct kvfi_backlog {
     struct kvf_store *store;
@@ -61,6 +78,9 @@ typedef struct kvfi_backlog {
     size_t bound;
     size_t num_pending; /* values queued or being written */
     size_t pending_bytes, peak_bytes;
+    uint64_t last_number;
+    kvfi_flush *flushes; /* those who wait */
+    uint64_t untold;     /* saves that were not written while nobody waited for them: the next flush tells */
     unsigned max_writers, num_writers;
     bool closing;
     kvfi_writer writers[KVFI_MAX_WRITERS];
@@ -81,8 +101,9 @@ void kvfi_backlog_abandon(kvfi_backlog *, kvfi_staged *);
 bool kvfi_staged_seal(kvfi_staged *, const kvfi_secret *seal);
 /* Queues the buffer, and owns it in any case. */
 void kvfi_backlog_commit(kvfi_backlog *, kvfi_staged *);
-/* Waits until nothing is pending. False if the deadline comes first. */
-bool kvfi_backlog_flush(kvfi_backlog *, int64_t deadline_us);
+/* Waits until all that is queued now is written or dropped. False if the deadline comes first. *out_unwritten: how many
+ * saves among it, and before it, were not written, as far as no earlier flush told. */
+bool kvfi_backlog_flush(kvfi_backlog *, uint64_t *out_unwritten, int64_t deadline_us);
 
 static inline uint8_t *kvfi_staged_payload(const kvfi_staged *staged) {
     return staged->data + staged->head_room;

@@ -127,6 +127,12 @@ bool kvfi_store_is_ours(const kvf_store *store) {
     return store->pid == getpid();
 }
 
+kvf_status kvfi_store_check_ours(const kvf_store *store, kvf_error *err) {
+    return kvfi_store_is_ours(store)
+               ? KVF_OK
+               : kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
+}
+
 void kvf_store_close(kvf_store *store) {
     if (store == NULL) {
         return;
@@ -135,7 +141,8 @@ void kvf_store_close(kvf_store *store) {
         return; /* the parent's threads do not exist here: there is nothing to wait for */
     }
     if (store->backlog.store != NULL) {
-        (void)kvfi_backlog_flush(&store->backlog, kvfi_deadline(store->drain_us));
+        uint64_t unwritten = 0;
+        (void)kvfi_backlog_flush(&store->backlog, &unwritten, kvfi_deadline(store->drain_us));
         kvfi_backlog_cleanup(&store->backlog);
     }
     kvfi_pool_free(store->lookup_pool);
@@ -150,12 +157,17 @@ void kvf_store_close(kvf_store *store) {
     kvfi_free(store);
 }
 
-kvf_status kvf_store_flush(kvf_store *store, int64_t budget_us) {
+kvf_status kvf_store_flush(kvf_store *store, uint64_t *out_unwritten, int64_t budget_us) {
+    uint64_t unwritten = 0;
     KVFI_TRY(kvfi_take_budget(&budget_us, NULL, FLUSH_US, true));
     if (!kvfi_store_is_ours(store)) {
         return KVF_CLOSED;
     }
-    return kvfi_backlog_flush(&store->backlog, kvfi_deadline(budget_us)) ? KVF_OK : KVF_AGAIN;
+    bool flushed = kvfi_backlog_flush(&store->backlog, &unwritten, kvfi_deadline(budget_us));
+    if (out_unwritten != NULL) {
+        *out_unwritten = unwritten;
+    }
+    return !flushed ? KVF_AGAIN : unwritten > 0 ? KVF_MISS : KVF_OK;
 }
 
 /* ---- what is known ---- */
@@ -239,24 +251,25 @@ static bool seal_again(kvfi_staged *staged, const kvfi_item *item, const kvfi_se
 }
 
 void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
-    kvfi_store_copy(store, item, &item->addr, item->seal, (uint8_t)((1u << from) - 1));
+    (void)kvfi_store_copy(store, item, &item->addr, item->seal, (uint8_t)((1u << from) - 1), KVFI_ROLE_COPY);
 }
 
-void kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *to_addr, const kvfi_secret *seal,
-                     uint8_t tiers) {
+bool kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *to_addr, const kvfi_secret *seal,
+                     uint8_t tiers, kvfi_role role) {
     size_t head = item->iov[0].iov_len;
     kvfi_staged *staged = NULL;
     if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, KVFI_MAX_TOKENS) !=
         KVF_OK) {
-        return;
+        return false;
     }
+    staged->role = role;
     staged->addr = *to_addr;
     staged->tiers = tiers;
     staged->chain_bytes = item->chain_bytes;
     staged->sealed = seal == NULL;
     if (seal != NULL && !seal_again(staged, item, seal)) {
         kvfi_backlog_abandon(&store->backlog, staged);
-        return;
+        return false;
     }
     staged->num_tokens = (uint32_t)((head - KVFI_HEADER_BYTES) / 4);
     memcpy(kvfi_staged_head(staged), item->iov[0].iov_base, head);
@@ -266,6 +279,7 @@ void kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *t
         to += item->iov[i].iov_len;
     }
     kvfi_backlog_commit(&store->backlog, staged);
+    return true;
 }
 
 static void note_got(kvf_store *store, const kvfi_item *item, size_t tier, bool stays) {
@@ -390,15 +404,16 @@ void kvfi_put_note(const kvf_store *store, kvfi_put_outcome *outcome, const kvfi
     }
 }
 
-void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_put_outcome *outcome, uint8_t wanted,
+void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_put_outcome *outcome, kvfi_role role,
                           bool sent) {
     kvfi_counters *stats = &store->stats;
-    bool promotion = wanted != kvfi_store_all_tiers(store);
     if (outcome->tiers != 0) {
         kvfi_known_add(&store->known, &item->addr.key, outcome->tiers);
     }
-    if (promotion) {
+    if (role == KVFI_ROLE_COPY) {
         atomic_fetch_add(&stats->promoted, outcome->status == KVF_OK && outcome->tiers != 0);
+    }
+    if (role != KVFI_ROLE_SAVE) {
         return;
     }
     if (!sent) {
@@ -424,7 +439,7 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
     for (size_t i = 0; i < feed->num; i++) {
         feed->items[i].status = outcomes[i].status;
         feed->items[i].why = outcomes[i].why;
-        kvfi_store_count_put(store, &feed->items[i], &outcomes[i], kvfi_store_all_tiers(store), true);
+        kvfi_store_count_put(store, &feed->items[i], &outcomes[i], KVFI_ROLE_SAVE, true);
     }
 }
 
@@ -443,15 +458,14 @@ KVFI_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
 
 kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
     kvfi_counters *c = &store->stats;
+    KVFI_TRY(kvfi_store_check_ours(store, NULL));
+    /* Outcomes first: they are counted after what they are outcomes of, and so are never more than that. */
     kvf_stats stats = {
         .num_tiers = (uint32_t)store->num_tiers,
-        .lookups = c->lookups,
         .lookup_hits = c->lookup_hits,
         .lookup_round_trips = c->lookup_round_trips,
-        .loads = c->loads,
         .load_hits = c->load_hits,
         .loaded_bytes = c->loaded_bytes,
-        .saves = c->saves,
         .saved = c->saved,
         .known = c->known,
         .saved_bytes = c->saved_bytes,
@@ -462,9 +476,12 @@ kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
         stats.save_failures[i] = c->save_failures[i];
     }
     for (size_t i = 0; i < store->num_tiers; i++) {
-        stats.connects += store->tiers[i]->connects;
         stats.disconnects += store->tiers[i]->disconnects;
+        stats.connects += store->tiers[i]->connects;
     }
+    stats.lookups = c->lookups;
+    stats.loads = c->loads;
+    stats.saves = c->saves;
     pthread_mutex_lock(&store->backlog.lock);
     stats.backlog_bytes = store->backlog.pending_bytes;
     stats.backlog_peak_bytes = store->backlog.peak_bytes;

@@ -50,6 +50,8 @@ static inline uint8_t kvfi_store_all_tiers(const kvf_store *store) {
 
 /* false in a forked child, where the store must not be used. */
 bool kvfi_store_is_ours(const kvf_store *);
+/* KVF_OK, or KVF_CLOSED with what to do about it. */
+kvf_status kvfi_store_check_ours(const kvf_store *, kvf_error *err);
 
 /* kvfi_store_knows is true if no save is needed: a tier that outlives the process has the key, or, if there is no such
  * tier, any tier. */
@@ -69,8 +71,9 @@ void kvfi_store_get(kvf_store *, kvfi_feed *);
  * room in the backlog. */
 void kvfi_store_promote(kvf_store *, const kvfi_item *, size_t from);
 /* kvfi_store_copy sends a copy of a loaded item to these tiers, in the background, under another address and, unless it
- * is NULL, sealed under `seal`. A sealed item is copied only under a seal. */
-void kvfi_store_copy(kvf_store *, const kvfi_item *, const kvfi_addr *to, const kvfi_secret *seal, uint8_t tiers);
+ * is NULL, sealed under `seal`. A sealed item is copied only under a seal. False: there is no room in the backlog. */
+bool kvfi_store_copy(kvf_store *, const kvfi_item *, const kvfi_addr *to, const kvfi_secret *seal, uint8_t tiers,
+                     kvfi_role role);
 
 /* The result for one value that goes to several tiers. */
 typedef struct kvfi_put_outcome {
@@ -79,9 +82,8 @@ typedef struct kvfi_put_outcome {
     kvf_reason why; /* of the first that failed */
 } kvfi_put_outcome;
 void kvfi_put_note(const kvf_store *, kvfi_put_outcome *, const kvfi_item *, size_t tier);
-/* Counts the result and remembers where the value is. `wanted`: the tiers that it was meant for; fewer than all for a
- * promotion. `sent`: false if all had it. */
-void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, uint8_t wanted, bool sent);
+/* Counts the result and remembers where the value is. `sent`: false if all tiers had it. */
+void kvfi_store_count_put(kvf_store *, const kvfi_item *, const kvfi_put_outcome *, kvfi_role role, bool sent);
 
 /* kvfi_store_put writes the items of the feed to all tiers (the caller sets items, num, deadline_us, prepare,
  * cancelled). `outcomes` has room for all of them and is zero. An item is KVF_OK when every tier has it. */

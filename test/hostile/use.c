@@ -193,7 +193,7 @@ static void ask_save(site *s) {
     kvft_prompt_fill(s->prompt, HOSTILE_SEED);
     (void)kvf_save(s->space, other->blocks, 2, NULL);
     (void)kvf_save(s->space, s->prompt->blocks, HOSTILE_BLOCKS, NULL);
-    (void)!kvf_store_flush(s->store, KVF_MS(s->use->budget_ms));
+    (void)!kvf_store_flush(s->store, NULL, KVF_MS(s->use->budget_ms));
     kvft_prompt_free(other);
 }
 

@@ -55,7 +55,7 @@ static void use_session(kvf_store *store) {
 static size_t use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
     kvft_prompt_fill(prompt, 5);
     kvf_save(space, prompt->blocks, BLOCKS, NULL);
-    kvf_status flushed = kvf_store_flush(store, KVF_MS(5000));
+    kvf_status flushed = kvf_store_flush(store, NULL, KVF_MS(5000));
     (void)flushed;
     kvf_found found[BLOCKS];
     size_t run = 0;

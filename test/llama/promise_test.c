@@ -97,7 +97,7 @@ static bool open_site(site *s, const kind *k) {
     s->oracle = lab_prefill(&l, &report, 0, s->tokens, s->num);
     s->compute_us = (double)report.compute_us;
     assert_int_equal(report.computed_tokens, s->num);
-    assert_int_equal(kvf_store_flush(l.store, KVF_MS(20000)), KVF_OK);
+    assert_int_equal(kvf_store_flush(l.store, NULL, KVF_MS(20000)), KVF_OK);
     lab_close(&l);
     return true;
 }

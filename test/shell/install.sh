@@ -32,7 +32,7 @@ int main(void) {
     if (kvf_store_open(&store, &err, urls, 1, NULL) || kvf_space_open(&space, &err, store, fields, 3, NULL)) {
         return fprintf(stderr, "%s\n", err.what), 1;
     }
-    if (kvf_save(space, &block, 1, NULL) != 1 || kvf_store_flush(store, KVF_MS(1000))) {
+    if (kvf_save(space, &block, 1, NULL) != 1 || kvf_store_flush(store, NULL, KVF_MS(1000))) {
         return 2;
     }
     block.iov = &to;

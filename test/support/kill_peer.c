@@ -115,7 +115,7 @@ static void save_prompt(peer *p) {
     kvft_prompt *prompt = p->prompts[below(p, NUM_PROMPTS)];
     (void)kvf_save(p->space, prompt->blocks, NUM_BLOCKS, NULL);
     if (below(p, 3) == 0) {
-        (void)!kvf_store_flush(p->store, KVF_MS(BUDGET_MS));
+        (void)!kvf_store_flush(p->store, NULL, KVF_MS(BUDGET_MS));
     }
 }
 

@@ -184,42 +184,42 @@ static kvf_stats stats_of(kvf_store *store) {
     return stats;
 }
 
-/* Waits until nothing is waiting to be written, and aborts with the reasons when something failed since `before`. */
-static void must_be_written(kvf_store *store, const kvf_stats *before) {
-    kvf_status flushed = kvf_store_flush(store, KVF_MS(60000));
+void kvft_flush_all(kvf_store *store) {
+    uint64_t unwritten = 0;
+    kvf_status flushed = kvf_store_flush(store, &unwritten, KVF_MS(60000));
+    if (flushed == KVF_OK) {
+        return;
+    }
     kvf_stats now = stats_of(store);
-    bool bad = flushed != KVF_OK;
+    fprintf(stderr, "flush: %s, %llu blocks were not written\n", kvf_status_name(flushed),
+            (unsigned long long)unwritten);
     for (int why = 0; why < KVF_NUM_REASONS; why++) {
-        uint64_t num = now.save_failures[why] - before->save_failures[why];
-        if (num > 0) {
-            fprintf(stderr, "%llu blocks were not written: %s\n", (unsigned long long)num,
-                    kvf_reason_name((kvf_reason)why));
-            bad = true;
+        if (now.save_failures[why] > 0) {
+            fprintf(stderr, "%s: %llu\n", kvf_reason_name((kvf_reason)why), (unsigned long long)now.save_failures[why]);
         }
     }
-    if (bad) {
-        fprintf(stderr, "flush: %s\n", kvf_status_name(flushed));
-        abort();
-    }
+    abort();
 }
 
-void kvft_flush_all(kvf_store *store) {
-    kvf_stats none = {.saved = 0};
-    must_be_written(store, &none);
+uint64_t kvft_flush(kvf_store *store) {
+    uint64_t unwritten = 0;
+    kvf_status flushed = kvf_store_flush(store, &unwritten, KVF_MS(60000));
+    if (flushed != (unwritten > 0 ? KVF_MISS : KVF_OK)) {
+        fprintf(stderr, "flush: %s, %llu blocks were not written\n", kvf_status_name(flushed),
+                (unsigned long long)unwritten);
+        abort();
+    }
+    return unwritten;
 }
 
 void kvft_save_all(kvf_space *space, kvf_store *store, kvft_prompt *p) {
-    kvf_stats before = stats_of(store);
     size_t taken = kvf_save(space, p->blocks, p->num_blocks, NULL);
-    must_be_written(store, &before);
-    /* The space's card counts among the saved: their number says only whether any were forgotten. */
-    kvf_stats after = stats_of(store);
-    uint64_t there = after.saved + after.known - before.saved - before.known;
-    if (taken != p->num_blocks || there < p->num_blocks) {
-        fprintf(stderr, "%zu of %zu blocks were taken, %llu written or known\n", taken, p->num_blocks,
-                (unsigned long long)there);
+    if (taken != p->num_blocks) {
+        fprintf(stderr, "%zu of %zu blocks were taken: %s\n", taken, p->num_blocks,
+                kvf_reason_name(p->blocks[taken].why));
         abort();
     }
+    kvft_flush_all(store);
 }
 
 double kvft_now_ms(void) {

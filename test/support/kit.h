@@ -50,7 +50,8 @@ void kvft_exit(int code) __attribute__((noreturn));
 
 /* Saves the prompt and waits; aborts with the reason when not all blocks were written (or known to be there). */
 void kvft_save_all(kvf_space *, kvf_store *, kvft_prompt *);
-/* Waits for what was handed over to be written; aborts with the reason when any block of this store ever was not. A
- * flush alone says nothing of that. */
+/* Waits for what was handed over to be written; aborts with the reasons when a block was not. */
 void kvft_flush_all(kvf_store *);
+/* Waits for it, and returns how many blocks were not written. */
+uint64_t kvft_flush(kvf_store *);
 #endif

@@ -114,8 +114,8 @@ static void test_cards_and_times(void **state) {
     kvf_reserved reserved;
     kvf_block block = {.key = {{1}}};
     assert_int_equal(kvf_reserve(own, &reserved, 3), KVF_OK);
-    kvf_commit(own, &reserved, &block, 3);
-    assert_int_equal(kvf_store_flush(store, KVF_MS(20000)), KVF_OK);
+    assert_int_equal(kvf_commit(own, &reserved, &block, 3), KVF_OK);
+    assert_int_equal(kvf_store_flush(store, NULL, KVF_MS(20000)), KVF_OK);
     kvf_space_close(own);
     kvf_store_close(store);
     expect_shown("ls", p.url, "", "model=good\\\\name\\xe2\\x80\\xae\\xc2\\x9b2J\\xff");

@@ -356,19 +356,22 @@ static void test_a_commit_of_too_much_is_dropped(void **state) {
     for (size_t more = 0; more < 2; more++) {
         kvf_reserved reserved = {0};
         assert_int_equal(kvf_reserve(b.space, &reserved, PAYLOAD - 1), KVF_OK);
-        kvf_commit(b.space, &reserved, b.prompt->blocks, PAYLOAD - 1 + more);
+        assert_int_equal(kvf_commit(b.space, &reserved, b.prompt->blocks, PAYLOAD - 1 + more),
+                         more > 0 ? KVF_LIMIT : KVF_OK);
         assert_null(reserved.opaque);
         kvft_flush_all(b.store);
-        assert_int_equal(stats_of(b.store).saves, 1); /* the one that was not too long */
+        assert_int_equal(stats_of(b.store).saved, 1); /* the one that was not too long */
+        assert_int_equal(stats_of(b.store).save_failures[KVF_WHY_MISUSE], more);
         assert_int_equal(stats_of(b.store).backlog_bytes, 0);
     }
     kvf_block wide = b.prompt->blocks[1];
     wide.num_tokens = KVFI_MAX_TOKENS + 1;
     kvf_reserved reserved = {0};
     assert_int_equal(kvf_reserve(b.space, &reserved, PAYLOAD), KVF_OK);
-    kvf_commit(b.space, &reserved, &wide, PAYLOAD);
+    assert_int_equal(kvf_commit(b.space, &reserved, &wide, PAYLOAD), KVF_LIMIT);
     assert_null(reserved.opaque);
-    assert_int_equal(stats_of(b.store).saves, 1);
+    assert_int_equal(kvf_commit(b.space, &reserved, b.prompt->blocks, PAYLOAD), KVF_LIMIT); /* nothing is reserved */
+    assert_int_equal(stats_of(b.store).saved, 1);
     close_bench(&b);
 }
 
@@ -566,30 +569,6 @@ static void test_what_is_lent_is_promoted(void **state) {
     kvft_remove_dir(dir);
 }
 
-/* A batch with a block that can't be one is refused as a whole, before anything is written or read. */
-static void test_blocks_that_can_not_be(void **state) {
-    (void)state;
-    bench b;
-    open_bench(&b, kvft_store("mem:"), 0);
-    kvf_queue *queue = NULL;
-    uint64_t ticket = 0;
-    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
-    b.prompt->blocks[3].num_tokens = KVFI_MAX_TOKENS + 1;
-    for (int op = KVF_OP_LOAD; op <= KVF_OP_SAVE; op++) {
-        kvf_batch batch = {
-            .struct_size = sizeof batch, .op = (kvf_op)op, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
-        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
-        assert_int_equal(reap(queue).num_ok, 0);
-        for (size_t i = 0; i < BLOCKS; i++) {
-            assert_int_equal(b.prompt->blocks[i].status, KVF_LIMIT);
-        }
-    }
-    assert_int_equal(kvf_store_flush(b.store, KVF_MS(20000)), KVF_OK);
-    assert_int_equal(stats_of(b.store).saved, 1); /* the card of the space */
-    kvf_queue_close(queue);
-    close_bench(&b);
-}
-
 static void test_what_a_space_says_of_itself(void **state) {
     (void)state;
     bench b;
@@ -732,6 +711,101 @@ static void test_only_what_lasts_is_known(void **state) {
     kvf_store_close(store);
 }
 
+/* ---- flush */
+
+static atomic_bool later_may_go; /* puts of other blocks than the first of the prompt wait for it */
+static kvf_reason put_fails;     /* KVF_WHY_NONE: they do not */
+
+static bool is_first(const kvfi_feed *feed) {
+    return memcmp(&feed->items[0].addr.key, &current->prompt->keys[0], sizeof(kvf_key)) == 0;
+}
+
+static void put_some(kvfi_tier *tier, kvfi_feed *feed) {
+    if (is_first(feed)) {
+        wait_at_gate();
+    }
+    while (!is_first(feed) && !later_may_go) {
+        kvft_nap_ms(1);
+    }
+    if (put_fails == KVF_WHY_NONE) {
+        current->real->put(tier, feed);
+        return;
+    }
+    for (kvfi_item *item = kvfi_feed_next(feed); item != NULL; item = kvfi_feed_next(feed)) {
+        kvfi_feed_done(feed, item, KVF_MISS, put_fails);
+    }
+}
+
+static void *flush(void *arg) {
+    *(kvf_status *)arg = kvf_store_flush(current->store, NULL, KVF_MS(20000));
+    return NULL;
+}
+
+static void await_flush(kvfi_backlog *backlog) {
+    for (bool waits = false; !waits; kvft_nap_ms(1)) {
+        pthread_mutex_lock(&backlog->lock);
+        waits = backlog->flushes != NULL;
+        pthread_mutex_unlock(&backlog->lock);
+    }
+}
+
+/* A flush waits for what was handed over before it, and not for what comes later. */
+static void test_a_flush_does_not_wait_for_later_saves(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_prompt *other = kvft_prompt_new(b.space, 8, 1, PAYLOAD);
+    kvft_save_all(b.space, b.store, other); /* and the card of the space */
+    kvft_prompt_free(other);
+    close_gate(&b);
+    b.ops.put = put_some;
+    later_may_go = false;
+    put_fails = KVF_WHY_NONE;
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 1, NULL), 1);
+    await_at_gate(1);
+    kvf_status flushed = KVF_AGAIN;
+    pthread_t waits;
+    assert_int_equal(pthread_create(&waits, NULL, flush, &flushed), 0);
+    await_flush(&b.store->backlog);
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks + 1, BLOCKS - 1, NULL), BLOCKS - 1);
+    assert_int_equal(kvf_store_flush(b.store, NULL, KVF_POLL), KVF_AGAIN);
+    open_gate();
+    join_in_time(waits);
+    assert_int_equal(flushed, KVF_OK);
+    assert_int_equal(kvf_store_flush(b.store, NULL, KVF_POLL), KVF_AGAIN);
+    later_may_go = true;
+    kvft_flush_all(b.store);
+    assert_int_equal(load(&b), BLOCKS);
+    close_bench(&b);
+}
+
+/* What could not be written is told, once, by the next flush; and what an engine was told at once is not told again. */
+static void test_a_flush_tells_what_was_not_written(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    b.ops.put = put_some;
+    gate_open = later_may_go = true;
+    put_fails = KVF_WHY_SERVER;
+    uint64_t unwritten = 9;
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(kvf_store_flush(b.store, &unwritten, KVF_DEFAULT), KVF_MISS);
+    assert_int_equal(unwritten, BLOCKS);
+    assert_int_equal(kvf_store_flush(b.store, &unwritten, KVF_DEFAULT), KVF_OK);
+    assert_int_equal(unwritten, 0);
+    /* One that failed before anybody flushed is told, too. */
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 1, NULL), 1);
+    while (stats_of(b.store).backlog_bytes > 0) {
+        kvft_nap_ms(1);
+    }
+    assert_int_equal(kvf_store_flush(b.store, NULL, KVF_POLL), KVF_MISS);
+    kvf_block bad = b.prompt->blocks[1];
+    bad.num_tokens = 17;
+    assert_int_equal(kvf_save(b.space, &bad, 1, NULL), 0);
+    assert_int_equal(kvf_store_flush(b.store, NULL, KVF_POLL), KVF_OK);
+    close_bench(&b);
+}
+
 /* A flush waits for what was saved, but no longer than it may. */
 static void test_a_flush_ends_at_its_budget(void **state) {
     (void)state;
@@ -741,9 +815,9 @@ static void test_a_flush_ends_at_its_budget(void **state) {
     b.ops.put = put_at_gate;
     assert_int_equal(kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL), BLOCKS);
     await_at_gate(1);
-    assert_int_equal(kvf_store_flush(b.store, KVF_MS(20)), KVF_AGAIN);
+    assert_int_equal(kvf_store_flush(b.store, NULL, KVF_MS(20)), KVF_AGAIN);
     open_gate();
-    assert_int_equal(kvf_store_flush(b.store, KVF_MS(20000)), KVF_OK);
+    assert_int_equal(kvf_store_flush(b.store, NULL, KVF_MS(20000)), KVF_OK);
     b.ops.get = b.real->get;
     assert_int_equal(load(&b), BLOCKS);
     close_bench(&b);
@@ -799,11 +873,12 @@ int main(void) {
         cmocka_unit_test(test_a_lookup_without_memory),
         cmocka_unit_test(test_a_poll_asks_memory_alone),
         cmocka_unit_test(test_what_is_lent_is_promoted),
-        cmocka_unit_test(test_blocks_that_can_not_be),
         cmocka_unit_test(test_what_a_space_says_of_itself),
         cmocka_unit_test(test_what_was_truncated_is_written_again),
         cmocka_unit_test(test_a_gap_in_a_fast_tier_does_not_end_the_run),
         cmocka_unit_test(test_only_what_lasts_is_known),
+        cmocka_unit_test(test_a_flush_does_not_wait_for_later_saves),
+        cmocka_unit_test(test_a_flush_tells_what_was_not_written),
         cmocka_unit_test(test_a_flush_ends_at_its_budget),
         cmocka_unit_test(test_what_went_wrong_with_a_session),
         cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),

@@ -60,7 +60,10 @@ size_t kvfl_save(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
         }
         kvf_block block = kvfl_block_of(kv, i);
         reserved.chain_bytes = (uint64_t)i * kvfl_bytes_of(kv, 0) + reserved.len;
-        kvf_commit(kv->space, &reserved, &block, reserved.len);
+        if (kvf_commit(kv->space, &reserved, &block, reserved.len) != KVF_OK) {
+            report->shed_blocks += (uint32_t)(end - i);
+            break;
+        }
         saved++;
     }
     report->saved_blocks += (uint32_t)saved;

@@ -51,8 +51,11 @@ static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, si
         return;
     }
     memcpy(reserved.data, kv->state, len);
-    kvf_commit(kv->space, &reserved, &block, len);
-    report->saved_blocks++;
+    if (kvf_commit(kv->space, &reserved, &block, len) == KVF_OK) {
+        report->saved_blocks++;
+    } else {
+        report->shed_blocks++;
+    }
 }
 
 /* The state is exported even if it is known to be stored, for kinds that must be reseated: importing it again puts the

@@ -292,7 +292,7 @@ static const char *text_of(const char *name) {
 
 static void on_exit_drain(void) {
     kvfl_shim_inside++;
-    if (kvf_store_flush(store, KVF_MS(5000)) != KVF_OK) {
+    if (kvf_store_flush(store, NULL, KVF_MS(5000)) != KVF_OK) {
         kvfl_shim_say("not all blocks could be written before the end");
     }
     write_stats();
