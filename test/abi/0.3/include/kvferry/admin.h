@@ -63,20 +63,25 @@ typedef struct kvf_walk_options {
 } kvf_walk_options;
 
 /* kvf_walk visits every record (and session) of every tier. What comes or goes meanwhile may or may not be seen.
- * Returns KVF_OK, KVF_IO or KVF_CONFIG with err, KVF_NOMEM. */
+ * Returns KVF_OK; KVF_IO or KVF_CONFIG with err; KVF_LIMIT (struct_size, a `key` without `space`, a budget out of
+ * range);
+ * KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_walk(kvf_store *, kvf_error *err, kvf_visit_fn, void *ctx,
                                            const kvf_walk_options *options);
 
 /* kvf_clear removes all records of one space, or all records and sessions of kvferry (NULL); nothing else in
- * the server or folder is touched. */
+ * the server or folder is touched. *out_removed is set in any case. Returns KVF_OK; KVF_IO or KVF_CONFIG with err;
+ * KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_clear(kvf_store *, uint64_t *out_removed, kvf_error *err,
                                             const kvf_digest *space);
-/* kvf_remove removes one record from all tiers. KVF_MISS when no tier had it. */
+/* kvf_remove removes one record from all tiers. Returns KVF_OK; KVF_MISS (no tier had it); KVF_IO or KVF_CONFIG with
+ * err;
+ * KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_remove(kvf_store *, kvf_error *err, const kvf_digest *space, const kvf_key *key);
 
 /* kvf_space_describe finds the fields of a space that some process stored to, as "name=value\n" lines. The text is the
- * caller's: kvf_free. KVF_MISS: no card of the space is stored; KVF_REFUSED: it is sealed, and the store was not given
- * its secret; KVF_CLOSED. */
+ * caller's: kvf_free. Returns KVF_OK; KVF_MISS (no card of the space is stored, or can be read); KVF_REFUSED (it is
+ * sealed, and the store was not given its secret); KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_describe(kvf_store *, char **out, kvf_error *err, const kvf_digest *space);
 KVF_API void kvf_free(void *);
 
@@ -90,6 +95,7 @@ typedef struct kvf_finding {
     const char *mend; /* what to do, often a command to type; empty when fine */
 } kvf_finding;
 typedef void (*kvf_finding_fn)(void *ctx, const kvf_finding *);
+/* kvf_doctor returns KVF_OK, also where it finds that all is wrong; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_doctor(kvf_store *, kvf_error *err, kvf_finding_fn, void *ctx);
 
 /* What one tier is and holds, as far as it can tell cheaply; -1 = unknown. */
@@ -103,6 +109,7 @@ typedef struct kvf_tier_info {
     uint32_t num_servers, num_open, num_half_open;
     uint32_t num_refusing; /* those that refuse saves (out of memory, no disk), and are spared them for a while */
 } kvf_tier_info;
+/* kvf_tier_info_get returns KVF_OK; KVF_LIMIT (struct_size, no such tier); KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_tier_info_get(kvf_store *, kvf_tier_info *out, uint32_t tier);
 
 #ifdef __cplusplus

@@ -30,13 +30,17 @@ typedef struct kvf_region {
 } kvf_region;
 
 typedef struct kvf_view kvf_view;
+/* kvf_view_open returns KVF_OK; KVF_LIMIT (no regions or slots, or too many; a region that is empty, reaches beyond the
+ * end of memory, or whose `reserved` is not zero); KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regions,
                                                 size_t num_regions, size_t num_slots);
 KVF_API void kvf_view_close(kvf_view *); /* waits until no operation touches it any more */
 
-/* kvf_fence waits until no operation reads or writes these slots any more. Every operation has a deadline, so this ends.
- * Returns KVF_OK; KVF_AGAIN (some are still in use when the budget ends: their memory must not be given to anybody else);
- * KVF_LIMIT (a slot outside of the view, a budget out of range). Takes KVF_POLL. */
+/* kvf_fence waits until no operation reads or writes these slots any more. Every operation has a deadline, so this
+ * ends.
+ * Returns KVF_OK; KVF_AGAIN (some are still in use when the budget ends: their memory must not be given to anybody
+ * else);
+ * KVF_LIMIT (a slot outside of the view, a budget out of range); KVF_CLOSED. Takes KVF_POLL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_fence(kvf_view *, const int64_t *slots, size_t num, int64_t budget_us);
 
 typedef struct kvf_block {
@@ -48,10 +52,26 @@ typedef struct kvf_block {
     struct iovec *iov;    /* where the payload goes to or comes from; its length is the payload's; or, if NULL: */
     uint32_t num_iov;
     int64_t slot;         /* the slot of the view of the call */
-    kvf_status status;    /* out: KVF_OK or KVF_MISS (load); KVF_OK, KVF_AGAIN (shed) or KVF_MISS (save) */
-    kvf_reason why;       /* out, when status is not KVF_OK */
+    kvf_status status;    /* out */
+    kvf_reason why;       /* out; KVF_WHY_NONE where status is KVF_OK */
     uint64_t reserved[2]; /* zero */
 } kvf_block;
+
+/* The rules for a block: `tokens` is not NULL where there is a count; there are at most the space's block_tokens of
+ * them, and their positions fit 32 bits; there are iovecs, or the call has a view and `slot` is one of its slots; the
+ * payload has at most KVF_MAX_PAYLOAD_BYTES; `reserved` is zero. A block that breaks one is KVF_LIMIT with
+ * KVF_WHY_MISUSE. The blocks before it are loaded or saved; those behind it are left alone (KVF_WHY_AFTER_GAP). Where
+ * the call itself breaks a rule (more than KVF_MAX_BLOCKS, a budget out of range), its first block says so.
+ *
+ * What becomes of a block:
+ *   loaded   KVF_OK
+ *            KVF_MISS   and why
+ *            KVF_LIMIT  KVF_WHY_MISUSE
+ *   saved    KVF_OK     taken (kvf_save), written to every tier (a queue), or known to be stored
+ *            KVF_AGAIN  shed: KVF_WHY_FULL (no room in the backlog), or KVF_WHY_AFTER_GAP behind a block that was not
+ *                        taken
+ *            KVF_MISS   not taken, or not written, and why: KVF_WHY_NOMEM, KVF_WHY_CLOSED, or what the store says
+ *            KVF_LIMIT  KVF_WHY_MISUSE */
 
 /* ---- match -----------------------------------------------------------------------------------------------------*/
 typedef struct kvf_found {
@@ -65,9 +85,9 @@ typedef struct kvf_found {
 
 /* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per
  * shard), whatever their number. `found` may be NULL, else it has room for `num`: the first *out_run are set, and, if
- * there are fewer than `num`, the next says why the run ended. A match is a hint: the load is the truth. Returns KVF_OK
- * (also for a run of 0), KVF_LIMIT for more than KVF_MAX_BLOCKS or a budget out of range. Takes KVF_POLL. A queue asks
- * without waiting (KVF_OP_MATCH). */
+ * there are fewer than `num`, the next says why the run ended. A match is a hint: the load is the truth. Takes
+ * KVF_POLL; a queue asks without waiting (KVF_OP_MATCH). Returns KVF_OK (also for a run of 0, whatever ended it);
+ * KVF_LIMIT (more than KVF_MAX_BLOCKS, a budget out of range). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys,
                                             size_t num, int64_t budget_us);
 
@@ -83,9 +103,10 @@ KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
  * Where `iov` is given, its length is what the payload must have, and its memory is not touched (it may be NULL);
  * without `iov` any length is lent. `slot` is not used. The bytes must not be written to, stay valid until
  * kvf_release, and survive eviction. A file is lent only where this user alone can write to it and to its folders; a
- * process of the same user that writes into it changes what is lent, or ends the reader with SIGBUS. A record of a space
- * with a secret can't be opened where it lies, and is never lent. Takes 10 s at most.
- * Returns KVF_OK, or KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier can lend it: use kvf_load then). */
+ * process of the same user that writes into it changes what is lent, or ends the reader with SIGBUS. A record of a
+ * space with a secret can't be opened where it lies, and is never lent. Takes 10 s at most.
+ * Returns what block->status is: KVF_OK; KVF_MISS with block->why (KVF_WHY_ABSENT also where no tier can lend it: use
+ * kvf_load then); KVF_LIMIT (the block breaks a rule). */
 typedef struct kvf_borrowed {
     const void *data;
     size_t len;
@@ -98,13 +119,17 @@ KVF_API void kvf_release(kvf_space *, kvf_borrowed *);
 /* ---- save --------------------------------------------------------------------------------------------------------
  * kvf_save hands blocks to the writers and returns at once: the payloads are staged (copied once) within the bound of
  * the backlog. Returns how many were taken, counting those that the store is known to have and that are not written
- * again (both KVF_OK); the rest is shed (KVF_AGAIN), never waited for. */
+ * again (both KVF_OK). Behind the first block that is not taken none is: a prefix with a hole is of no use behind it.
+ * Nothing is waited for. kvf_store_flush tells what was taken and not written. */
 KVF_API size_t kvf_save(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view);
 
 /* kvf_reserve and kvf_commit are kvf_save without the copy, for engines that export into memory: reserve room for a
- * payload, fill it, commit it. Returns KVF_OK; KVF_AGAIN (backlog full: skip this block); KVF_NOMEM. A reservation is
- * committed or abandoned. kvf_commit writes *used* bytes of it (at most the reserved ones); block->iov and slot are not
- * used. */
+ * payload, fill it, commit it. A reservation is committed or abandoned. kvf_commit writes *used* bytes of it;
+ * block->iov and slot are not used, and its status is not written. After any return but KVF_CLOSED the reservation is
+ * used up. kvf_reserve returns KVF_OK; KVF_AGAIN (backlog full: skip this block); KVF_LIMIT (more than
+ * KVF_MAX_PAYLOAD_BYTES);
+ * KVF_NOMEM; KVF_CLOSED. kvf_commit returns KVF_OK; KVF_LIMIT (the block breaks a rule, more bytes are used than were
+ * reserved, or nothing is reserved); KVF_NOMEM (no random bytes to seal it with); KVF_CLOSED. */
 typedef struct kvf_reserved {
     void *data;
     size_t len;
@@ -116,7 +141,7 @@ typedef struct kvf_reserved {
     uint64_t reserved[2]; /* zero, as kvf_reserve leaves it */
 } kvf_reserved;
 KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, size_t payload_bytes);
-KVF_API void kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
+KVF_API KVF_MUST_CHECK kvf_status kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
 KVF_API void kvf_abandon(kvf_space *, kvf_reserved *);
 
 /* kvf_knows says without any I/O whether the store is known to have the block (seen by a match or load, or written, in
@@ -128,10 +153,11 @@ KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
  * saves and lookups have threads apart; of each kind of the first two, four batches at least are under way at once,
  * beside the write-behind, and what is submitted beyond waits for one of them. */
 typedef struct kvf_queue kvf_queue;
+/* kvf_queue_open returns KVF_OK; KVF_LIMIT (the depth); KVF_IO (too many open files); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_queue_open(kvf_queue **out, kvf_error *err, kvf_store *,
                                                  uint32_t depth); /* 1 to 4096 batches */
 KVF_API void kvf_queue_close(kvf_queue *);   /* waits for what is in flight (each batch has its deadline), then frees */
-KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped */
+KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped; -1 in a forked child */
 
 typedef enum kvf_op {
     KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
@@ -212,8 +238,10 @@ typedef struct kvf_completion {
     uint64_t reserved[2]; /* zero */
 } kvf_completion;
 
-/* Returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT (too many blocks, or an
- * `op` or a flag that is none, a budget or patience out of range); KVF_NOMEM; KVF_CLOSED. */
+/* kvf_submit returns KVF_OK; KVF_AGAIN (the queue is full: drop a save, or reap and try again); KVF_LIMIT (struct_size;
+ * too many blocks; an `op` that is none; a flag that is none, or not of this op; arrivals of what is no load, or whose
+ * `reserved` is not zero; a space of another store; a budget or patience out of range); KVF_NOMEM; KVF_CLOSED. Blocks that break a
+ * rule are answered in the completion. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_submit(kvf_queue *, uint64_t *out_ticket, const kvf_batch *);
 /* kvf_reap takes up to `cap` completions without waiting and returns their number. */
 KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);

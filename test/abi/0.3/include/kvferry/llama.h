@@ -56,12 +56,13 @@ typedef struct kvf_llama_options {
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and put together, byte for
  * byte, and names its space. Computes four tokens in the scratch sequence, two at a time, which takes two free
- * cells: outputs of an earlier llama_decode are gone afterwards. Ends a warm-up (llama_set_warmup), under which a mixture of experts computes other KV; so do
- * kvf_llama_prefill and kvf_llama_decode. docs/llama.md lists every setting of llama.cpp, and whether it is in the space,
- * without influence, or refused. Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, an evaluation
- * callback, a kind of memory that is not known or not proven, no free sequence or cells, a model file that is not proven
- * to be the one that was loaded); KVF_LIMIT (options that are missing or out of range; the message names the
- * one); KVF_CONFIG (the model file can't be read, or is no GGUF file); KVF_IO, KVF_NOMEM. */
+ * cells: outputs of an earlier llama_decode are gone afterwards. Ends a warm-up (llama_set_warmup), under which a
+ * mixture of experts computes other KV; so do kvf_llama_prefill and kvf_llama_decode. docs/llama.md lists every setting
+ * of llama.cpp, and whether it is in the space, without influence, or refused. Returns KVF_OK; KVF_REFUSED with the
+ * reason (not unified, not causal, an evaluation callback, a kind of memory that is not known or not proven, no free
+ * sequence or cells, a model file that is not proven to be the one that was loaded); KVF_LIMIT (options that are
+ * missing or out of range; the message names the one); KVF_CONFIG (the model file can't be read, or is no GGUF file);
+ * KVF_IO, KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
                                                    struct llama_context *ctx, const kvf_llama_options *options);
 KVF_API void kvf_llama_detach(kvf_llama *);
@@ -73,9 +74,9 @@ KVF_API kvf_space *kvf_llama_space(kvf_llama *);
  * two descriptions are the same set exactly where they are the same text. What sequences hold of another set is not
  * stored, copied or kept as that of this one, and is known again when that one comes back. The last 32 sets are
  * remembered, so that changing between them costs nothing; a new one is probed (unless `portable`), which takes two
- * cells and what outputs an earlier llama_decode left. Returns KVF_OK; KVF_LIMIT (two cells are not free now, or loads of earlier
- * sets are still under way: call it again later); KVF_REFUSED, KVF_IO, KVF_NOMEM as kvf_llama_attach. After a failure
- * nothing is loaded or stored until a call succeeds; decoding goes on. */
+ * cells and what outputs an earlier llama_decode left. Returns KVF_OK; KVF_LIMIT (two cells are not free now, or loads
+ * of earlier sets are still under way: call it again later); KVF_REFUSED, KVF_IO, KVF_NOMEM as kvf_llama_attach. After
+ * a failure nothing is loaded or stored until a call succeeds; decoding goes on. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_set_adapters(kvf_llama *, kvf_error *err, const char *adapters);
 
 typedef enum kvf_llama_plan {
@@ -130,17 +131,17 @@ typedef struct kvf_llama_report {
  * not kept over a prefill: it is computed again, as a prompt is. So a store holds what a cold run of the prompt
  * computes, whatever this sequence did before. Store trouble is never an error here. Returns KVF_OK; KVF_LIMIT (no
  * tokens, more than the context holds, one that is not in the vocabulary, or no such sequence, a report whose
- * struct_size was not set); KVF_REFUSED (attention is
- * not causal); KVF_IO (llama_decode failed, with its code; the sequence is cleared); KVF_CLOSED (stopped by progress). */
+ * struct_size was not set); KVF_REFUSED (attention is not causal); KVF_IO (llama_decode failed, with its code; the
+ * sequence is cleared); KVF_CLOSED (stopped by progress). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
 
 /* The two halves of it, for programs with a decode loop of their own. kvf_llama_load clears the sequence and loads the
  * longest stored prefix of at most num - 1 tokens into it; returns its number of tokens (0 on any doubt).
  * kvf_llama_save saves the whole blocks of the `num` tokens that the sequence holds, as they are, however they were
- * computed (generated tokens too: a later load then continues this very computation); returns how many were handed over.
- * Since a cold run may compute other bits for the same tokens, such blocks have keys of their own: of all calls here
- * only kvf_llama_load looks for them, for what is behind the longest prefix that a prefill has stored. Not for a
+ * computed (generated tokens too: a later load then continues this very computation); returns how many were handed
+ * over. Since a cold run may compute other bits for the same tokens, such blocks have keys of their own: of all calls
+ * here only kvf_llama_load looks for them, for what is behind the longest prefix that a prefill has stored. Not for a
  * sequence whose positions were moved (llama_memory_seq_add, seq_div): what that holds is not what its tokens would
  * compute. Saves nothing of a sequence that held tokens of another set of adapters when kvf_llama_set_adapters was
  * called, until kvf_llama_load or kvf_llama_prefill has begun it anew. */
@@ -156,9 +157,9 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
 /* ---- for programs with a decode loop of their own, any number of sequences ---------------------------------------
  * kvf_llama_decode takes the place of llama_decode: same batch, same return values. Where the batch continues a
  * sequence and its next blocks are stored, they are loaded instead of computed; what another sequence of the context
- * holds is copied, into cells of its own; the rest is decoded, and new whole blocks are handed to the writers. A prompt,
- * which is what ends at a token with an output, is cut as kvf_llama_prefill cuts it: so the answer is the same with and
- * without a hit. Tokens behind the first output of their sequence in the batch are computed as they stand.
+ * holds is copied, into cells of its own; the rest is decoded, and new whole blocks are handed to the writers. A
+ * prompt, which is what ends at a token with an output, is cut as kvf_llama_prefill cuts it: so the answer is the same
+ * with and without a hit. Tokens behind the first output of their sequence in the batch are computed as they stand.
  *
  * A prompt that goes on from what its sequence still holds (an answer, a prompt that parts from it in the middle of a
  * block) is computed from there, as that is soonest. Its last bits may then be others than those of a cold run, so
@@ -169,9 +170,9 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
  * What it can't follow it leaves alone: embeddings as input, tokens of several sequences, positions with gaps.
  * llama_memory_seq_rm of the end of a sequence, or of all of it, needs no word; after anything else that changes what a
  * sequence holds (llama_decode on it, seq_cp into it, seq_add, seq_div, a state set) call kvf_llama_forget: it is then
- * left alone until it has been emptied. Sequences share cells after seq_cp, and where a token belongs to several of them;
- * seq_add and seq_div of one then move the positions of all. kvf_llama_forget of one forgets all that share cells by
- * tokens that came through this call; after seq_cp call it for both before such a move.
+ * left alone until it has been emptied. Sequences share cells after seq_cp, and where a token belongs to several of
+ * them; seq_add and seq_div of one then move the positions of all. kvf_llama_forget of one forgets all that share cells
+ * by tokens that came through this call; after seq_cp call it for both before such a move.
  *
  * Outputs: llama.cpp numbers them by the batch that it computed, which may be shorter than yours. Read output i of your
  * batch by llama_get_logits_ith(ctx, kvf_llama_output(kv, i)), and likewise llama_sampler_sample and

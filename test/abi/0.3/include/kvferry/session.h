@@ -36,13 +36,14 @@ typedef struct kvf_session_options {
     const kvf_digest *space; /* the space the arrays belong to (kvf_space_digest); NULL = none */
 } kvf_session_options;
 
-/* In a store with seal_sessions (kvf_options) sessions are sealed under its secret, and only such are loaded and removed.
- * A save then takes as much memory as the session for its time. */
+/* In a store with seal_sessions (kvf_options) sessions are sealed under its secret, and only such are loaded and
+ * removed. A save then takes as much memory as the session for its time. */
 
 /* kvf_session_save replaces the session as a whole: a reader sees the old one or the new one. It is written to the
  * first tier that outlives this process (or the only one). Arrays larger than the server's bulk limit are spread over
- * more fields, which `meta` announces. Returns KVF_OK, KVF_LIMIT (id empty or too long, shape does not fit),
- * KVF_CONFIG, KVF_IO (with what failed), KVF_NOMEM. */
+ * more fields, which `meta` announces. Returns KVF_OK; KVF_LIMIT (the id is empty or too long, a
+ * shape does not fit, the layout is no printable text of at most 64 bytes, struct_size, a budget out of range);
+ * KVF_CONFIG, KVF_IO (with what failed); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_save(kvf_store *, kvf_error *err, const char *id, const kvf_tensor *k,
                                                    const kvf_tensor *v, const kvf_session_options *options);
 
@@ -56,11 +57,13 @@ typedef struct kvf_session {
 } kvf_session;
 
 /* kvf_session_load returns KVF_OK; KVF_MISS with err->what saying why (no such session, a field is missing, checksum
- * differs); KVF_CONFIG, KVF_IO, KVF_LIMIT, KVF_NOMEM. KVF_DEFAULT is 30 s. The result is freed with kvf_session_free. */
+ * differs); KVF_CONFIG, KVF_IO; KVF_LIMIT (the id, the budget); KVF_NOMEM; KVF_CLOSED. KVF_DEFAULT is 30 s. The result
+ * is freed with kvf_session_free. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_load(kvf_store *, kvf_session **out, kvf_error *err, const char *id,
                                                    int64_t budget_us);
 KVF_API void kvf_session_free(kvf_session *);
-/* kvf_session_remove deletes it from all tiers. KVF_MISS when there was none. */
+/* kvf_session_remove deletes it from all tiers. Returns KVF_OK; KVF_MISS (there was none); KVF_CONFIG, KVF_IO;
+ * KVF_LIMIT (the id); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_remove(kvf_store *, kvf_error *err, const char *id);
 
 #ifdef __cplusplus

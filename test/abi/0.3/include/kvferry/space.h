@@ -44,6 +44,8 @@ typedef struct kvf_space_options {
     size_t previous_secret_len;
 } kvf_space_options;
 
+/* kvf_space_open returns KVF_OK; KVF_REFUSED (a mandatory field is missing); KVF_LIMIT (a field that is malformed or
+ * named twice, too many of them, block_tokens, a secret, struct_size); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *, const kvf_field *fields,
                                                  size_t num_fields, const kvf_space_options *options);
 KVF_API void kvf_space_close(kvf_space *);

@@ -14,19 +14,24 @@
  *  - Stores and spaces may be used from any thread at once; a queue and a view belong to one thread at a time.
  *  - A store that is down, slow, full or wrong is never an error of an operation on blocks: it is a miss, with its
  *    reason.
- *  - Budgets, the most time a call may take, are microseconds: `int64_t budget_us`. KVF_DEFAULT (0) is the default of the
- *    call: 10 s, unless the call says otherwise. KVF_POLL does only what needs no waiting. Any other negative budget, and
- *    one above KVF_MAX_BUDGET_US, is KVF_LIMIT, and so is KVF_POLL in calls that do not take it. Nothing waits without a
- *    deadline.
+ *  - Budgets, the most time a call may take, are microseconds: `int64_t budget_us`. KVF_DEFAULT (0) is the default of
+ *    the call: 10 s, unless the call says otherwise. KVF_POLL does only what needs no waiting. Any other negative
+ *    budget, and one above KVF_MAX_BUDGET_US, is KVF_LIMIT, and so is KVF_POLL in calls that do not take it. Nothing
+ *    waits without a deadline.
  *  - Structs that may grow begin with `struct_size`: set it to sizeof the struct, of the options that a call takes and
  *    of the structs that it fills. Zero in any other field is its default. A program may run with an older or a newer
  *    library than it was compiled for, of the same minor version before 1.0. What an older library does not know: a
  *    field that is set is KVF_LIMIT, one that is to be filled is zero. A call whose struct_size was not set answers
  *    KVF_LIMIT and does nothing.
  *  - Structs that lie in arrays or in other structs don't grow. Where they may come to hold more, they end with
- *    `reserved`, which is zero: a call that is given anything else there answers KVF_LIMIT. Initialise them with `{...}`
- *    or memset, so that all fields that you don't name are zero.
- *  - A process that forks must not use its stores in the child; such calls answer KVF_CLOSED or misses.
+ *    `reserved`, which is zero: a call that is given anything else there answers KVF_LIMIT. Initialise them with
+ *    `{...}` or memset, so that all fields that you don't name are zero.
+ *  - Each call lists what it returns, and returns nothing else. A list of blocks is answered block by block: see
+ *    kvf_block.
+ *  - In a forked child the stores, spaces, views and queues of the parent must not be used. No call waits there: calls
+ *    that return a kvf_status answer KVF_CLOSED, blocks are misses with KVF_WHY_CLOSED, calls that close, free or give
+ *    back something do nothing, and what only reads a space (kvf_chain, kvf_space_fields ...) works. A child can open
+ *    stores of its own.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H
@@ -46,13 +51,13 @@ extern "C" {
 #define KVF_MUST_CHECK
 #endif
 
-/* The ABI is stable within one major version from 1.0 on, and within one minor version (0.3) before. kvf_version returns
- * the version of the library at run time, e.g. "0.3.0". */
+/* The ABI is stable within one major version from 1.0 on, and within one minor version (0.3) before. kvf_version
+ * returns the version of the library at run time, e.g. "0.3.0". */
 #define KVF_VERSION "0.3.0"
 KVF_API const char *kvf_version(void);
 
-/* Budgets. KVF_MS(250) is 250 milliseconds. KVF_POLL: memory tiers answer; what any other tier would have to be asked for
- * is out of budget (KVF_WHY_BUDGET), and what is not over yet is KVF_AGAIN. */
+/* Budgets. KVF_MS(250) is 250 milliseconds. KVF_POLL: memory tiers answer; what any other tier would have to be asked
+ * for is out of budget (KVF_WHY_BUDGET), and what is not over yet is KVF_AGAIN. */
 #define KVF_DEFAULT       INT64_C(0)
 #define KVF_POLL          INT64_C(-1)
 #define KVF_MS(n)         ((int64_t)(n)*1000)
@@ -86,20 +91,21 @@ typedef enum kvf_reason {
     KVF_WHY_BREAKER,      /* not even tried: the store failed a moment ago */
     KVF_WHY_FULL,         /* no room: disk full, memory bound, or the backlog shed it */
     KVF_WHY_NOMEM,        /* no memory for the bookkeeping of the operation */
-    KVF_WHY_AFTER_GAP,    /* behind the first block that missed: not used, its destination is undefined */
+    /* Behind the first block that missed or was not taken: left alone, its destination is undefined. */
+    KVF_WHY_AFTER_GAP,
     KVF_WHY_CLOSED,
     KVF_WHY_SLOW,     /* not loaded: computing it was sooner */
     KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it (kvf_doctor) */
     KVF_WHY_STALLED,  /* the server is connected, and nothing came from it for much longer than it had taken before */
-    KVF_WHY_MISUSE,   /* the block, or the call, breaks a rule of the header: a slot out of range, no memory, ... */
+    KVF_WHY_MISUSE,   /* the block breaks a rule of kvf_block, or the call one of its own */
     KVF_NUM_REASONS   /* for loops; later versions of the library may know more */
 } kvf_reason;
 
 /* The length of arrays that are indexed by kvf_reason. It stays when reasons are added. */
 #define KVF_REASON_ROOM 32
 
-/* One sentence: what is wrong, and what mends it. Never holds a password, nor what must not be shown on a terminal: control
- * characters that a server or a file said are question marks. The same holds for the log. */
+/* One sentence: what is wrong, and what mends it. Never holds a password, nor what must not be shown on a terminal:
+ * control characters that a server or a file said are question marks. The same holds for the log. */
 typedef struct kvf_error {
     kvf_status status;
     char what[252];
