@@ -165,8 +165,9 @@ KVFI_SIZED(grown, a, 8, b);
 static void older_programs(void **state) {
     (void)state;
     const old_form old = {.struct_size = sizeof old, .a = 7};
+    const void *volatile theirs = &old; /* hides the size: with sanitizers the compiler warns of bytes never read */
     grown own = {.b = 9};
-    assert_int_equal(kvfi_take(&own, NULL, &old, &grown_sized), KVF_OK);
+    assert_int_equal(kvfi_take(&own, NULL, theirs, &grown_sized), KVF_OK);
     assert_int_equal(own.struct_size, sizeof own); /* so that it can be passed on */
     assert_int_equal(own.a, 7);
     assert_int_equal(own.b, 0);
