@@ -170,12 +170,12 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     if (s->batch.arrivals != NULL) {
         kvf_arrivals *a = s->batch.arrivals;
         s->watch = (kvfi_watch){
-            .wanted = batch->num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
+            .wanted = own.num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
     }
     s->deadline_us = kvfi_budget_deadline(own.budget_us);
     s->job = (kvfi_job){.run = run, .arg = s};
     *out_ticket = s->ticket;
-    if (!kvfi_pool_post(pool_of(queue->store, batch->op), &s->job)) {
+    if (!kvfi_pool_post(pool_of(queue->store, own.op), &s->job)) {
         give_slot(queue, s);
         return KVF_NOMEM;
     }
