@@ -103,7 +103,18 @@ static kvf_log_fn log_fn;
 static void *log_ctx;
 static _Atomic int log_level = -1; /* the highest level that is written; -1 = none */
 
+/* In a forked child the lock may belong to a thread that the fork left behind. */
+static void renew_log_lock(void) {
+    pthread_mutex_init(&log_lock, NULL);
+}
+
+static void watch_forks(void) {
+    (void)pthread_atfork(NULL, NULL, renew_log_lock);
+}
+
 void kvf_set_log(kvf_log_fn fn, void *ctx, kvf_log_level max_level) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
     pthread_mutex_lock(&log_lock);
     log_fn = fn;
     log_ctx = ctx;

@@ -618,6 +618,10 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
         kvf_match(b->space, &run, &found, b->prompt->keys, NUM, KVF_POLL) == KVF_OK && run == 0 &&
             found.why == KVF_WHY_CLOSED,
         kvf_reserve(b->space, &reserved, 10) == KVF_CLOSED,
+        kvf_knows(b->space, &b->prompt->keys[0]) == 0,
+        kvf_store_stats(b->store, &(kvf_stats){.struct_size = sizeof(kvf_stats)}) == KVF_CLOSED,
+        kvf_queue_fd(queue) == -1,
+        kvf_reap(queue, &(kvf_completion){.ticket = 0}, 1) == 0,
         kvf_submit(queue, &number, &batch) == KVF_CLOSED,
         kvf_store_flush(b->store, NULL, KVF_MS(10)) == KVF_CLOSED,
         kvf_walk(b->store, &err, see_nothing, NULL, NULL) == KVF_CLOSED,
@@ -658,6 +662,27 @@ static void test_a_forked_child_gets_misses(void **state) {
     assert_int_equal(kvf_load(b.space, b.prompt->blocks, 3, NULL, KVF_DEFAULT), 3);
     kvf_queue_close(queue);
     close_bench(&b);
+}
+
+static void log_slowly(void *ctx, kvf_log_level level, const char *message) {
+    (void)level;
+    (void)message;
+    pid_t pid = fork(); /* the lock of the log is held now */
+    if (pid == 0) {
+        alarm(10);
+        kvf_set_log(NULL, NULL, KVF_LOG_ERROR);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, ctx, 0), pid);
+}
+
+static void test_a_child_can_set_the_log(void **state) {
+    (void)state;
+    int status = -1;
+    kvf_set_log(log_slowly, &status, KVF_LOG_ERROR);
+    kvfi_log(KVF_LOG_ERROR, "one message");
+    kvf_set_log(NULL, NULL, KVF_LOG_ERROR);
+    assert_int_equal(status, 0);
 }
 
 static void test_bad_urls_are_configuration_errors(void **state) {
@@ -718,6 +743,7 @@ int main(void) {
         cmocka_unit_test(test_two_stores_write_a_block_once),
         cmocka_unit_test(test_queue_is_bounded),
         cmocka_unit_test(test_a_forked_child_gets_misses),
+        cmocka_unit_test(test_a_child_can_set_the_log),
         cmocka_unit_test(test_bad_urls_are_configuration_errors),
         cmocka_unit_test(test_a_space_can_be_described),
     };
