@@ -44,7 +44,7 @@ static int take_number(uint64_t *out, const char *option, const char *text, uint
 
 static int take_block_tokens(kvfcli_address *address, const char *text) {
     uint64_t n = 0;
-    int code = take_number(&n, "--block-tokens", text, 4096);
+    int code = take_number(&n, "--block-tokens", text, 65536);
     address->block_tokens = (uint32_t)n;
     return code;
 }

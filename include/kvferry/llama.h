@@ -39,7 +39,7 @@ typedef struct kvf_llama_options {
     const char *tenant;   /* NULL = none */
     const void *secret;   /* see kvf_space_options; NULL = that of the store, or none */
     size_t secret_len;
-    /* A power of two from 64 on; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
+    /* A power of two from 64 to 4096; 0 = near 1 MiB a record, but at least 64 (see kvf_llama_prefill) */
     uint32_t block_tokens;
     int portable; /* 0: the numbers that this machine computes are part of the identity (a probe: the KV of four tokens),
                      so that a hit equals what would be computed here to the bit; 1: share across kinds of CPU and GPU */

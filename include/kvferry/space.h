@@ -32,7 +32,7 @@ typedef struct kvf_space kvf_space;
 
 typedef struct kvf_space_options {
     uint32_t struct_size;
-    uint32_t block_tokens; /* tokens of a block, a power of two from 1 to 4096; part of the identity; 0 = 256 */
+    uint32_t block_tokens; /* tokens of a block, 1 to 65536; part of the identity; 0 = 256 */
     /* A tenant's secret. Records are sealed under it (encrypted and authenticated), and the keys that the store sees are
      * HMACs under it: without it nobody can read, recognise, forge or move them. docs/security.md says what it is good
      * for. NULL = that of the store (kvf_options), or none. */

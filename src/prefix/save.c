@@ -25,7 +25,7 @@ kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes
     if (payload_bytes > KVF_MAX_PAYLOAD_BYTES) {
         return KVF_LIMIT;
     }
-    KVFI_TRY(kvfi_backlog_reserve(&space->store->backlog, &staged, payload_bytes, KVFI_MAX_TOKENS));
+    KVFI_TRY(kvfi_backlog_reserve(&space->store->backlog, &staged, payload_bytes, space->identity.block_tokens));
     *out = (kvf_reserved){.data = kvfi_staged_payload(staged), .len = payload_bytes, .opaque = staged};
     return KVF_OK;
 }
@@ -245,8 +245,9 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     const kvf_block *block = item->user;
     kvfi_staged *staged = c->room;
     c->room = NULL;
-    kvf_status status =
-        staged != NULL ? KVF_OK : kvfi_backlog_reserve(&c->store->backlog, &staged, payload_of(item), KVFI_MAX_TOKENS);
+    kvf_status status = staged != NULL
+                            ? KVF_OK
+                            : kvfi_backlog_reserve(&c->store->backlog, &staged, payload_of(item), block->num_tokens);
     if (status != KVF_OK) {
         return reason_of(status);
     }
@@ -306,14 +307,14 @@ static size_t take_room(cover *covers, const kvfi_feed *feed, const kvfi_item *i
     size_t taken = 0, bytes = 0;
     while (taken < num) {
         kvfi_backlog *backlog = &covers[taken].store->backlog;
-        size_t payload = payload_of(&items[taken]);
-        bytes += payload;
+        const kvf_block *block = items[taken].user;
+        bytes += items[taken].bytes;
         if (taken > 0 && bytes > backlog->bound / 2) {
             break;
         }
         int64_t until_us = taken == 0 ? feed->deadline_us : 0;
-        if (kvfi_backlog_await(backlog, &covers[taken].room, payload, KVFI_MAX_TOKENS, until_us, feed->cancelled) !=
-            KVF_OK) {
+        if (kvfi_backlog_await(backlog, &covers[taken].room, payload_of(&items[taken]), block->num_tokens, until_us,
+                               feed->cancelled) != KVF_OK) {
             break;
         }
         taken++;

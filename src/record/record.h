@@ -16,7 +16,7 @@
 
 #define KVFI_HEADER_BYTES           128u
 #define KVFI_SUM_BYTES              16u /* the checksum */
-#define KVFI_MAX_TOKENS             4096u
+#define KVFI_MAX_TOKENS             65536u
 #define KVFI_HEAD_BYTES(num_tokens) (KVFI_HEADER_BYTES + 4u * (size_t)(num_tokens)) /* header and tokens */
 
 /* The address of a value in any tier. The first 8 bytes of the space's digest name its folder or key prefix. The key

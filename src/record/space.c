@@ -151,8 +151,8 @@ static kvf_status take_options(kvfi_identity *identity, kvf_error *err, const kv
     if (block_tokens == 0) {
         block_tokens = KVFI_DEFAULT_BLOCK_TOKENS;
     }
-    if (block_tokens > KVFI_MAX_BLOCK_TOKENS || (block_tokens & (block_tokens - 1)) != 0) {
-        return kvfi_fail(err, KVF_LIMIT, "block_tokens is %u; it must be a power of two from 1 to %u", block_tokens,
+    if (block_tokens > KVFI_MAX_BLOCK_TOKENS) {
+        return kvfi_fail(err, KVF_LIMIT, "block_tokens is %u; it must be a number from 1 to %u", block_tokens,
                          KVFI_MAX_BLOCK_TOKENS);
     }
     if (options != NULL && options->secret != NULL) {

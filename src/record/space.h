@@ -15,7 +15,7 @@
 #define KVFI_MAX_VALUE_BYTES      4096u
 #define KVFI_MIN_SECRET_BYTES     16u
 #define KVFI_MAX_SECRET_BYTES     1024u
-#define KVFI_MAX_BLOCK_TOKENS     4096u
+#define KVFI_MAX_BLOCK_TOKENS     KVFI_MAX_TOKENS
 #define KVFI_DEFAULT_BLOCK_TOKENS 256u
 
 typedef struct kvfi_identity {

@@ -257,9 +257,9 @@ void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
 bool kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *to_addr, const kvfi_secret *seal,
                      uint8_t tiers, kvfi_role role) {
     size_t head = item->iov[0].iov_len;
+    uint32_t num_tokens = (uint32_t)((head - KVFI_HEADER_BYTES) / 4);
     kvfi_staged *staged = NULL;
-    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, KVFI_MAX_TOKENS) !=
-        KVF_OK) {
+    if (kvfi_backlog_reserve(&store->backlog, &staged, item->bytes - head - KVFI_SUM_BYTES, num_tokens) != KVF_OK) {
         return false;
     }
     staged->role = role;
@@ -271,7 +271,7 @@ bool kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *t
         kvfi_backlog_abandon(&store->backlog, staged);
         return false;
     }
-    staged->num_tokens = (uint32_t)((head - KVFI_HEADER_BYTES) / 4);
+    staged->num_tokens = num_tokens;
     memcpy(kvfi_staged_head(staged), item->iov[0].iov_base, head);
     uint8_t *to = kvfi_staged_payload(staged);
     for (size_t i = 1; i < item->num_iov; i++) {

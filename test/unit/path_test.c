@@ -391,7 +391,7 @@ static void test_free_buffers_make_room(void **state) {
         kvf_abandon(space, &small); /* given back already */
         assert_int_equal(kvf_reserve(space, &large, 60000), KVF_OK);
         memset(large.data, 1, large.len);
-        assert_int_equal(kvf_reserve(space, &more, 10000), KVF_AGAIN);
+        assert_int_equal(kvf_reserve(space, &more, 40000), KVF_AGAIN);
         kvf_abandon(space, &large);
     }
     assert_int_equal(kvf_reserve(space, &large, (size_t)KVF_MAX_PAYLOAD_BYTES + 1), KVF_LIMIT);
