@@ -79,13 +79,14 @@ typedef struct kvf_found {
     int64_t stored_s;       /* when it was stored, in seconds since 1970 */
     uint32_t num_tokens;
     uint32_t tier;        /* the index of the fastest tier that has it */
-    kvf_reason why;       /* KVF_WHY_NONE; of the key that ended the run: why it was not found, and all else is 0 */
+    kvf_reason why;       /* KVF_WHY_NONE; of a key that was not found: the reason, and all else is 0 */
     uint64_t reserved[2]; /* zero */
 } kvf_found;
 
-/* kvf_match asks how many leading keys are in the store: one round trip per tier that is asked (of a Cluster: per
- * shard), whatever their number. `found` may be NULL, else it has room for `num`: the first *out_run are set, and, if
- * there are fewer than `num`, the next says why the run ended. A match is a hint: the load is the truth. Takes
+/* kvf_match asks which of the keys are in the store: one round trip per tier that is asked (of a Cluster: per shard),
+ * whatever their number. Keys that a tier has are not asked of slower ones. *out_run is how many leading keys are
+ * there: what a prefix can use. `found` may be NULL. Otherwise it has room for `num` and answers for every key, also
+ * behind the first that is missing. A match is a hint: the load is the truth. Takes
  * KVF_POLL; a queue asks without waiting (KVF_OP_MATCH). Returns KVF_OK (also for a run of 0, whatever ended it);
  * KVF_LIMIT (more than KVF_MAX_BLOCKS, a budget out of range). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_found *found, const kvf_key *keys,
@@ -160,8 +161,7 @@ KVF_API void kvf_queue_close(kvf_queue *);   /* waits for what is in flight (eac
 KVF_API int kvf_queue_fd(const kvf_queue *); /* readable while completions wait to be reaped; -1 in a forked child */
 
 typedef enum kvf_op {
-    KVF_OP_LOAD, /* as kvf_load; with `arrivals`, each block by itself: a gap does not end it, and num_ok is how many
-                    are there */
+    KVF_OP_LOAD, /* as kvf_load; see KVF_EACH */
     /* Written straight from the caller's memory, without staging; complete when every tier has taken or refused every
      * block. A block is KVF_OK where all tiers took it (a `mem:` in front of what lasts may be full), or where the store
      * is known to have it in a tier that lasts (kvf_knows): then nothing is written. Otherwise `why` is that of the first
@@ -210,13 +210,17 @@ enum {
      * broken connection), the server may read these pages later, and then it reads what they hold by then. So set this
      * only for memory that is not written to any more, or whose next contents that server may see. A record that was
      * read like that fails its checksum, and is a miss. */
-    KVF_MAY_LEND = 1
+    KVF_MAY_LEND = 1,
+    /* Of a load or a match: the blocks are independent, and num_ok is how many are there, wherever they are. A block of
+     * such a load that is missing does not end the others, and has its own reason. (A block that breaks a rule still
+     * ends the batch.) There is one completion and no wake-up before it. A load with `arrivals` is always like this. */
+    KVF_EACH = 2
 };
 
 typedef struct kvf_batch {
     uint32_t struct_size;
     kvf_op op;
-    uint32_t flags; /* KVF_MAY_LEND */
+    uint32_t flags; /* KVF_MAY_LEND, KVF_EACH */
     kvf_space *space;
     kvf_block *blocks; /* the caller's until completion; their status and why are written before it */
     size_t num;
@@ -234,7 +238,8 @@ typedef struct kvf_batch {
 typedef struct kvf_completion {
     uint64_t ticket, user;
     kvf_op op;
-    size_t num_ok;        /* load and match: the leading run; save: how many are written */
+    /* Load and match: the leading run, or, with KVF_EACH or arrivals, how many are there. Save: how many are written. */
+    size_t num_ok;
     uint64_t reserved[2]; /* zero */
 } kvf_completion;
 

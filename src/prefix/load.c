@@ -106,8 +106,8 @@ static size_t publish(kvfi_blocks *batch) {
     return run;
 }
 
-/* The same for blocks that are independent. A block that was not begun was not wanted any more, or there was no time:
- * it is not counted as a miss. Returns how many blocks are loaded. */
+/* The same for blocks that are independent. With a watch, a block that was not begun may not be wanted any more: it is
+ * not counted as a miss. Returns how many blocks are loaded. */
 static size_t publish_each(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
     size_t here = 0;
@@ -115,15 +115,16 @@ static size_t publish_each(kvfi_blocks *batch) {
         const kvfi_item *item = &batch->feed.items[i];
         kvf_block *block = &batch->blocks[i];
         bool hit = item->status == KVF_OK;
+        bool counts = item->status != KVF_AGAIN || batch->feed.watch == NULL;
         block->status = hit ? KVF_OK : KVF_MISS;
-        block->why = hit ? KVF_WHY_NONE : item->status != KVF_AGAIN ? item->why : KVF_WHY_BUDGET;
-        if (item->status != KVF_AGAIN) {
+        block->why = hit ? KVF_WHY_NONE : reason_of(&batch->feed, item);
+        if (counts) {
             atomic_fetch_add(&store->stats.loads, 1);
         }
         if (hit) {
             here++;
             atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
-        } else if (item->status != KVF_AGAIN) {
+        } else if (counts) {
             note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
         }
     }
@@ -197,14 +198,15 @@ static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason w
     }
 }
 
-static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
-                         int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
+static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
+                         int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
     kvfi_blocks batch;
+    bool each = watch != NULL || (flags & KVF_EACH) != 0;
     if (kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled) != KVF_OK) {
         refuse(space, blocks, num, KVF_WHY_NOMEM);
         return 0;
     }
-    batch.feed.prefix = watch == NULL && !space->rotates;
+    batch.feed.prefix = !each && !space->rotates;
     batch.feed.once_more = space->rotates;
     batch.feed.watch = watch;
     batch.feed.check = check;
@@ -215,7 +217,7 @@ static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     if (space->rotates) {
         load_previous(&batch);
     }
-    size_t run = watch == NULL ? publish(&batch) : publish_each(&batch);
+    size_t run = each ? publish_each(&batch) : publish(&batch);
     kvfi_blocks_cleanup(&batch);
     return run;
 }
@@ -229,14 +231,14 @@ static void show_each(const kvf_block *blocks, size_t num, const kvfi_watch *wat
     }
 }
 
-size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us,
+size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags, int64_t deadline_us,
                  int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
     size_t sound = 0, loaded = 0;
     if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
         refuse(space, blocks, num, KVF_WHY_CLOSED);
     } else {
         sound = kvfi_num_sound(space, blocks, num, view);
-        loaded = load_sound(space, blocks, sound, view, deadline_us, patience_us, cancelled, watch);
+        loaded = load_sound(space, blocks, sound, view, flags, deadline_us, patience_us, cancelled, watch);
         refuse(space, blocks + sound, num - sound, KVF_WHY_MISUSE);
     }
     if (watch != NULL) {
@@ -250,7 +252,7 @@ size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
         refuse(space, blocks, num, KVF_WHY_MISUSE);
         return 0;
     }
-    return kvfi_load(space, blocks, num, view, kvfi_budget_deadline(budget_us), 0, NULL, NULL);
+    return kvfi_load(space, blocks, num, view, 0, kvfi_budget_deadline(budget_us), 0, NULL, NULL);
 }
 
 /* ---- borrow ---- */

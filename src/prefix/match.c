@@ -97,13 +97,22 @@ static void ask_tiers(lookup *at, kvf_store *store, const kvfi_identity *identit
 }
 
 static size_t know_nothing(kvf_found *found, size_t num, kvf_reason why) {
-    if (found != NULL && num > 0) {
-        *found = (kvf_found){.why = why};
+    for (size_t i = 0; i < num && found != NULL; i++) {
+        found[i] = (kvf_found){.why = why};
     }
     return 0;
 }
 
-size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num,
+/* How many keys were found: all of them, or the leading ones. */
+static size_t count_hits(const lookup *at, size_t num, bool each) {
+    size_t hits = 0;
+    for (size_t i = 0; i < num && (each || at->hit[i]); i++) {
+        hits += at->hit[i];
+    }
+    return hits;
+}
+
+size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, uint32_t flags,
                   int64_t deadline_us) {
     kvf_store *store = space->store;
     lookup at;
@@ -115,16 +124,13 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     if (space->rotates) {
         ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
     }
-    size_t run = 0;
-    while (run < num && at.hit[run]) {
-        run++;
-    }
+    size_t hits = count_hits(&at, num, (flags & KVF_EACH) != 0);
     if (found != NULL) {
-        memcpy(found, at.found, (run < num ? run + 1 : num) * sizeof *found);
+        memcpy(found, at.found, num * sizeof *found);
     }
     kvfi_free(at.found);
-    atomic_fetch_add(&store->stats.lookup_hits, run);
-    return run;
+    atomic_fetch_add(&store->stats.lookup_hits, hits);
+    return hits;
 }
 
 kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const kvf_key *keys, size_t num,
@@ -137,6 +143,6 @@ kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const 
     if (num == 0 || !kvfi_store_is_ours(space->store)) {
         return KVF_OK;
     }
-    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, kvfi_budget_deadline(budget_us));
+    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, 0, kvfi_budget_deadline(budget_us));
     return KVF_OK;
 }

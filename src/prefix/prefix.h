@@ -53,13 +53,14 @@ kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_
 void kvfi_blocks_cleanup(kvfi_blocks *);
 
 /* kvf_load, kvf_match and the written-through form of kvf_save with all their parameters; what the blocking calls and
- * the queue share. With a watch, a load takes each block by itself: a gap does not end it. `flags`: KVF_MAY_LEND.
- * Load and match take KVFI_AT_ONCE for a deadline. */
-size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t deadline_us, int64_t patience_us,
-                 const atomic_bool *cancelled, kvfi_watch *watch);
+ * the queue share. A load with a watch takes each block by itself, as with KVF_EACH. `flags`: of a batch. Load and
+ * match take KVFI_AT_ONCE for a deadline. */
+size_t kvfi_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags, int64_t deadline_us,
+                 int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch);
 size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled);
-size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, int64_t deadline_us);
+size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, uint32_t flags,
+                  int64_t deadline_us);
 
 /* ---- views */
 bool kvfi_view_is_ours(

@@ -69,14 +69,15 @@ static size_t run_batch(slot *s) {
     const kvf_batch *b = &s->batch;
     switch (b->op) {
     case KVF_OP_LOAD:
-        return kvfi_load(b->space, b->blocks, b->num, b->view, s->deadline_us, b->patience_us, &s->cancelled,
+        return kvfi_load(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, b->patience_us, &s->cancelled,
                          b->arrivals != NULL ? &s->watch : NULL);
     case KVF_OP_SAVE:
         return kvfi_save_through(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, b->patience_us,
                                  &s->cancelled);
     case KVF_OP_MATCH:
         return b->num == 0 ? 0
-                           : kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, s->deadline_us);
+                           : kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, b->flags,
+                                        s->deadline_us);
     }
     return 0;
 }
@@ -144,7 +145,7 @@ static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
 KVFI_SIZED(kvf_batch, found, 80, patience_us);
 
 static bool is_sound(const kvf_queue *queue, const kvf_batch *batch) {
-    uint32_t flags = batch->op == KVF_OP_SAVE ? KVF_MAY_LEND : 0;
+    uint32_t flags = batch->op == KVF_OP_SAVE ? KVF_MAY_LEND : KVF_EACH;
     bool watched = batch->arrivals != NULL;
     return batch->num <= KVF_MAX_BLOCKS && (unsigned)batch->op <= KVF_OP_MATCH && (batch->flags & ~flags) == 0 &&
            batch->space->store == queue->store &&

@@ -492,6 +492,9 @@ static kvf_status submit_unknown_flag(bench *b) {
 static kvf_status submit_flag_of_a_save(bench *b) {
     return submit_batch(b, (kvf_batch){.op = KVF_OP_LOAD, .num = 1, .flags = KVF_MAY_LEND});
 }
+static kvf_status submit_flag_of_a_load(bench *b) {
+    return submit_batch(b, (kvf_batch){.op = KVF_OP_SAVE, .num = 1, .flags = KVF_EACH});
+}
 static kvf_status submit_too_many(bench *b) {
     return submit_batch(b, (kvf_batch){.op = KVF_OP_LOAD, .num = KVF_MAX_BLOCKS + 1});
 }
@@ -629,6 +632,7 @@ static const struct {
     ROW(submit_negative_op, KVF_LIMIT),
     ROW(submit_unknown_flag, KVF_LIMIT),
     ROW(submit_flag_of_a_save, KVF_LIMIT),
+    ROW(submit_flag_of_a_load, KVF_LIMIT),
     ROW(submit_too_many, KVF_LIMIT),
     ROW(submit_watched_save, KVF_LIMIT),
     ROW(submit_watched_with_reserved, KVF_LIMIT),

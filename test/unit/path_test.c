@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -470,6 +471,150 @@ static void test_lookups_are_counted(void **state) {
     close_bench(&b);
 }
 
+/* Every key is answered, not only the leading ones, and what a fast tier has is not asked of the slower one. */
+static size_t num_peeked;
+
+static void peek_counted(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
+                         int64_t deadline_us) {
+    num_peeked += num;
+    current->real->peek(tier, addrs, num, out, round_trips, deadline_us);
+}
+
+static void check_each(const kvf_found *found) {
+    for (size_t i = 0; i < BLOCKS; i++) {
+        bool there = i != 1 && i != 4;
+        assert_int_equal(found[i].why, there ? KVF_WHY_NONE : KVF_WHY_ABSENT);
+        assert_int_equal(found[i].payload_bytes, there ? PAYLOAD : 0);
+        assert_int_equal(found[i].tier, i == 3);
+    }
+}
+
+static void test_a_match_answers_for_every_key(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store2("mem:", "mem:"), 1);
+    kvft_save_all(b.space, b.store, b.prompt);
+    remove_from(&b, 0, 1);
+    remove_from(&b, 1, 1);
+    remove_from(&b, 0, 3);
+    remove_from(&b, 0, 4);
+    remove_from(&b, 1, 4);
+    kvf_found found[BLOCKS];
+    size_t run = 0;
+    num_peeked = 0;
+    b.ops.peek = peek_counted;
+    assert_int_equal(kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_DEFAULT), KVF_OK);
+    assert_int_equal(run, 1);
+    assert_int_equal(num_peeked, 3);
+    check_each(found);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_MATCH,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS,
+                       .found = found};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    for (int each = 0; each < 2; each++) {
+        memset(found, 0xff, sizeof found);
+        batch.flags = each ? KVF_EACH : 0;
+        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+        assert_int_equal(reap(queue).num_ok, each ? BLOCKS - 2 : 1);
+        check_each(found);
+    }
+    assert_int_equal(stats_of(b.store).lookup_hits, 1 + 1 + BLOCKS - 2);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+/* How often the descriptor was signalled since it was read last. */
+static uint64_t signals_of(const kvf_queue *queue) {
+    uint64_t signals = 0;
+    assert_true(is_readable(queue, 20000));
+    assert_int_equal(read(kvf_queue_fd(queue), &signals, sizeof signals), sizeof signals);
+    return signals;
+}
+
+/* With KVF_EACH a gap ends no other block of a load. There is one wake-up, where arrivals have one for each block. */
+static void load_each(kvf_store *store, size_t at) {
+    bench b;
+    open_bench(&b, store, at);
+    kvft_save_all(b.space, b.store, b.prompt);
+    for (size_t tier = 0; tier < b.store->num_tiers; tier++) {
+        remove_from(&b, tier, 0);
+        remove_from(&b, tier, 3);
+    }
+    kvf_queue *queue = NULL;
+    kvf_completion done = {0};
+    uint64_t ticket = 0;
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .flags = KVF_EACH,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS};
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(signals_of(queue), 1);
+    assert_int_equal(kvf_reap(queue, &done, 1), 1);
+    assert_int_equal(done.num_ok, BLOCKS - 2);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, BLOCKS), 2);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        bool there = i != 0 && i != 3;
+        assert_int_equal(b.prompt->blocks[i].status, there ? KVF_OK : KVF_MISS);
+        assert_int_equal(b.prompt->blocks[i].why, there ? KVF_WHY_NONE : KVF_WHY_ABSENT);
+    }
+    kvf_stats stats = stats_of(b.store);
+    assert_int_equal(stats.loads, BLOCKS);
+    assert_int_equal(stats.load_hits, BLOCKS - 2);
+    assert_int_equal(stats.misses[KVF_WHY_ABSENT], 2);
+    batch.flags = 0; /* as ever: the gap is the end */
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    assert_int_equal(reap(queue).num_ok, 0);
+    assert_int_equal(b.prompt->blocks[1].why, KVF_WHY_AFTER_GAP);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
+static void test_a_load_of_each(void **state) {
+    (void)state;
+    load_each(kvft_store("mem:"), 0);
+    load_each(kvft_store2("mem:", "mem:"), 1);
+}
+
+/* A cancelled load of each says so of what it did not begin, and counts it. */
+static void test_a_cancelled_load_of_each(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
+    close_gate(&b);
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = KVF_OP_LOAD,
+                       .flags = KVF_EACH,
+                       .space = b.space,
+                       .blocks = b.prompt->blocks,
+                       .num = BLOCKS};
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    await_at_gate(1);
+    kvf_cancel(queue, ticket);
+    open_gate();
+    assert_int_equal(reap(queue).num_ok, 0);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(b.prompt->blocks[i].status, KVF_MISS);
+        assert_int_equal(b.prompt->blocks[i].why, KVF_WHY_CLOSED);
+    }
+    assert_int_equal(stats_of(b.store).loads, BLOCKS);
+    assert_int_equal(stats_of(b.store).misses[KVF_WHY_CLOSED], BLOCKS);
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
 static void *no_memory(size_t bytes) {
     (void)bytes;
     return NULL;
@@ -491,6 +636,7 @@ static void test_a_lookup_without_memory(void **state) {
     assert_int_equal(status, KVF_OK);
     assert_int_equal(run, 0);
     assert_int_equal(found[0].why, KVF_WHY_NOMEM);
+    assert_int_equal(found[BLOCKS - 1].why, KVF_WHY_NOMEM);
     assert_int_equal(loaded, 0);
     assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_NOMEM);
     close_bench(&b);
@@ -870,6 +1016,9 @@ int main(void) {
         cmocka_unit_test(test_the_header_of_another_key_is_no_match),
         cmocka_unit_test(test_lookups_are_counted),
         cmocka_unit_test(test_a_tier_that_failed_is_the_reason),
+        cmocka_unit_test(test_a_match_answers_for_every_key),
+        cmocka_unit_test(test_a_load_of_each),
+        cmocka_unit_test(test_a_cancelled_load_of_each),
         cmocka_unit_test(test_a_lookup_without_memory),
         cmocka_unit_test(test_a_poll_asks_memory_alone),
         cmocka_unit_test(test_what_is_lent_is_promoted),

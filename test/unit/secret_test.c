@@ -324,7 +324,7 @@ static void rotation_as_it_lands(void **state) {
     int64_t at_us = 0;
     looker l = {{0}, false};
     kvfi_watch watch = {.wanted = BLOCKS, .bytes = &bytes, .at_us = &at_us, .each = l.each, .moved = look, .arg = &l};
-    assert_int_equal(kvfi_load(b.space, b.prompt->blocks, BLOCKS, NULL, kvfi_deadline(10000000), 0, NULL, &watch),
+    assert_int_equal(kvfi_load(b.space, b.prompt->blocks, BLOCKS, NULL, 0, kvfi_deadline(10000000), 0, NULL, &watch),
                      BLOCKS - 1);
     assert_false(l.wrong);
     close_bench(&b);

@@ -605,7 +605,7 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
     kvf_block *blocks = b->prompt->blocks;
     kvf_reserved reserved;
     kvf_borrowed borrowed;
-    kvf_found found = {.why = KVF_WHY_NONE};
+    kvf_found found[NUM] = {{.why = KVF_WHY_NONE}};
     kvf_session *session = NULL;
     kvf_tensor tensor = {.data = data, .len = sizeof data};
     kvf_tier_info info = {.struct_size = sizeof info};
@@ -615,8 +615,8 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
         kvf_load(b->space, blocks, NUM, NULL, KVF_DEFAULT) == 0 && blocks[0].why == KVF_WHY_CLOSED,
         kvf_borrow(b->space, &borrowed, blocks) == KVF_MISS && blocks[0].why == KVF_WHY_CLOSED,
         kvf_match(b->space, &run, NULL, b->prompt->keys, NUM, KVF_MS(1)) == KVF_OK && run == 0,
-        kvf_match(b->space, &run, &found, b->prompt->keys, NUM, KVF_POLL) == KVF_OK && run == 0 &&
-            found.why == KVF_WHY_CLOSED,
+        kvf_match(b->space, &run, found, b->prompt->keys, NUM, KVF_POLL) == KVF_OK && run == 0 &&
+            found[0].why == KVF_WHY_CLOSED && found[NUM - 1].why == KVF_WHY_CLOSED,
         kvf_reserve(b->space, &reserved, 10) == KVF_CLOSED,
         kvf_knows(b->space, &b->prompt->keys[0]) == 0,
         kvf_store_stats(b->store, &(kvf_stats){.struct_size = sizeof(kvf_stats)}) == KVF_CLOSED,
