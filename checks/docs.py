@@ -189,10 +189,7 @@ def check_headers(root):
             if not re.match(r"(KVF_API|static inline) ", line):
                 continue
             functions += 1
-            at = number - 2
-            while at >= 0 and lines[at] and not lines[at].rstrip().endswith("*/"):
-                at -= 1  # over the declarations that share a comment
-            if at < 0 or not lines[at]:
+            if not lines[number - 2].rstrip().endswith("*/"):
                 faults.append(f"include/kvferry/{file.name}:{number}: a function without a comment")
     return faults, functions
 
