@@ -68,6 +68,18 @@ typedef struct kvf_key {
  * returns their number. Does not block or allocate. docs/record-format.md has test vectors. */
 KVF_API size_t kvf_chain(const kvf_space *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens);
 
+/* kvf_chain_from continues a chain. `parent` is the key of the block before the first of these tokens, or a salt key;
+ * NULL is the beginning of a prompt. A prompt chained in several steps has the same keys as in one. `out` may overlap
+ * `parent`. */
+KVF_API size_t kvf_chain_from(const kvf_space *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens,
+                              const kvf_key *parent);
+
+/* kvf_salt_key makes a parent for kvf_chain_from, so that the blocks chained from it are found only with the same salt.
+ * `salt` is any bytes: the name of a tenant, vLLM's cache_salt, the hash of an image in the next block. `parent` is the
+ * key of the block before, or another salt key; NULL is the beginning of a prompt. The result is never the key of a
+ * block. `out` may be `parent`. A salt separates blocks and does not protect them: a secret does. */
+KVF_API void kvf_salt_key(const kvf_space *, kvf_key *out, const kvf_key *parent, const void *salt, size_t len);
+
 /* kvf_key_of makes a key from an engine's own block hash of any length (vLLM, SGLang and LMCache have their own). */
 KVF_API void kvf_key_of(const kvf_space *, kvf_key *out, const void *engine_hash, size_t len);
 

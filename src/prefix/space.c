@@ -83,7 +83,16 @@ const char *kvf_space_fields(const kvf_space *space) {
 }
 
 size_t kvf_chain(const kvf_space *space, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens) {
-    return kvfi_chain(&space->identity, out, cap, tokens, num_tokens);
+    return kvfi_chain(&space->identity, out, cap, tokens, num_tokens, NULL);
+}
+
+size_t kvf_chain_from(const kvf_space *space, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens,
+                      const kvf_key *parent) {
+    return kvfi_chain(&space->identity, out, cap, tokens, num_tokens, parent);
+}
+
+void kvf_salt_key(const kvf_space *space, kvf_key *out, const kvf_key *parent, const void *salt, size_t len) {
+    kvfi_salt_key(&space->identity, out, parent, salt, len);
 }
 
 void kvf_key_of(const kvf_space *space, kvf_key *out, const void *engine_hash, size_t len) {

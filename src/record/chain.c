@@ -22,22 +22,33 @@ static void add_tokens(kvfi_sha *sha, const uint32_t *tokens, size_t num) {
 #endif
 }
 
-size_t kvfi_chain(const kvfi_identity *identity, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens) {
-    size_t step = identity->block_tokens;
-    size_t num = num_tokens / step;
-    num = num < cap ? num : cap;
-    uint8_t link[32];
+/* What the first block is linked to: the block before it, or the beginning of all prompts. */
+static void first_link(kvf_key *out, const kvfi_identity *identity, const kvf_key *parent) {
+    if (parent != NULL) {
+        *out = *parent;
+        return;
+    }
     kvfi_sha sha;
     kvfi_sha_init(&sha, NULL);
     kvfi_sha_add(&sha, chain_label, sizeof chain_label - 1);
     kvfi_sha_add(&sha, identity->root, 32);
-    kvfi_sha_end(&sha, link);
+    kvfi_sha_end(&sha, out->bytes);
+}
+
+size_t kvfi_chain(const kvfi_identity *identity, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens,
+                  const kvf_key *parent) {
+    size_t step = identity->block_tokens;
+    size_t num = num_tokens / step;
+    num = num < cap ? num : cap;
+    kvf_key link;
+    kvfi_sha sha;
+    first_link(&link, identity, parent);
     for (size_t i = 0; i < num; i++) {
         kvfi_sha_init(&sha, NULL);
-        kvfi_sha_add(&sha, link, 32);
+        kvfi_sha_add(&sha, link.bytes, sizeof link.bytes);
         add_tokens(&sha, tokens + i * step, step);
-        kvfi_sha_end(&sha, link);
-        memcpy(out[i].bytes, link, 32);
+        kvfi_sha_end(&sha, link.bytes);
+        out[i] = link;
     }
     return num;
 }
@@ -52,6 +63,17 @@ void kvfi_key_of(const kvfi_identity *identity, kvf_key *out, const void *engine
     kvfi_sha sha;
     begin_name(&sha, identity);
     kvfi_sha_add(&sha, engine_hash, len);
+    kvfi_sha_end(&sha, out->bytes);
+}
+
+void kvfi_salt_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *parent, const void *salt, size_t len) {
+    kvf_key link;
+    kvfi_sha sha;
+    first_link(&link, identity, parent);
+    begin_name(&sha, identity);
+    kvfi_sha_add(&sha, "salt", 4);
+    kvfi_sha_add(&sha, link.bytes, sizeof link.bytes);
+    kvfi_sha_add(&sha, salt, len);
     kvfi_sha_end(&sha, out->bytes);
 }
 

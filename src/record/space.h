@@ -45,8 +45,10 @@ static inline const kvfi_secret *kvfi_seal_of(const kvfi_identity *identity) {
     return identity->seal.set ? &identity->seal : NULL;
 }
 
-/* kvf_chain and kvf_key_of over an identity; they don't block, allocate or fail. */
-size_t kvfi_chain(const kvfi_identity *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens);
+/* The public functions on keys, over an identity; they don't block, allocate or fail. kvfi_chain is kvf_chain_from. */
+size_t kvfi_chain(const kvfi_identity *, kvf_key *out, size_t cap, const uint32_t *tokens, size_t num_tokens,
+                  const kvf_key *parent);
+void kvfi_salt_key(const kvfi_identity *, kvf_key *out, const kvf_key *parent, const void *salt, size_t len);
 void kvfi_key_of(const kvfi_identity *, kvf_key *out, const void *engine_hash, size_t len);
 void kvfi_tail_key(const kvfi_identity *, kvf_key *out, const kvf_key *last_block, const uint32_t *tokens, size_t num);
 void kvfi_state_key(const kvfi_identity *, kvf_key *out, const kvf_key *block);

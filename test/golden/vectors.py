@@ -37,8 +37,11 @@ def digest(fields, secret):
     return h(data, secret)
 
 
-def chain(root, tokens, step):
+def chain(root, tokens, step, salt=b""):
     link = h(b"kvf1 chain" + root, b"")
+    if salt:
+        link = h(b"kvf1 key" + root + b"salt" + link + salt, b"")
+        yield link
     for at in range(0, len(tokens) - step + 1, step):
         link = h(link + le32(*tokens[at:at + step]), b"")
         yield link
@@ -187,6 +190,9 @@ def vectors():
         out["tail " + kind] = place(tail, secret)
         out["state " + kind] = place(h(b"kvf1 key" + root + b"state" + tail, b""), secret)
         out["apart " + kind] = place(h(b"kvf1 key" + root + b"apart" + last + b"as it is\0", b""), secret)
+        salted = chain(root, TOKENS, 16, b"cache salt")
+        out["salt " + kind] = place(next(salted), secret)
+        out["salted " + kind] = place(next(salted), secret)
     out["card_key plain"] = h(b"kvf1 card" + out["digest plain"], b"")
     out["session_space"] = h(b"kvf1 sessions", b"")
     out["session_key"] = h(b"kvf1 session" + b"user:42", b"")

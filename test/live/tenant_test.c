@@ -822,7 +822,7 @@ static void look_for_plaintext(scene *s) {
         kvfi_identity guess = {.block_tokens = TOKENS};
         kvf_key keys[BLOCKS];
         memcpy(guess.root, digest.bytes, sizeof guess.root);
-        kvfi_chain(&guess, keys, BLOCKS, s->prompt->tokens, BLOCKS * TOKENS);
+        kvfi_chain(&guess, keys, BLOCKS, s->prompt->tokens, BLOCKS * TOKENS, NULL);
         for (size_t k = 0; k < BLOCKS; k++) {
             assert_memory_not_equal(&keys[k], &s->now[i].addr.key, sizeof keys[k]);
             assert_memory_not_equal(&s->names[k], &s->now[i].addr.key, sizeof keys[k]);

@@ -38,7 +38,7 @@ static void check_golden(const char *secret, const char *kind, const char *const
     kvft_golden_tokens(tokens);
     open_identity(&identity, secret);
     memset(keys, 0xee, sizeof keys);
-    assert_int_equal(kvfi_chain(&identity, keys, 3, tokens, 40), 2); /* the rest of 8 tokens is no block */
+    assert_int_equal(kvfi_chain(&identity, keys, 3, tokens, 40, NULL), 2); /* the rest of 8 tokens is no block */
     for (int i = 0; i < 2; i++) {
         kvfi_addr addr;
         kvft_golden_vector(names[i], golden);
@@ -56,6 +56,10 @@ static void check_golden(const char *secret, const char *kind, const char *const
     other = keys[1];
     kvfi_apart_key(&identity, &other, &other, "as it is", 9);
     expect_at(&identity, "apart", kind, &other);
+    kvfi_salt_key(&identity, &other, NULL, "cache salt", 10);
+    expect_at(&identity, "salt", kind, &other);
+    assert_int_equal(kvfi_chain(&identity, &other, 1, tokens, 40, &other), 1); /* in place */
+    expect_at(&identity, "salted", kind, &other);
     kvfi_identity_cleanup(&identity);
 }
 
@@ -72,11 +76,11 @@ static void cap_and_short_prompts(void **state) {
     kvf_key keys[2], one;
     kvft_golden_tokens(tokens);
     open_identity(&identity, NULL);
-    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 0), 0);
-    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 15), 0);
-    assert_int_equal(kvfi_chain(&identity, keys, 0, tokens, 40), 0);
-    assert_int_equal(kvfi_chain(&identity, &one, 1, tokens, 40), 1);
-    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 32), 2);
+    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 0, NULL), 0);
+    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 15, NULL), 0);
+    assert_int_equal(kvfi_chain(&identity, keys, 0, tokens, 40, NULL), 0);
+    assert_int_equal(kvfi_chain(&identity, &one, 1, tokens, 40, NULL), 1);
+    assert_int_equal(kvfi_chain(&identity, keys, 2, tokens, 32, NULL), 2);
     assert_memory_equal(&one, keys, 32); /* a longer prompt has the same first keys */
     kvfi_identity_cleanup(&identity);
 }
@@ -87,10 +91,10 @@ static void a_key_names_the_whole_prefix(void **state) {
     uint32_t tokens[64] = {0};
     kvf_key before[4], after[4];
     open_identity(&identity, NULL);
-    kvfi_chain(&identity, before, 4, tokens, 64);
+    kvfi_chain(&identity, before, 4, tokens, 64, NULL);
     for (size_t change = 0; change < 64; change++) {
         tokens[change] ^= 0x80000000u;
-        kvfi_chain(&identity, after, 4, tokens, 64);
+        kvfi_chain(&identity, after, 4, tokens, 64, NULL);
         tokens[change] ^= 0x80000000u;
         for (size_t i = 0; i < 4; i++) {
             bool same = memcmp(&before[i], &after[i], 32) == 0;
@@ -102,6 +106,56 @@ static void a_key_names_the_whole_prefix(void **state) {
     kvfi_identity_cleanup(&identity);
 }
 
+/* A prompt chained in two steps, at each of its blocks, has the keys of one step. */
+static void a_chain_continues(void **state) {
+    (void)state;
+    kvfi_identity identity;
+    uint32_t tokens[40];
+    kvf_key whole[2], parts[2];
+    kvft_golden_tokens(tokens);
+    open_identity(&identity, NULL);
+    assert_int_equal(kvfi_chain(&identity, whole, 2, tokens, 40, NULL), 2);
+    for (size_t at = 0; at <= 2; at++) {
+        memset(parts, 0, sizeof parts);
+        kvfi_chain(&identity, parts, at, tokens, 40, NULL);
+        assert_int_equal(
+            kvfi_chain(&identity, parts + at, 2, tokens + 16 * at, 40 - 16 * at, at > 0 ? &parts[at - 1] : NULL),
+            2 - at);
+        assert_memory_equal(parts, whole, sizeof whole);
+    }
+    kvfi_identity_cleanup(&identity);
+}
+
+/* Blocks before a salt keep their keys; all behind it differ from those of other salts, of none, and of another order. */
+static void a_salt_separates(void **state) {
+    (void)state;
+    static const char *const salts[] = {"", "a", "b", "ab", "a\0"};
+    kvfi_identity identity;
+    uint32_t tokens[40];
+    kvf_key keys[8], link, plain[2];
+    size_t num = 0;
+    kvft_golden_tokens(tokens);
+    open_identity(&identity, NULL);
+    kvfi_chain(&identity, plain, 2, tokens, 40, NULL);
+    keys[num++] = plain[1];
+    for (size_t i = 0; i < sizeof salts / sizeof *salts; i++) {
+        kvfi_salt_key(&identity, &link, &plain[0], salts[i], i == 4 ? 2 : strlen(salts[i]));
+        kvfi_chain(&identity, &keys[num++], 1, tokens + 16, 16, &link);
+    }
+    kvfi_salt_key(&identity, &link, &plain[0], "a", 1);
+    kvfi_salt_key(&identity, &link, &link, "b", 1);
+    kvfi_chain(&identity, &keys[num++], 1, tokens + 16, 16, &link);
+    kvfi_salt_key(&identity, &link, &plain[0], "b", 1);
+    kvfi_salt_key(&identity, &link, &link, "a", 1);
+    kvfi_chain(&identity, &keys[num++], 1, tokens + 16, 16, &link);
+    for (size_t i = 0; i < num; i++) {
+        for (size_t j = 0; j < i; j++) {
+            assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);
+        }
+    }
+    kvfi_identity_cleanup(&identity);
+}
+
 static void a_long_prompt_in_one_call(void **state) {
     (void)state;
     enum { NUM = 131072 };
@@ -109,7 +163,7 @@ static void a_long_prompt_in_one_call(void **state) {
     uint32_t *tokens = calloc(NUM, sizeof *tokens);
     kvf_key *keys = calloc(NUM / 16, sizeof *keys);
     open_identity(&identity, NULL);
-    assert_int_equal(kvfi_chain(&identity, keys, NUM / 16, tokens, NUM), NUM / 16);
+    assert_int_equal(kvfi_chain(&identity, keys, NUM / 16, tokens, NUM, NULL), NUM / 16);
     assert_memory_not_equal(&keys[NUM / 16 - 1], &keys[NUM / 16 - 2], 32);
     kvfi_identity_cleanup(&identity);
     free(tokens);
@@ -121,6 +175,8 @@ int main(void) {
         cmocka_unit_test(golden),
         cmocka_unit_test(cap_and_short_prompts),
         cmocka_unit_test(a_key_names_the_whole_prefix),
+        cmocka_unit_test(a_chain_continues),
+        cmocka_unit_test(a_salt_separates),
         cmocka_unit_test(a_long_prompt_in_one_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

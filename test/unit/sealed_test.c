@@ -60,7 +60,7 @@ static void sample_init(sample *s) {
     open_identity(&s->identity, KVFT_GOLDEN_SECRET);
     kvft_golden_tokens(s->tokens);
     kvft_golden_payload(s->payload);
-    kvfi_chain(&s->identity, keys, 2, s->tokens, 40);
+    kvfi_chain(&s->identity, keys, 2, s->tokens, 40, NULL);
     s->key = keys[1];
     kvfi_address(&s->addr, &s->identity, &s->key);
     s->block = (kvf_block){.tokens = s->tokens + 16, .num_tokens = NUM_TOKENS, .first_token = 16};

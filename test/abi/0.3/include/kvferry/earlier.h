@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Why a prompt is not in the store, told from the last prompts of the process, without asking the store.
+ * Why a prompt is not in the store, explained from the latest prompts of the process, without asking the store.
  *
- *   kvf_earlier_explain(earlier, &at, under, tokens, num, found, block_tokens);    why nothing behind `found` is stored
- *   kvf_earlier_keep(earlier, under, tokens, num);                                 remembers this prompt, with its answer
+ *   kvf_earlier_explain(earlier, &at, under, tokens, num, found, block_tokens);   why nothing after `found` is stored
+ *   kvf_earlier_keep(earlier, under, tokens, num);                                remembers this prompt and its answer
  *
- * A kvf_earlier belongs to one thread at a time. All calls but kvf_earlier_open take NULL, which remembers nothing.
+ * A kvf_earlier belongs to one thread at a time. All calls except kvf_earlier_open accept NULL, which remembers
+ * nothing.
  */
 #ifndef KVFERRY_EARLIER_H
 #define KVFERRY_EARLIER_H
@@ -18,13 +19,14 @@
 extern "C" {
 #endif
 
-/* How many texts are remembered. */
+/* The number of texts that are remembered. */
 #define KVF_EARLIER_TEXTS 16u
 
 typedef struct kvf_earlier kvf_earlier;
 
-/* Returns KVF_OK, or KVF_NOMEM. */
+/* kvf_earlier_open makes an empty memory. Returns KVF_OK or KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_earlier_open(kvf_earlier **out, kvf_error *err);
+/* kvf_earlier_close frees it. */
 KVF_API void kvf_earlier_close(kvf_earlier *);
 
 /* Why the next block of a prompt is not stored. */
@@ -39,12 +41,12 @@ typedef enum kvf_absence {
     KVF_ABSENCE_EVICTED,
     KVF_NUM_ABSENCES
 } kvf_absence;
-/* "absent", "differs", "ends" or "evicted", as `kvferry explain` has it. */
+/* kvf_absence_name returns "absent", "differs", "ends" or "evicted", as `kvferry explain` does. */
 KVF_API const char *kvf_absence_name(kvf_absence);
 
-/* kvf_earlier_keep copies the tokens. They take the place of a text that they continue, or else of the text that was kept
- * longest ago. `under` numbers what computed them (a model with its adapters): texts of different numbers are never
- * compared. Without memory nothing is kept. */
+/* kvf_earlier_keep copies the tokens. They replace a text that they continue, or else the oldest text. `under` numbers
+ * what computed them (a model with its adapters): texts of different numbers are never compared. Without memory nothing
+ * is kept. */
 KVF_API void kvf_earlier_keep(kvf_earlier *, uint64_t under, const uint32_t *tokens, size_t num);
 
 /* kvf_earlier_explain says why a prompt of which the first `found` tokens are stored, in blocks of `block_tokens` (1 or

@@ -1,10 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sessions: K and V of a conversation by its id, as the well-known few lines of redis-py and numpy do it. On Redis a
- * session is a HASH named by the id, with the raw bytes of both arrays in the fields `keys` and `values`, a time to
- * live of 3600 s, and a field `meta` (JSON) that says what the bytes are. Any Redis client can read the two fields, and
- * a hash that such a client wrote without `meta` loads as raw bytes. Other stores keep the same three things.
- * docs/session-format.md has the details.
+ * Sessions: K and V of a conversation, by its id.
+ *
+ *   kvf_session_save(store, &err, "user:42", &k, &v, NULL);
+ *   kvf_session_load(store, &session, &err, "user:42", KVF_DEFAULT);
+ *   ... session->k.data, session->v.data ...
+ *   kvf_session_free(session);
+ *
+ * On Redis a session has the form that a few lines of redis-py and numpy produce: a HASH named by the id, with the raw
+ * bytes of both arrays in the fields `keys` and `values`, a time to live of 3600 s, and a field `meta` (JSON) that
+ * describes the bytes. Any Redis client can read the two fields. A HASH that such a client wrote without `meta` loads
+ * as raw bytes. Other stores keep the same three things. docs/session-format.md has the details.
+ *
+ * In a store with seal_sessions (kvf_options) sessions are sealed under its secret, and only sealed sessions are loaded
+ * and removed. A save then temporarily needs as much memory as the session.
  */
 #ifndef KVFERRY_SESSION_H
 #define KVFERRY_SESSION_H
@@ -15,55 +24,72 @@
 extern "C" {
 #endif
 
+/* Limits: dimensions of an array, and bytes of an id. */
 #define KVF_MAX_DIMS     8u
 #define KVF_MAX_ID_BYTES 512u
 
+/* One array, contiguous and in C order. */
 typedef struct kvf_tensor {
     const void *data;
-    size_t len;                  /* bytes; contiguous, C order */
-    char dtype[16];              /* numpy's name: "float16", "float32", "bfloat16", "uint8", ...; empty = unknown */
-    uint32_t num_dims;           /* 0 = unknown */
-    uint64_t dims[KVF_MAX_DIMS]; /* their product times the size of the dtype, where it is known, must be `len` */
-    uint64_t reserved[2];        /* zero */
+    /* In bytes. */
+    size_t len;
+    /* numpy's name: "float16", "float32", "bfloat16", "uint8", ... Empty = unknown. */
+    char dtype[16];
+    /* 0 = unknown. */
+    uint32_t num_dims;
+    /* Their product times the size of the dtype, if that is known, must be `len`. */
+    uint64_t dims[KVF_MAX_DIMS];
+    /* Must be zero. */
+    uint64_t reserved[2];
 } kvf_tensor;
 
+/* Options of a save. Zero in any field but struct_size is its default. */
 typedef struct kvf_session_options {
     uint32_t struct_size;
-    uint32_t ttl_s;          /* 0 = 3600 */
-    uint32_t num_tokens;     /* how many tokens the arrays cover; 0 = unknown */
-    int64_t budget_us;       /* KVF_DEFAULT is 30 s */
-    const char *layout;      /* a free word for the order of the axes, e.g. "LHTD"; NULL = none; up to 64 bytes */
-    const kvf_digest *space; /* the space the arrays belong to (kvf_space_digest); NULL = none */
+    /* Time to live in seconds. 0 = 3600. */
+    uint32_t ttl_s;
+    /* How many tokens the arrays cover. 0 = unknown. */
+    uint32_t num_tokens;
+    /* KVF_DEFAULT is 30 s. */
+    int64_t budget_us;
+    /* A free word for the order of the axes, such as "LHTD"; up to 64 bytes. NULL = none. */
+    const char *layout;
+    /* The space that the arrays belong to (kvf_space_digest). NULL = none. */
+    const kvf_digest *space;
 } kvf_session_options;
 
-/* In a store with seal_sessions (kvf_options) sessions are sealed under its secret, and only such are loaded and
- * removed. A save then takes as much memory as the session for its time. */
-
 /* kvf_session_save replaces the session as a whole: a reader sees the old one or the new one. It is written to the
- * first tier that outlives this process (or the only one). Arrays larger than the server's bulk limit are spread over
- * more fields, which `meta` announces. Returns KVF_OK; KVF_LIMIT (the id is empty or too long, a
- * shape does not fit, the layout is no printable text of at most 64 bytes, struct_size, a budget out of range);
- * KVF_CONFIG, KVF_IO (with what failed); KVF_NOMEM; KVF_CLOSED. */
+ * first tier that outlives this process (or the only one). An array longer than the longest value of the server is
+ * spread over more fields, which `meta` announces. `options` may be NULL.
+ *
+ * Returns KVF_OK; KVF_LIMIT (the id is empty or too long, a shape does not fit, the layout is not printable text of at
+ * most 64 bytes, struct_size, a budget out of range); KVF_CONFIG; KVF_IO (with what failed); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_save(kvf_store *, kvf_error *err, const char *id, const kvf_tensor *k,
                                                    const kvf_tensor *v, const kvf_session_options *options);
 
+/* A loaded session. */
 typedef struct kvf_session {
-    kvf_tensor k, v;     /* data belongs to the session; dtype empty and num_dims 0 when there was no meta */
-    uint32_t num_tokens; /* 0 = unknown */
+    /* The data belongs to the session. Without meta, dtype is empty and num_dims is 0. */
+    kvf_tensor k, v;
+    /* 0 = unknown. */
+    uint32_t num_tokens;
     char layout[65];
-    kvf_digest space; /* zeros = unknown */
-    int has_meta;     /* 0: written by a plain client; nothing but the lengths is known, and no checksum was verified */
+    /* Zeros = unknown. */
+    kvf_digest space;
+    /* 0: written by a plain client. Only the lengths are known, and no checksum was verified. */
+    int has_meta;
     void *opaque;
 } kvf_session;
 
-/* kvf_session_load returns KVF_OK; KVF_MISS with err->what saying why (no such session, a field is missing, checksum
- * differs); KVF_CONFIG, KVF_IO; KVF_LIMIT (the id, the budget); KVF_NOMEM; KVF_CLOSED. KVF_DEFAULT is 30 s. The result
- * is freed with kvf_session_free. */
+/* kvf_session_load loads a session. KVF_DEFAULT is 30 s. Free the result with kvf_session_free. Returns KVF_OK;
+ * KVF_MISS (err->what says why: no such session, a missing field, a different checksum); KVF_CONFIG; KVF_IO; KVF_LIMIT
+ * (the id, the budget); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_load(kvf_store *, kvf_session **out, kvf_error *err, const char *id,
                                                    int64_t budget_us);
+/* kvf_session_free frees a loaded session and its arrays. */
 KVF_API void kvf_session_free(kvf_session *);
-/* kvf_session_remove deletes it from all tiers. Returns KVF_OK; KVF_MISS (there was none); KVF_CONFIG, KVF_IO;
- * KVF_LIMIT (the id); KVF_NOMEM; KVF_CLOSED. */
+/* kvf_session_remove removes a session from all tiers. Returns KVF_OK; KVF_MISS (there was none);
+ * KVF_CONFIG; KVF_IO; KVF_LIMIT (the id); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_remove(kvf_store *, kvf_error *err, const char *id);
 
 #ifdef __cplusplus

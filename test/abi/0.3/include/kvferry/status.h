@@ -1,37 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Results, reasons and errors: what every other header of kvferry speaks in.
+ * Results, reasons and errors of all calls, and the conventions of all public headers:
  *
- * Conventions of all public headers, said once:
- *  - Pointers are not NULL unless said. close and free calls accept NULL. Sizes in bytes end in `_bytes` (or are called
- *    `len`), times in `_ms`, `_us` or `_s`, counts start with `num_`.
- *  - Order of parameters: the object, outputs (`out...`, `err`), inputs, options. Outputs are defined only after
- *    KVF_OK, unless said.
- *  - Memory handed in stays the caller's. Memory that is read into or written from must stay valid until the call, or
- *    its completion, is over; a call that gave up on its deadline has made sure that nobody touches that memory any
+ *  - Pointers must not be NULL unless a call says so. Close and free calls accept NULL.
+ *  - Sizes in bytes end in `_bytes` or are called `len`. Times end in `_ms`, `_us` or `_s`. Counts begin with `num_`.
+ *  - Parameters are ordered: the object, outputs (`out...`, `err`), inputs, options. Outputs are defined only after
+ *    KVF_OK, unless a call says so. `err` may be NULL.
+ *  - The caller keeps all memory that it passes in. Memory that is read into or written from must stay valid until the
+ *    call, or its completion, is over. A call that reached its deadline guarantees that nobody touches that memory any
  *    more.
- *  - `err` may be NULL wherever a call takes one.
- *  - Stores and spaces may be used from any thread at once; a queue and a view belong to one thread at a time.
- *  - A store that is down, slow, full or wrong is never an error of an operation on blocks: it is a miss, with its
- *    reason.
- *  - Budgets, the most time a call may take, are microseconds: `int64_t budget_us`. KVF_DEFAULT (0) is the default of
- *    the call: 10 s, unless the call says otherwise. KVF_POLL does only what needs no waiting. Any other negative
- *    budget, and one above KVF_MAX_BUDGET_US, is KVF_LIMIT, and so is KVF_POLL in calls that do not take it. Nothing
- *    waits without a deadline.
- *  - Structs that may grow begin with `struct_size`: set it to sizeof the struct, of the options that a call takes and
- *    of the structs that it fills. Zero in any other field is its default. A program may run with an older or a newer
- *    library than it was compiled for, of the same minor version before 1.0. What an older library does not know: a
- *    field that is set is KVF_LIMIT, one that is to be filled is zero. A call whose struct_size was not set answers
- *    KVF_LIMIT and does nothing.
- *  - Structs that lie in arrays or in other structs don't grow. Where they may come to hold more, they end with
- *    `reserved`, which is zero: a call that is given anything else there answers KVF_LIMIT. Initialise them with
- *    `{...}` or memset, so that all fields that you don't name are zero.
- *  - Each call lists what it returns, and returns nothing else. A list of blocks is answered block by block: see
+ *  - Any number of threads may use a store or a space at once. A queue and a view belong to one thread at a time.
+ *  - Operations on blocks never fail because of a store that is down, slow, full or corrupt. They miss, with a reason.
+ *  - A budget is the longest time that a call may take, in microseconds: `int64_t budget_us`. KVF_DEFAULT (0) is the
+ *    default of the call: 10 s, unless the call says otherwise. KVF_POLL does only what needs no waiting. Calls that
+ *    accept KVF_POLL say so; for all others it is KVF_LIMIT, and so is any other negative budget, and one above
+ *    KVF_MAX_BUDGET_US. Nothing waits without a deadline.
+ *  - Structs that may grow begin with `struct_size`. Set it to sizeof the struct, for options that a call takes and for
+ *    structs that it fills. Zero in any other field is its default. A program may run with an older or a newer library
+ *    than it was compiled for, of the same minor version before 1.0. If an older library does not know a field, then
+ *    setting it is KVF_LIMIT, and a call that fills the struct sets it to zero. A call with a struct_size that was not
+ *    set returns KVF_LIMIT and does nothing.
+ *  - Structs in arrays, or inside other structs, do not grow. If they may come to hold more, they end with `reserved`,
+ *    which must be zero: anything else is KVF_LIMIT. Initialise such structs with `{...}` or memset.
+ *  - Every call lists what it returns, and returns nothing else. Lists of blocks are answered block by block: see
  *    kvf_block.
  *  - In a forked child the stores, spaces, views and queues of the parent must not be used. No call waits there: calls
- *    that return a kvf_status answer KVF_CLOSED, blocks are misses with KVF_WHY_CLOSED, calls that close, free or give
- *    back something do nothing, and what only reads a space (kvf_chain, kvf_space_fields ...) works. A child can open
- *    stores of its own.
+ *    that return a kvf_status return KVF_CLOSED, blocks are misses with KVF_WHY_CLOSED, calls that close, free or give
+ *    back something do nothing, and calls that only read a space (kvf_chain, kvf_space_fields ...) work. A child can
+ *    open its own stores.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H
@@ -51,73 +47,102 @@ extern "C" {
 #define KVF_MUST_CHECK
 #endif
 
-/* The ABI is stable within one major version from 1.0 on, and within one minor version (0.3) before. kvf_version
- * returns the version of the library at run time, e.g. "0.3.0". */
+/* The version of these headers. The ABI is stable within one major version from 1.0 on, and within one minor version
+ * (0.3) before. */
 #define KVF_VERSION "0.3.0"
+/* kvf_version returns the version of the library at run time, such as "0.3.0". */
 KVF_API const char *kvf_version(void);
 
-/* Budgets. KVF_MS(250) is 250 milliseconds. KVF_POLL: memory tiers answer; what any other tier would have to be asked
- * for is out of budget (KVF_WHY_BUDGET), and what is not over yet is KVF_AGAIN. */
+/* Budgets. KVF_MS(250) is 250 milliseconds. With KVF_POLL memory tiers answer. What any other tier would have to be
+ * asked for is out of budget (KVF_WHY_BUDGET), and what is not over yet is KVF_AGAIN. */
 #define KVF_DEFAULT       INT64_C(0)
 #define KVF_POLL          INT64_C(-1)
 #define KVF_MS(n)         ((int64_t)(n)*1000)
 #define KVF_MAX_BUDGET_US INT64_C(86400000000) /* 24 hours */
 
+/* The result of a call. */
 typedef enum kvf_status {
     KVF_OK = 0,
-    KVF_MISS,    /* not there: absent, expired, evicted, out of budget, or refused by a check; see kvf_reason */
-    KVF_AGAIN,   /* a bounded queue is full, or the answer is on its way: drop the store, or ask later */
-    KVF_CONFIG,  /* a URL, credentials or server settings: kvf_error says what to change */
-    KVF_REFUSED, /* this engine, model or layout is not proven safe to reuse */
-    KVF_LIMIT,   /* an argument is larger than its documented bound, or malformed */
-    KVF_IO,      /* the operating system or the server failed where the call can't be a miss (admin calls, sessions) */
+    /* Not there: absent, expired, evicted, out of budget, or refused by a check. See kvf_reason. */
+    KVF_MISS,
+    /* A bounded queue is full, or the answer is still outstanding: drop the save, or ask later. */
+    KVF_AGAIN,
+    /* A URL, credentials or server settings are wrong: kvf_error says what to change. */
+    KVF_CONFIG,
+    /* This engine, model or layout is not proven safe to reuse. */
+    KVF_REFUSED,
+    /* An argument is malformed, or larger than its documented bound. */
+    KVF_LIMIT,
+    /* The operating system or the server failed, in a call that cannot miss (administration, sessions). */
+    KVF_IO,
+    /* Out of memory. */
     KVF_NOMEM,
-    KVF_CLOSED /* the store was closed, or belongs to another process */
+    /* The store was closed, or belongs to another process. */
+    KVF_CLOSED
 } kvf_status;
 
-/* Why a block did not load, or was not stored. Counted under these names (kvf_reason_name) in kvf_stats. */
+/* Why a block was not loaded or not saved. kvf_stats counts by these reasons. */
 typedef enum kvf_reason {
     KVF_WHY_NONE = 0,
-    KVF_WHY_ABSENT,       /* no such key: never stored, expired or evicted */
-    KVF_WHY_OTHER_TOKENS, /* the record's tokens are not the tokens asked for */
-    KVF_WHY_OTHER_SPACE,  /* the record belongs to another space or carries another key */
-    KVF_WHY_CHECKSUM,     /* header or payload do not match their checksum, or a sealed record its tag */
-    KVF_WHY_TRUNCATED,    /* shorter or longer than its header, or than the memory it should fill */
-    KVF_WHY_VERSION,      /* not a record, one of a version, flag or codec that this library does not know, or a plain
-                             one in a space with a secret (or the other way round) */
-    KVF_WHY_BUDGET,       /* the time budget was used up */
-    KVF_WHY_UNREACHABLE,  /* no connection, or it broke; for a folder: an I/O error */
-    KVF_WHY_SERVER,       /* the server answered with an error (OOM, READONLY, NOPERM, LOADING, ...) */
-    KVF_WHY_BREAKER,      /* not even tried: the store failed a moment ago */
-    KVF_WHY_FULL,         /* no room: disk full, memory bound, or the backlog shed it */
-    KVF_WHY_NOMEM,        /* no memory for the bookkeeping of the operation */
-    /* Behind the first block that missed or was not taken: left alone, its destination is undefined. */
+    /* No such key: never stored, expired or evicted. */
+    KVF_WHY_ABSENT,
+    /* The record's tokens are not the requested ones. */
+    KVF_WHY_OTHER_TOKENS,
+    /* The record belongs to another space, or has another key. */
+    KVF_WHY_OTHER_SPACE,
+    /* Header or payload do not match their checksum, or a sealed record its tag. */
+    KVF_WHY_CHECKSUM,
+    /* Shorter or longer than its header says, or than the destination. */
+    KVF_WHY_TRUNCATED,
+    /* Not a record, or one of an unknown version, flag or codec, or a plain one in a space with a secret (or the other
+     * way round). */
+    KVF_WHY_VERSION,
+    /* The budget was used up. */
+    KVF_WHY_BUDGET,
+    /* No connection, or it broke. For a folder: an I/O error. */
+    KVF_WHY_UNREACHABLE,
+    /* The server replied with an error (OOM, READONLY, NOPERM, LOADING, ...). */
+    KVF_WHY_SERVER,
+    /* Not tried: the store failed a moment ago. */
+    KVF_WHY_BREAKER,
+    /* No room: a full disk, a memory bound, or the backlog shed it. */
+    KVF_WHY_FULL,
+    /* No memory for the bookkeeping of the operation. */
+    KVF_WHY_NOMEM,
+    /* After the first block that missed or was not accepted: left alone, and its destination is undefined. */
     KVF_WHY_AFTER_GAP,
     KVF_WHY_CLOSED,
-    KVF_WHY_SLOW,     /* not loaded: computing it was sooner */
-    KVF_WHY_SETTINGS, /* not stored: as the server is set up, it would lose or refuse it (kvf_doctor) */
-    KVF_WHY_STALLED,  /* the server is connected, and nothing came from it for much longer than it had taken before */
-    KVF_WHY_MISUSE,   /* the block breaks a rule of kvf_block, or the call one of its own */
-    KVF_NUM_REASONS   /* for loops; later versions of the library may know more */
+    /* Not loaded: computing was faster, or loading failed. */
+    KVF_WHY_SLOW,
+    /* Not saved: with its settings the server would lose or refuse it (kvf_doctor). */
+    KVF_WHY_SETTINGS,
+    /* The server is connected, and has been silent for much longer than before. */
+    KVF_WHY_STALLED,
+    /* The block breaks a rule of kvf_block, or the call one of its own. */
+    KVF_WHY_MISUSE,
+    /* For loops. Later versions of the library may know more reasons. */
+    KVF_NUM_REASONS
 } kvf_reason;
 
 /* The length of arrays that are indexed by kvf_reason. It stays when reasons are added. */
 #define KVF_REASON_ROOM 32
 
-/* One sentence: what is wrong, and what mends it. Never holds a password, nor what must not be shown on a terminal:
- * control characters that a server or a file said are question marks. The same holds for the log. */
+/* kvf_status_name returns "ok", "miss", ...; "unknown" for anything else. */
+KVF_API const char *kvf_status_name(kvf_status);
+/* kvf_reason_name returns "absent", "other-tokens", ...; "unknown" for anything else. */
+KVF_API const char *kvf_reason_name(kvf_reason);
+
+/* A failure in one sentence: what is wrong, and how to fix it. It never contains a password. Characters from a server
+ * or a file that could control a terminal are replaced by question marks. The same holds for the log. */
 typedef struct kvf_error {
     kvf_status status;
     char what[252];
 } kvf_error;
 
-KVF_API const char *kvf_status_name(kvf_status); /* "ok", "miss", ...; "unknown" for anything else */
-KVF_API const char *kvf_reason_name(kvf_reason); /* "absent", "other-tokens", ... */
-
-/* Where the library's messages go; none are written until this is called. `fn` may be called from any thread, at most
- * one message at a time, and must not call back into kvferry. Set it before the first store is opened. */
 typedef enum kvf_log_level { KVF_LOG_ERROR, KVF_LOG_WARN, KVF_LOG_INFO, KVF_LOG_DEBUG } kvf_log_level;
 typedef void (*kvf_log_fn)(void *ctx, kvf_log_level, const char *message);
+/* kvf_set_log directs the library's messages to `fn`. Before this call there are none. `fn` may be called from any
+ * thread, at most one message at a time, and must not call back into kvferry. Call this before opening a store. */
 KVF_API void kvf_set_log(kvf_log_fn fn, void *ctx, kvf_log_level max_level);
 
 #ifdef __cplusplus
