@@ -109,6 +109,11 @@ KVF_API size_t kvf_save(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
 /* kvf_knows returns nonzero if the store is known to have the block, because this process matched, loaded or wrote it.
  * Saving it would be skipped, so it need not be exported. Does no I/O. */
 KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
+/* kvf_forget drops what this process knows of these blocks: the next save writes them, without looking first whether
+ * the store has them. It is for a process that saves while another one matches and loads, and notices that the server
+ * has evicted blocks. Removes nothing from the store, and does no I/O. A block that is being written becomes known when
+ * that is done. Of more than some thousand keys some may be forgotten only in part: a save then looks first. */
+KVF_API void kvf_forget(kvf_space *, const kvf_key *keys, size_t num);
 
 /* ---- without a copy: borrow, reserve -----------------------------------------------------------------------------
  *

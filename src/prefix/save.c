@@ -15,6 +15,14 @@ int kvf_knows(kvf_space *space, const kvf_key *key) {
     return kvfi_store_is_ours(space->store) && is_known(space, key);
 }
 
+void kvf_forget(kvf_space *space, const kvf_key *keys, size_t num) {
+    for (size_t i = 0; i < num && kvfi_store_is_ours(space->store); i++) {
+        kvfi_addr addr;
+        kvfi_address(&addr, &space->identity, &keys[i]);
+        kvfi_known_add_missed(&space->store->known, &addr.key);
+    }
+}
+
 /* ---- staged ---- */
 
 kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes) {

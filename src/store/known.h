@@ -36,7 +36,8 @@ void kvfi_known_doubt_all(kvfi_known *);
 void kvfi_known_doubt(kvfi_known *, const kvf_key *);
 bool kvfi_known_doubted(kvfi_known *, const kvf_key *);
 void kvfi_known_forget(kvfi_known *, const kvf_key *);
-/* A load missed it, whatever its header may say. Remembered until it is written again. */
+/* It must be written again, whatever its header may say: a load missed it, or the caller says so. Remembered until
+ * then. */
 void kvfi_known_add_missed(kvfi_known *, const kvf_key *);
 bool kvfi_known_missed(kvfi_known *, const kvf_key *);
 void kvfi_known_clear(kvfi_known *);

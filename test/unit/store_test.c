@@ -175,6 +175,29 @@ static void test_known_blocks_are_not_written_again(void **state) {
     close_bench(&b);
 }
 
+/* What was forgotten is written again, without a look: its header may be there and the rest not. */
+static void test_what_was_forgotten_is_written_again(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench b = open_bench(url, 4);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_forget(b.space, &b.prompt->keys[1], 2);
+    kvf_forget(b.space, NULL, 0);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(kvf_knows(b.space, &b.prompt->keys[i]), i == 0 || i == 3);
+    }
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 4, NULL, KVF_DEFAULT), 4); /* nothing was removed */
+    kvf_forget(b.space, &b.prompt->keys[1], 2);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_stats stats = stats_of(b.store);
+    assert_int_equal(stats.known, 2);
+    assert_int_equal(stats.saved, 4 + 2);
+    assert_true(kvf_knows(b.space, &b.prompt->keys[1]));
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
 static void test_a_full_backlog_sheds_and_never_waits(void **state) {
     (void)state;
     const char *url = "mem:";
@@ -618,6 +641,7 @@ static int call_as_a_child(bench *b, kvf_queue *queue) {
         kvf_match(b->space, &run, found, b->prompt->keys, NUM, KVF_POLL) == KVF_OK && run == 0 &&
             found[0].why == KVF_WHY_CLOSED && found[NUM - 1].why == KVF_WHY_CLOSED,
         kvf_reserve(b->space, &reserved, 10) == KVF_CLOSED,
+        (kvf_forget(b->space, b->prompt->keys, NUM), true),
         kvf_knows(b->space, &b->prompt->keys[0]) == 0,
         kvf_store_stats(b->store, &(kvf_stats){.struct_size = sizeof(kvf_stats)}) == KVF_CLOSED,
         kvf_queue_fd(queue) == -1,
@@ -727,6 +751,7 @@ int main(void) {
         cmocka_unit_test(test_spaces_do_not_meet),
         cmocka_unit_test(test_match_tells_the_sizes),
         cmocka_unit_test(test_known_blocks_are_not_written_again),
+        cmocka_unit_test(test_what_was_forgotten_is_written_again),
         cmocka_unit_test(test_a_full_backlog_sheds_and_never_waits),
         cmocka_unit_test(test_reserve_and_commit),
         cmocka_unit_test(test_borrow_lends_and_survives_removal),
