@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Front end of scripts/setup.sh, CMake's presets and the checks. `make` alone lists all targets; docs/checks.md explains
+# Front end of scripts/setup.sh, CMake's presets and the checks. `make` alone lists all targets; docs/testing.md explains
 # them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

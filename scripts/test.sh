@@ -158,6 +158,7 @@ stage_fuzz() {
 stage_checks() {
     export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
     one "check-mutants, the generator" scripts/mutants.py --self-test
+    one "check-docs, without the slow commands" checks/docs.py --self-test --quick
     one "check-abi" checks/abi.sh
     one "check-hostile, 1,000 cases" env CASES=1000 test/hostile/check.sh
     one "check-128k" build/release/bench/k128_bench
