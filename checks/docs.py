@@ -10,6 +10,7 @@ Every file *.md that git knows is checked:
   first: what the text takes for granted. `<!-- slow -->` there leaves the fence out of --quick.
 - Every relative link, its anchor, every file and every `make` target that is named exists.
 - No line is longer than 120 characters.
+- Every `make check-NAME` of the Makefile is in docs/testing.md.
 - Every message that heads a section of docs/troubleshooting.md is one that the program prints.
 - Every function in include/kvferry has a comment.
 - Commit subjects since the last release have at most 72 characters (a warning only).
@@ -154,6 +155,14 @@ def check_names(doc, files, targets):
             if target not in targets:
                 doc.fault(number, f"`make {target}` is no target of the Makefile")
     return names
+
+
+def check_checks(doc, targets):
+    """The page of the checks has all of them."""
+    text = "\n".join(doc.lines)
+    for target in sorted(targets):
+        if target.startswith("check-") and not re.search(rf"`make {target}[ `]", text):
+            doc.fault(1, f"`make {target}` is not described here")
 
 
 def literals(root):
@@ -352,6 +361,8 @@ def check(root, only, quick):
         check_lines(doc)
         links += check_links(doc, docs)
         names += check_names(doc, files, targets)
+        if doc.name == "docs/testing.md":
+            check_checks(doc, targets)
         if doc.name == "docs/troubleshooting.md":
             messages += check_messages(doc, root)
         commands += run_fences(doc, quick)[1]
@@ -390,16 +401,19 @@ def self_test():
         (root / "src").mkdir()
         header = root / "include/kvferry/a.h"
         good_header = "/* Says. */\nKVF_API void said(void);\n"
-        (root / "Makefile").write_text("all:\n")
+        (root / "Makefile").write_text("all:\ncheck-all:\n")
         (root / "src/a.c").write_text('const char *said = "the store " "%s is down";\n')
         trouble = root / "docs/troubleshooting.md"
         good_trouble = "# Trouble\n\n## `the store ... is down`\n"
+        testing = root / "docs/testing.md"
+        good_testing = "# Testing\n\n`make check-all`\n"
         subprocess.run(["git", "init", "-q", name], check=True)
 
-        def expect(what, page, said, header_text=good_header, trouble_text=good_trouble):
+        def expect(what, page, said, header_text=good_header, trouble_text=good_trouble, testing_text=good_testing):
             (root / "README.md").write_text(page)
             header.write_text(header_text)
             trouble.write_text(trouble_text)
+            testing.write_text(testing_text)
             faults = check(root, [], quick=True)[0]
             if (said is None and faults) or (said is not None and not any(said in fault for fault in faults)):
                 wrong.append(f"{what}: {faults}")
@@ -408,8 +422,9 @@ def self_test():
         for what, (plant, said) in plants.items():
             expect(what, plant(good), said)
         expect("a function", good, "without a comment", header_text=good_header + "\nKVF_API void silent(void);\n")
+        expect("a check", good, "is not described", testing_text="# Testing\n")
         expect("a message", good, "does not say", trouble_text=good_trouble + "\n## `it is up`\n")
-    print("\n".join(wrong) if wrong else f"self-test: {len(plants) + 2} plants, each found")
+    print("\n".join(wrong) if wrong else f"self-test: {len(plants) + 3} plants, each found")
     return not wrong
 
 
