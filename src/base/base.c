@@ -103,7 +103,7 @@ static kvf_log_fn log_fn;
 static void *log_ctx;
 static _Atomic int log_level = -1; /* the highest level that is written; -1 = none */
 
-/* In a forked child the lock may belong to a thread that the fork left behind. */
+/* In a forked child the lock may belong to a thread that exists only in the parent. */
 static void renew_log_lock(void) {
     pthread_mutex_init(&log_lock, NULL);
 }

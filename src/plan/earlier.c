@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Remembers the last prompts of a process, and tells from them why another one is not in the store.
+ * Remembers the latest prompts of a process, and explains from them why another one is not in the store.
  */
 #include "kvferry/earlier.h"
 #include "base/base.h"

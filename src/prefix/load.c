@@ -84,7 +84,7 @@ static kvf_reason reason_of(const kvfi_feed *feed, const kvfi_item *item) {
 static size_t publish(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
     size_t run = batch->num;
-    atomic_fetch_add(&store->stats.loads, batch->num); /* before their outcomes, which are never more */
+    atomic_fetch_add(&store->stats.loads, batch->num); /* counted before their outcomes, which never exceed it */
     for (size_t i = 0; i < batch->num; i++) {
         const kvfi_item *item = &batch->feed.items[i];
         kvf_block *block = &batch->blocks[i];
@@ -186,7 +186,7 @@ static void load_previous(kvfi_blocks *batch) {
     kvfi_free(items);
 }
 
-/* None of them is loaded: the first for that reason, and what lies behind one that breaks a rule because of it. */
+/* None of them is loaded: the first for that reason, and later ones because the first breaks a rule. */
 static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason why) {
     kvfi_counters *stats = &space->store->stats;
     atomic_fetch_add(&stats->loads, num);
@@ -222,7 +222,7 @@ static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     return run;
 }
 
-/* What became of each, for who looks while they come. */
+/* The result of each, for callers that watch them arrive. */
 static void show_each(const kvf_block *blocks, size_t num, const kvfi_watch *watch) {
     for (size_t i = 0; i < num; i++) {
         bool hit = blocks[i].status == KVF_OK;

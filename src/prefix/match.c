@@ -103,7 +103,7 @@ static size_t know_nothing(kvf_found *found, size_t num, kvf_reason why) {
     return 0;
 }
 
-/* How many keys were found: all of them, or the leading ones. */
+/* The number of keys that were found: of all keys, or of the leading run. */
 static size_t count_hits(const lookup *at, size_t num, bool each) {
     size_t hits = 0;
     for (size_t i = 0; i < num && (each || at->hit[i]); i++) {

@@ -38,13 +38,13 @@ typedef struct kvfi_blocks {
     kvfi_put_outcome *outcomes;
 } kvfi_blocks;
 
-/* Whether the tokens of a block, and its reserved room, keep the rules of block.h. */
+/* Whether the tokens of a block, and its reserved room, obey the rules of block.h. */
 bool kvfi_has_sound_tokens(const kvf_space *, const kvf_block *);
 /* Whether the lengths of its iovecs do. */
 bool kvfi_has_sound_iov(const kvf_block *);
 /* Whether all of it does. */
 bool kvfi_is_sound(const kvf_space *, const kvf_block *, const kvf_view *);
-/* How many of the blocks do, from the first on. */
+/* The number of leading blocks that do. */
 size_t kvfi_num_sound(const kvf_space *, const kvf_block *, size_t num, const kvf_view *);
 
 /* KVF_OK or KVF_NOMEM. The blocks are sound. */

@@ -73,7 +73,7 @@ static bool hand_over(kvf_space *space, kvfi_staged *staged) {
     return true;
 }
 
-/* What the counters say of a save that failed before it was queued. */
+/* Counts a save that failed before it was queued. */
 static kvf_reason count_failure(kvf_store *store, kvf_reason why) {
     atomic_fetch_add(&store->stats.save_failures[why], 1);
     return why;
@@ -182,7 +182,7 @@ static kvf_status status_of(kvf_reason why) {
     }
 }
 
-/* None of them is taken, the first for that reason. A prefix with a hole is of no use behind it: the rest is shed. */
+/* Accepts none of them, the first for that reason. A prefix is of no use after a hole, so the rest is shed. */
 static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason why) {
     for (size_t i = 0; i < num; i++) {
         blocks[i].why = count_failure(space->store, i == 0 || why == KVF_WHY_CLOSED ? why : KVF_WHY_AFTER_GAP);
@@ -190,7 +190,7 @@ static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason w
     }
 }
 
-/* Returns how many were taken; *why is that of the next. */
+/* Returns how many were accepted; *why is the reason of the next. */
 static size_t take(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, kvf_reason *why) {
     struct iovec *runs = NULL;
     size_t taken = 0;
@@ -212,7 +212,7 @@ static size_t take(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *vi
 size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view) {
     kvf_reason why = KVF_WHY_NONE;
     size_t taken = 0;
-    atomic_fetch_add(&space->store->stats.saves, num); /* before their outcomes, which are never more */
+    atomic_fetch_add(&space->store->stats.saves, num); /* counted before their outcomes, which never exceed it */
     if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
         why = KVF_WHY_CLOSED;
     } else if (num > KVF_MAX_BLOCKS) {
@@ -446,7 +446,7 @@ static size_t save_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
 
 size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
-    atomic_fetch_add(&space->store->stats.saves, num); /* before their outcomes, which are never more */
+    atomic_fetch_add(&space->store->stats.saves, num); /* counted before their outcomes, which never exceed it */
     if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
         refuse(space, blocks, num, KVF_WHY_CLOSED);
         return 0;

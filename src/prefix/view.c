@@ -10,7 +10,7 @@
 #define MAX_SLOTS   ((size_t)1 << 26)
 
 struct kvf_view {
-    pid_t pid; /* of the process that opened it: another one's threads may hold the lock */
+    pid_t pid; /* the process that opened it: in another process a missing thread may hold the lock */
     size_t num_slots, num_regions, num_runs, slot_bytes;
     pthread_mutex_t lock;
     pthread_cond_t left;

@@ -22,7 +22,7 @@ static void add_tokens(kvfi_sha *sha, const uint32_t *tokens, size_t num) {
 #endif
 }
 
-/* What the first block is linked to: the block before it, or the beginning of all prompts. */
+/* The link before the first block: the block before it, or the beginning of all prompts. */
 static void first_link(kvf_key *out, const kvfi_identity *identity, const kvf_key *parent) {
     if (parent != NULL) {
         *out = *parent;

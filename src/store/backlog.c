@@ -417,7 +417,7 @@ static void write_group(kvfi_writer *writer, group *g) {
     }
 }
 
-/* Under the lock: told by the first of those who wait for that number, or else by the next who comes. */
+/* Under the lock: reported by the first flush that waits for that number, or else by the next flush. */
 static void tell_unwritten(kvfi_backlog *backlog, uint64_t number) {
     kvfi_flush *flush = backlog->flushes;
     while (flush != NULL && flush->until < number) {
@@ -542,7 +542,7 @@ void kvfi_backlog_commit(kvfi_backlog *backlog, kvfi_staged *staged) {
     pthread_mutex_unlock(&backlog->lock);
 }
 
-/* Under the lock: whether something up to that number is queued or being written. */
+/* Under the lock: whether a value up to that number is queued or being written. */
 static bool is_pending(const kvfi_backlog *backlog, uint64_t until) {
     bool pending = backlog->first != NULL && backlog->first->number <= until;
     for (size_t i = 0; i < KVFI_MAX_WRITERS && !pending; i++) {

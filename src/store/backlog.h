@@ -22,10 +22,10 @@
 
 struct kvf_store;
 
-/* What a staged value is. Only saves are counted as such in kvf_stats, and told by kvf_store_flush. */
+/* The role of a staged value. Only saves are counted as such in kvf_stats, and reported by kvf_store_flush. */
 typedef enum kvfi_role {
     KVFI_ROLE_SAVE, /* a block that was handed over */
-    KVFI_ROLE_COPY, /* a block that goes from a slower tier to a faster one */
+    KVFI_ROLE_COPY, /* a block copied from a slower tier to a faster one */
     KVFI_ROLE_CARD  /* the fields of a space */
 } kvfi_role;
 
@@ -56,10 +56,10 @@ typedef struct kvfi_writer {
     struct kvfi_backlog *backlog;
     kvfi_feed *active; /* what the writer works on, so that close can interrupt it */
     bool busy;
-    uint64_t oldest; /* the lowest number of what it is at; 0 = it is at nothing */
+    uint64_t oldest; /* the lowest number of the values it works on; 0 = none */
 } kvfi_writer;
 
-/* Somebody waits for all values up to a number. */
+/* A flush that waits for all values up to a number. */
 typedef struct kvfi_flush {
     struct kvfi_flush *next;
     uint64_t until;
@@ -79,8 +79,8 @@ typedef struct kvfi_backlog {
     size_t num_pending; /* values queued or being written */
     size_t pending_bytes, peak_bytes;
     uint64_t last_number;
-    kvfi_flush *flushes; /* those who wait */
-    uint64_t untold;     /* saves that were not written while nobody waited for them: the next flush tells */
+    kvfi_flush *flushes; /* the flushes that wait */
+    uint64_t untold;     /* saves that were not written while no flush waited for them: the next flush reports them */
     unsigned max_writers, num_writers;
     bool closing;
     kvfi_writer writers[KVFI_MAX_WRITERS];

@@ -459,7 +459,7 @@ KVFI_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
 kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
     kvfi_counters *c = &store->stats;
     KVFI_TRY(kvfi_store_check_ours(store, NULL));
-    /* Outcomes first: they are counted after what they are outcomes of, and so are never more than that. */
+    /* Outcomes are read first: they are counted after their operation, so they never exceed it. */
     kvf_stats stats = {
         .num_tiers = (uint32_t)store->num_tiers,
         .lookup_hits = c->lookup_hits,
