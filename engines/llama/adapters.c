@@ -116,6 +116,9 @@ static void note_behind(kvf_llama *kv) {
 }
 
 kvf_status kvf_llama_set_adapters(kvf_llama *kv, kvf_error *err, const char *adapters) {
+    if (kvfl_check_ours(kv, err) != KVF_OK) {
+        return KVF_CLOSED;
+    }
     const char *wanted = adapters != NULL ? adapters : "";
     kvfl_identity *known = find(kv, wanted);
     note_behind(kv);

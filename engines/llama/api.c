@@ -30,6 +30,12 @@ kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...)
     return status;
 }
 
+kvf_status kvfl_check_ours(const kvf_llama *kv, kvf_error *err) {
+    return kvfl_is_ours(kv) ? KVF_OK
+                            : kvfl_fail(err, KVF_CLOSED,
+                                        "this context was attached by another process: make a new one after a fork");
+}
+
 /* ---- the handle ---- */
 
 /* As many tokens as one physical batch takes, in whole tiles. A context with batches smaller than a tile uses its batch
@@ -59,6 +65,7 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
     if (kv == NULL) {
         return NULL;
     }
+    kv->pid = getpid();
     kv->ctx = ctx;
     kv->model = llama_get_model(ctx);
     kv->mem = llama_get_memory(ctx);
@@ -76,8 +83,7 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
 KVFI_SIZED(kvf_llama_options, previous_secret_len, 112, previous_secret_len);
 
 /* Copies the caller's options, and checks them. */
-static kvf_status take_options(kvf_llama_options *out, kvf_error *err, const kvf_store *store,
-                               const kvf_llama_options *o) {
+static kvf_status take_options(kvf_llama_options *out, kvf_error *err, kvf_store *store, const kvf_llama_options *o) {
     if (o == NULL) {
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: they are needed");
     }
@@ -86,6 +92,10 @@ static kvf_status take_options(kvf_llama_options *out, kvf_error *err, const kvf
         return status;
     }
     o = out;
+    kvf_link link;
+    if (store != NULL && kvf_store_link(store, 0, &link) != KVF_OK) {
+        return kvfl_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
+    }
     if (o->budget_us < 0 || o->budget_us > KVF_MAX_BUDGET_US) {
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: budget_us is out of range: use 0 to 24 hours");
     }
@@ -156,7 +166,7 @@ kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *store, s
 }
 
 void kvf_llama_detach(kvf_llama *kv) {
-    if (kv == NULL) {
+    if (kv == NULL || !kvfl_is_ours(kv)) {
         return;
     }
     kvf_queue_close(kv->queue);

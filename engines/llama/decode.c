@@ -511,6 +511,9 @@ static int32_t decode_plain(void *arg) {
 }
 
 int32_t kvf_llama_decode(kvf_llama *kv, struct llama_batch batch) {
+    if (!kvfl_is_ours(kv)) {
+        return -2; /* llama.cpp's threads are the parent's */
+    }
     plain_batch plain = {kv->ctx, batch};
     kv->paused = kvfl_computes_as_named(kv) ? KVF_ASIDE_NONE : KVF_ASIDE_ATTENTION;
     return kvfl_decode(kv, &batch, decode_plain, &plain);

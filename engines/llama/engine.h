@@ -23,6 +23,7 @@
 
 #include <stdbool.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "kvferry/llama.h"
 #include "llama/cells/blob.h"
@@ -130,6 +131,7 @@ typedef struct kvfl_identity {
 #define KVFL_IDENTITIES 32u
 
 struct kvf_llama {
+    pid_t pid; /* of the process that attached it: neither ggml's threads nor those of the store survive a fork */
     struct llama_context *ctx;
     const struct llama_model *model;
     llama_memory_t mem;
@@ -177,6 +179,13 @@ struct kvf_llama {
     void (*on_prompt)(void *ctx, llama_seq_id, const kvf_llama_report *); /* may be NULL */
     void *on_prompt_ctx;
 };
+
+/* False in a forked child, where neither the handle nor its context must be used. */
+static inline bool kvfl_is_ours(const kvf_llama *kv) {
+    return kv->pid == getpid();
+}
+/* KVF_CLOSED where it is not. */
+kvf_status kvfl_check_ours(const kvf_llama *, kvf_error *);
 
 /* How fast this context computes a prompt; 0: not known. */
 static inline double kvfl_tokens_per_s(const kvf_llama *kv) {

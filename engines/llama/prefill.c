@@ -160,6 +160,9 @@ kvf_status kvfl_fill(kvf_llama *kv, kvf_llama_report *report, kvf_error *err, ll
 
 static kvf_status check(const prefill *p) {
     const kvf_llama *kv = p->kv;
+    if (kvfl_check_ours(kv, p->err) != KVF_OK) {
+        return KVF_CLOSED;
+    }
     if (p->num == 0) {
         return kvfl_fail(p->err, KVF_LIMIT, "the prompt is empty");
     }

@@ -23,11 +23,14 @@ void kvfl_give_report(kvf_llama_report *report, const kvf_llama_report *from) {
 
 kvf_status kvf_llama_prompt_report(const kvf_llama *kv, kvf_llama_report *out, llama_seq_id seq) {
     static const kvf_llama_report none;
+    if (!kvfl_is_ours(kv)) {
+        return KVF_CLOSED;
+    }
     return kvfi_give(out, kvfl_is_text(kv, seq) ? &kv->histories[seq].report : &none, &kvf_llama_report_sized);
 }
 
 kvf_status kvf_llama_count(const kvf_llama *kv, kvf_llama_counters *out) {
-    return kvfi_give(out, &kv->counters, &kvf_llama_counters_sized);
+    return !kvfl_is_ours(kv) ? KVF_CLOSED : kvfi_give(out, &kv->counters, &kvf_llama_counters_sized);
 }
 
 const char *kvf_llama_plan_name(kvf_llama_plan plan) {

@@ -62,7 +62,7 @@ kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, con
 }
 
 void kvf_space_close(kvf_space *space) {
-    if (space == NULL) {
+    if (space == NULL || !kvfi_store_is_ours(space->store)) {
         return;
     }
     kvfi_identity_cleanup(&space->identity);

@@ -6,8 +6,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -174,21 +172,6 @@ static void test_loads_and_lookups_measure_their_tier(void **state) {
     kvft_remove_dir(dir);
 }
 
-static void test_a_child_knows_nothing(void **state) {
-    (void)state;
-    kvf_store *store = kvft_store("mem:");
-    pid_t child = fork();
-    if (child == 0) {
-        kvf_link link = {.bytes_per_s = 1, .reserved = {1}};
-        bool ok = kvf_store_link(store, 0, &link) == KVF_CLOSED && link.bytes_per_s == 0 && link.reserved[0] == 0;
-        _exit(ok ? 0 : 1);
-    }
-    int status = -1;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    kvf_store_close(store);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_only_time_under_way_counts, stop_the_clock, let_it_run),
@@ -197,7 +180,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_standstill_is_seen_by_whoever_looks_and_at_the_end, stop_the_clock,
                                         let_it_run),
         cmocka_unit_test(test_loads_and_lookups_measure_their_tier),
-        cmocka_unit_test(test_a_child_knows_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

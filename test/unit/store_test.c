@@ -604,90 +604,6 @@ static void test_queue_is_bounded(void **state) {
 
 /* ---- processes ---- */
 
-static int see_nothing(void *ctx, const kvf_entry *entry) {
-    (void)ctx;
-    (void)entry;
-    return 0;
-}
-
-static void find_nothing(void *ctx, const kvf_finding *finding) {
-    (void)ctx;
-    (void)finding;
-}
-
-/* The number of the first call of a child that does not say so, or 0. The parent's threads are not here: none may wait
- * for them. */
-static int call_as_a_child(bench *b, kvf_queue *queue) {
-    enum { NUM = 3 };
-    size_t run = 1;
-    uint64_t number = 0;
-    kvf_digest digest;
-    char *text = NULL;
-    float data[4] = {0};
-    kvf_error err = {0};
-    kvf_block *blocks = b->prompt->blocks;
-    kvf_reserved reserved;
-    kvf_borrowed borrowed;
-    kvf_found found[NUM] = {{.why = KVF_WHY_NONE}};
-    kvf_session *session = NULL;
-    kvf_tensor tensor = {.data = data, .len = sizeof data};
-    kvf_tier_info info = {.struct_size = sizeof info};
-    kvf_batch batch = {.struct_size = sizeof batch, .op = KVF_OP_LOAD, .space = b->space, .blocks = blocks, .num = NUM};
-    kvf_space_digest(b->space, &digest);
-    const bool right[] = {
-        kvf_load(b->space, blocks, NUM, NULL, KVF_DEFAULT) == 0 && blocks[0].why == KVF_WHY_CLOSED,
-        kvf_borrow(b->space, &borrowed, blocks) == KVF_MISS && blocks[0].why == KVF_WHY_CLOSED,
-        kvf_match(b->space, &run, NULL, b->prompt->keys, NUM, KVF_MS(1)) == KVF_OK && run == 0,
-        kvf_match(b->space, &run, found, b->prompt->keys, NUM, KVF_POLL) == KVF_OK && run == 0 &&
-            found[0].why == KVF_WHY_CLOSED && found[NUM - 1].why == KVF_WHY_CLOSED,
-        kvf_reserve(b->space, &reserved, 10) == KVF_CLOSED,
-        (kvf_forget(b->space, b->prompt->keys, NUM), true),
-        kvf_knows(b->space, &b->prompt->keys[0]) == 0,
-        kvf_store_stats(b->store, &(kvf_stats){.struct_size = sizeof(kvf_stats)}) == KVF_CLOSED,
-        kvf_queue_fd(queue) == -1,
-        kvf_reap(queue, &(kvf_completion){.ticket = 0}, 1) == 0,
-        kvf_submit(queue, &number, &batch) == KVF_CLOSED,
-        kvf_store_flush(b->store, NULL, KVF_MS(10)) == KVF_CLOSED,
-        kvf_walk(b->store, &err, see_nothing, NULL, NULL) == KVF_CLOSED,
-        kvf_clear(b->store, &number, &err, NULL) == KVF_CLOSED,
-        kvf_remove(b->store, &err, &digest, &b->prompt->keys[0]) == KVF_CLOSED,
-        kvf_space_describe(b->store, &text, &err, &digest) == KVF_CLOSED,
-        kvf_doctor(b->store, &err, find_nothing, NULL) == KVF_CLOSED,
-        kvf_tier_info_get(b->store, &info, 0) != KVF_OK,
-        kvf_session_save(b->store, &err, "s", &tensor, &tensor, NULL) == KVF_CLOSED,
-        kvf_session_load(b->store, &session, &err, "s", KVF_DEFAULT) == KVF_CLOSED,
-        kvf_session_remove(b->store, &err, "s") == KVF_CLOSED,
-    };
-    for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
-        if (!right[i]) {
-            return (int)i + 1;
-        }
-    }
-    kvf_queue_close(queue);
-    kvf_space_close(b->space);
-    kvf_store_close(b->store);
-    return 0;
-}
-
-static void test_a_forked_child_gets_misses(void **state) {
-    (void)state;
-    bench b = open_bench("mem:", 3);
-    kvf_queue *queue = NULL;
-    kvft_save_all(b.space, b.store, b.prompt);
-    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
-    pid_t pid = fork();
-    if (pid == 0) {
-        kvft_exit(call_as_a_child(&b, queue));
-    }
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 3, NULL, KVF_DEFAULT), 3);
-    kvf_queue_close(queue);
-    close_bench(&b);
-}
-
 static void log_slowly(void *ctx, kvf_log_level level, const char *message) {
     (void)level;
     (void)message;
@@ -767,7 +683,6 @@ int main(void) {
         cmocka_unit_test(test_a_watched_load_goes_over_gaps),
         cmocka_unit_test(test_two_stores_write_a_block_once),
         cmocka_unit_test(test_queue_is_bounded),
-        cmocka_unit_test(test_a_forked_child_gets_misses),
         cmocka_unit_test(test_a_child_can_set_the_log),
         cmocka_unit_test(test_bad_urls_are_configuration_errors),
         cmocka_unit_test(test_a_space_can_be_described),

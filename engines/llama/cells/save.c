@@ -80,8 +80,8 @@ static bool is_of_other(const kvf_llama *kv, llama_seq_id seq) {
 static void save_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                           size_t num) {
     size_t blocks = num / kv->block_tokens;
-    if (kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) || is_of_other(kv, seq) ||
-        (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
+    if (!kvfl_is_ours(kv) || kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
+        is_of_other(kv, seq) || (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
         return;
     }

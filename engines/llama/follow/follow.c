@@ -138,7 +138,7 @@ static bool moves_with(const kvf_llama *kv, llama_seq_id seq, llama_seq_id i) {
 }
 
 void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
-    if (!kvfl_is_text(kv, seq)) {
+    if (!kvfl_is_ours(kv) || !kvfl_is_text(kv, seq)) {
         return;
     }
     for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
