@@ -190,8 +190,8 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
     uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     kvfi_header header;
     kvf_reason why = kvfi_header_decode(&header, head);
-    if (why == KVF_WHY_NONE) {
-        why = kvfi_header_admit(&header, NULL);
+    if (why == KVF_WHY_NONE && header.codec != KVFI_CODEC_PLAIN) {
+        why = KVF_WHY_VERSION;
     }
     if (why == KVF_WHY_NONE) {
         why = kvfi_header_matches(&header, addr, num_tokens, block->first_token);

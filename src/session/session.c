@@ -8,8 +8,7 @@
 #include "store/store.h"
 
 #define DEFAULT_TTL_S 3600u
-#define BUDGET_US     30000000          /* if none is given */
-#define MAP_FROM      ((size_t)1 << 20) /* below this, a mapping costs more than it saves */
+#define BUDGET_US     30000000 /* if none is given */
 
 /* A sealed session is one value in every tier. */
 static bool has_fields(const kvfi_session_call *call) {
@@ -18,63 +17,13 @@ static bool has_fields(const kvfi_session_call *call) {
 
 /* The number of forms that a session may have in a tier: sealed under each of the secrets, or plain. */
 static size_t num_ways(const kvf_store *store) {
-    return store->secrets.seal_sessions ? store->secrets.num : 1;
+    const kvfi_secrets *secrets = kvfi_store_secrets(store);
+    return secrets->seal_sessions ? secrets->num : 1;
 }
 
 static const kvfi_tenant *tenant_of(const kvf_store *store, size_t way) {
-    return store->secrets.seal_sessions ? &store->secrets.of[way] : NULL;
-}
-
-/* ---- sessions in memory */
-kvfi_loaded *kvfi_loaded_new(size_t mem_bytes) {
-    kvfi_loaded *loaded = kvfi_alloc_zero(1, sizeof *loaded);
-    if (loaded == NULL) {
-        return NULL;
-    }
-    loaded->mapped = mem_bytes >= MAP_FROM;
-    loaded->mem_bytes = mem_bytes;
-    loaded->mem = loaded->mapped ? kvfi_sys->map(mem_bytes, -1, 0) : kvfi_alloc(mem_bytes);
-    if (loaded->mem == NULL) {
-        kvfi_free(loaded);
-        return NULL;
-    }
-    loaded->pub.opaque = loaded;
-    return loaded;
-}
-
-void kvfi_loaded_free(kvfi_loaded *loaded) {
-    if (loaded == NULL) {
-        return;
-    }
-    if (loaded->mapped) {
-        kvfi_sys->unmap(loaded->mem, loaded->mem_bytes);
-    } else {
-        kvfi_free(loaded->mem);
-    }
-    kvfi_free(loaded);
-}
-
-static void describe_array(kvf_tensor *out, const kvfi_array *array, const uint8_t *data, uint64_t bytes) {
-    out->data = data;
-    out->len = (size_t)bytes;
-    if (array != NULL) {
-        memcpy(out->dtype, array->dtype, sizeof out->dtype);
-        out->num_dims = array->num_dims;
-        memcpy(out->dims, array->dims, sizeof out->dims);
-    }
-}
-
-void kvfi_loaded_describe(kvfi_loaded *loaded, const kvfi_session_meta *meta, const uint8_t *keys, uint64_t keys_bytes,
-                          const uint8_t *values, uint64_t values_bytes) {
-    kvf_session *pub = &loaded->pub;
-    describe_array(&pub->k, meta == NULL ? NULL : &meta->keys, keys, keys_bytes);
-    describe_array(&pub->v, meta == NULL ? NULL : &meta->values, values, values_bytes);
-    if (meta != NULL) {
-        pub->has_meta = 1;
-        pub->num_tokens = meta->num_tokens;
-        memcpy(pub->layout, meta->layout, sizeof pub->layout);
-        pub->space = meta->space;
-    }
+    const kvfi_secrets *secrets = kvfi_store_secrets(store);
+    return secrets->seal_sessions ? &secrets->of[way] : NULL;
 }
 
 void kvf_session_free(kvf_session *session) {
