@@ -8,7 +8,7 @@ Every file *.md that git knows is checked:
 - Code stands in fences with a language. `sh` is executed, `c` is compiled, `python` is run, other languages are only
   read. `<!-- not run: REASON -->` on the line before a fence exempts it. `<!-- with: CODE -->` there is executed
   first: what the text takes for granted. `<!-- slow -->` there leaves the fence out of --quick.
-- Every relative link, its anchor, every file and every `make` target that is named exists.
+- Every relative link, its anchor, every file, every identifier of kvferry and every `make` target that is named exists.
 - No line is longer than 120 characters.
 - Every `make check-NAME` of the Makefile is in docs/testing.md.
 - Every message that heads a section of docs/troubleshooting.md is one that the program prints.
@@ -38,6 +38,8 @@ SECONDS = 120  # for one fence
 FOREIGN = {"llama.h", "llama-context.cpp", "llama-kv-cache.cpp", "prog.c", "zstd.h", "redis.md"}
 NAMED = re.compile(r"`([A-Za-z0-9_.*<>/-]*[A-Za-z0-9_*>-]\.(?:c|h|py|sh|md|conf|svg|map|bash))`")
 PATHS = re.compile(r"(?<![\w/`.])((?:src|cli|engines|include|docs|test|bench|scripts|checks)/[\w./-]+\.(?:c|h|py|sh|md|svg))\b")
+
+IDENTIFIERS = re.compile(r"\b(kvf[il]?_[a-z0-9_]*[a-z0-9]|KVF_[A-Z0-9_]*[A-Z0-9])\b(?!_)")
 
 
 class Fence:
@@ -141,9 +143,21 @@ def line_of(doc, text):
     return next((number for number, line in doc.prose if text in line), 1)
 
 
-def check_names(doc, files, targets):
+def identifiers(root, files):
+    found = set()
+    for file in files:
+        if file.startswith(("include/", "src/", "cli/", "engines/", "scripts/")) or file in ("Makefile", "CMakeLists.txt"):
+            found.update(IDENTIFIERS.findall((root / file).read_text(encoding="utf-8")))
+    return found
+
+
+def check_names(doc, files, targets, known):
     names = 0
     for number, line in doc.prose:
+        for name in IDENTIFIERS.findall(line):
+            names += 1
+            if name not in known:
+                doc.fault(number, f"{name} is no name of kvferry")
         for name in NAMED.findall(line) + PATHS.findall(line):
             if "*" in name or "<" in name or name in FOREIGN:
                 continue
@@ -351,6 +365,7 @@ def run_fences(doc, quick):
 def check(root, only, quick):
     files = git(root, "ls-files", "--cached", "--others", "--exclude-standard").split()
     files = [file for file in files if (root / file).exists()]
+    known = identifiers(root, files)
     targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text(), re.M))
     paths = [root / file for file in files if file.endswith(".md")]
     docs = {path.resolve(): Document(root, path) for path in paths}
@@ -360,7 +375,7 @@ def check(root, only, quick):
             continue
         check_lines(doc)
         links += check_links(doc, docs)
-        names += check_names(doc, files, targets)
+        names += check_names(doc, files, targets, known)
         if doc.name == "docs/testing.md":
             check_checks(doc, targets)
         if doc.name == "docs/troubleshooting.md":
@@ -383,6 +398,7 @@ def self_test():
         "a link": (lambda t: t + "\n[gone](gone.md)\n", "gone.md, which is not there"),
         "an anchor": (lambda t: t + "\n[gone](#gone)\n", "#gone, which"),
         "a name": (lambda t: t + "\n`src/gone.c`\n", "is not in the tree"),
+        "an identifier": (lambda t: t + "\n`kvf_gone`\n", "is no name of kvferry"),
         "a path": (lambda t: t + "\nsee (src/gone.c)\n", "is not in the tree"),
         "a target": (lambda t: t + "\n`make gone`\n", "no target"),
         "a command": (lambda t: t + "\n```sh\ntest -e gone\n```\n", "exit status 1"),
