@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A scheduler that never waits for the store: while blocks of one prompt are on their way, it computes another.
+ * A scheduler that never waits for the store: while blocks of one prompt arrive, it computes another prompt.
  *
  *   async [STORE [PATIENCE_MS]]
  *
- * Each line of stdin is a prompt; "cancel N" drops the N-th of them, as a server does when a client hangs up. One poll
- * waits for stdin and for the store. kvf_decide says for each prompt whether loading is worth it, and a load that brings
- * nothing for too long is given up and computed.
+ * Each line of stdin is a prompt. "cancel N" drops the N-th prompt, as a server does when a client hangs up. One poll
+ * waits for stdin and for the store. For each prompt kvf_decide says whether loading is worth it. A load that brings
+ * nothing for too long is cancelled, and its blocks are computed.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -59,7 +59,7 @@ typedef struct scheduler {
     request requests[MAX_REQUESTS];
 } scheduler;
 
-/* Block i of request r lies in slot r * MAX_BLOCKS + i. */
+/* Block i of request r is in slot r * MAX_BLOCKS + i. */
 static float pool[MAX_REQUESTS][MAX_BLOCKS][BLOCK_TOKENS][TOKEN_FLOATS];
 
 static int fail(const char *what, const char *why) {
@@ -102,7 +102,7 @@ static void submit(scheduler *s, request *r, state next, kvf_batch *batch) {
     batch->view = s->view;
     batch->blocks = r->blocks;
     batch->user = (uint64_t)(r - s->requests);
-    /* A full queue, or a store that is closed, is as good as nothing stored. */
+    /* A full queue, or a closed store, is handled as if nothing were stored. */
     r->state = kvf_submit(s->queue, &r->ticket, batch) == KVF_OK ? next : COMPUTING;
     r->asked_us = now_us();
 }
@@ -112,7 +112,7 @@ static void start_match(scheduler *s, request *r) {
     submit(s, r, MATCHING, &batch);
 }
 
-/* Decides from what the store and the model have been measured to do. This engine computes only after a load, hence
+/* Decides by the measured rates of the store and the model. This engine computes only after a load, hence
  * KVF_GAP_WHOLE. */
 static void start_load(scheduler *s, request *r, size_t num_stored) {
     kvf_gap gap = {.struct_size = sizeof gap,
@@ -140,7 +140,7 @@ static void start_load(scheduler *s, request *r, size_t num_stored) {
     }
 }
 
-/* What can be used of a load is its leading run. */
+/* Only the leading run of a load can be used. */
 static void end_load(request *r) {
     size_t loaded = 0;
     while (loaded < r->num_asked && r->blocks[loaded].status == KVF_OK) {
@@ -159,7 +159,7 @@ static void finish(scheduler *s, request *r, float (*kv)[TOKEN_FLOATS]) {
     r->state = FREE;
 }
 
-/* Computes one block, or the tokens behind the last whole one, so that the store and stdin are looked at in between. */
+/* Computes one block, or the tokens after the last whole one, so that the store and stdin are checked in between. */
 static void compute_some(scheduler *s, request *r) {
     float(*kv)[TOKEN_FLOATS] = pool[r - s->requests][0];
     size_t end = r->done_tokens + BLOCK_TOKENS < r->num_tokens ? r->done_tokens + BLOCK_TOKENS : r->num_tokens;
@@ -184,7 +184,7 @@ static size_t num_arrived(const request *r) {
     return num;
 }
 
-/* When a load has had its time. Each block that came has earned what computing it would have taken (plan.h). */
+/* When the time of a load is over. Each block that has arrived adds its compute time (plan.h). */
 static int64_t deadline_us(const scheduler *s, const request *r) {
     return r->asked_us + r->patience_us + kvf_pace_us(&s->pace, num_arrived(r) * BLOCK_TOKENS, BLOCK_TOKENS);
 }

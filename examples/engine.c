@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An engine of one's own, in a page: load what is stored of a prompt, compute the rest, save what is new.
+ * An engine of your own, in a page: load what is stored of a prompt, compute the rest, save what is new.
  *
  *   engine [STORE [PROMPT...]]
  *
- * The "model" stands for yours: the KV of a token depends on all tokens before it, and the answer on all KV. One byte of
- * the prompt is one token.
+ * The "model" stands for yours: the KV of a token depends on all tokens before it, and the answer on all KV. One byte
+ * of the prompt is one token.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,18 +14,18 @@
 #include <kvferry/kvferry.h>
 
 enum {
-    BLOCK_TOKENS = 16,  /* what is stored and loaded as one piece */
+    BLOCK_TOKENS = 16,  /* what is stored and loaded as a unit */
     TOKEN_FLOATS = 256, /* the KV of one token, all layers together */
     MAX_BLOCKS = 64,
     MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 };
 
-/* The memory for KV that an engine allocates once. Block i of the prompt lies in slot i. */
+/* The memory for KV, which an engine allocates once. Block i of the prompt is in slot i. */
 static float pool[MAX_BLOCKS][BLOCK_TOKENS][TOKEN_FLOATS];
 
 /* ---- the model: replace it by yours -------------------------------------------------------------------------------- */
 
-/* Computes the KV of tokens first to end - 1. That of all tokens before them is there. */
+/* Computes the KV of tokens first to end - 1. The KV of all tokens before them is there. */
 static void compute(const uint32_t *tokens, size_t first, size_t end) {
     float(*kv)[TOKEN_FLOATS] = pool[0];
     for (size_t t = first; t < end; t++) {
@@ -66,8 +66,8 @@ static void prefill(kvf_space *space, kvf_view *view, const char *prompt) {
                                 .slot = (int64_t)i};
     }
 
-    /* One round trip says how much of it is stored; a load brings that. A store that is down or slow costs 200 ms at most,
-     * and then less is loaded. */
+    /* One round trip tells how much of it is stored, and a load reads that. A store that is down or slow costs at most
+     * 200 ms, and then less is loaded. */
     size_t stored = 0;
     if (kvf_match(space, &stored, NULL, keys, num, KVF_MS(50)) != KVF_OK) {
         stored = 0;
@@ -90,8 +90,8 @@ static int fail(const char *what, const kvf_error *err) {
     return 1;
 }
 
-/* So that the next prompt finds all of this one. An engine that serves has no need to wait for its writers. A store that is
- * down, full or slow is worth a word, and no failure. */
+/* Waits so that the next prompt finds all of this one. A serving engine need not wait for its writers. A store that is
+ * down, full or slow deserves a message, but is not a failure. */
 static void flush(kvf_store *store) {
     uint64_t unwritten = 0;
     if (kvf_store_flush(store, &unwritten, KVF_DEFAULT) != KVF_OK) {
@@ -100,7 +100,7 @@ static void flush(kvf_store *store) {
 }
 
 static int run(kvf_store *store, char **prompts, int num_prompts) {
-    /* All that changes a block's bytes is in the space, so that another model or format never hits. */
+    /* Everything that changes a block's bytes is in the space, so another model or format never hits. */
     const kvf_field fields[] = {{"engine", "example-1"}, {"model", "toy"}, {"kv", "f32 token 256"}};
     const kvf_space_options options = {.struct_size = sizeof options, .block_tokens = BLOCK_TOKENS};
     const kvf_region region = {.base = pool, .slot_stride = sizeof pool[0], .run_bytes = sizeof pool[0], .num_runs = 1};

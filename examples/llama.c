@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * llama.cpp with a store: attach once, prefill instead of decoding the prompt, then decode as ever.
+ * llama.cpp with a store: attach once, prefill instead of decoding the prompt, then decode as usual.
  *
  *   llama [STORE [MODEL [PROMPT...]]]
  */
@@ -75,7 +75,7 @@ static void stop(engine *e) {
     }
 }
 
-/* Prints what the model says next, always its likeliest token. */
+/* Prints the model's continuation, always the likeliest token. */
 static int generate(engine *e) {
     const struct llama_vocab *vocab = llama_model_get_vocab(e->model);
     for (int i = 0; i < ANSWER_TOKENS; i++) {
@@ -103,7 +103,7 @@ static int answer(engine *e, const char *prompt) {
     }
     kvf_llama_report report = {.struct_size = sizeof report};
     kvf_error err = {0};
-    /* A store that is down, slow or wrong is no failure here: then all is computed. */
+    /* A store that is down, slow or corrupt is not a failure here: then everything is computed. */
     if (kvf_llama_prefill(e->kv, &report, &err, SEQ, tokens, (size_t)num) != KVF_OK) {
         return fail("prefill", err.what);
     }
@@ -124,8 +124,8 @@ static int run(kvf_store *store, const char *model_path, char **prompts, int num
     int rc = start(&e, store, model_path);
     for (int i = 0; i < num_prompts && rc == 0; i++) {
         rc = answer(&e, prompts[i]);
-        /* Only here: the next prompt begins in an empty sequence, and finds all in the store. A server keeps what its
-         * sequence holds, and waits for no writers. */
+        /* Only in this example: the next prompt begins in an empty sequence, and finds everything in the store. A
+         * server keeps what its sequence holds, and does not wait for writers. */
         llama_memory_seq_rm(llama_get_memory(e.ctx), SEQ, -1, -1);
         flush(store);
     }

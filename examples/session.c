@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * K and V of a conversation by its id, as a few lines of redis-py and numpy keep them: a turn loads what is stored under
- * the id, goes on from there, and saves all of it.
+ * K and V of a conversation by its id, as a few lines of redis-py and numpy keep them. A turn loads what is stored
+ * under the id, continues from there, and saves all of it.
  *
  *   session [STORE [ID]]
  *
