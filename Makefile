@@ -15,9 +15,7 @@ minimal := build/minimal
 paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup program build demo test install format tidy clean \
-	check check-demo check-wire check-cold check-article check-kill check-128k check-faults check-exact \
-	check-cluster check-recovery check-chaos check-stall check-servers check-evict check-never-slower
+.PHONY: help setup program build demo test install format tidy clean check abi-baseline
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +31,7 @@ build: setup ## the library, the program kvferry, tests and benchmarks, in build
 	@$(paths); scripts/build.sh release
 
 demo: program ## a 4,000-token document: computed once, then loaded from a folder and from Redis
-	@$(paths); KVFERRY=$(minimal)/kvferry bench/demo.sh
+	@$(paths); KVFERRY=$(minimal)/kvferry checks/demo.sh
 
 test: setup ## all tests: release, sanitizers, fuzzers, short checks
 	@$(paths); scripts/test.sh
@@ -51,116 +49,102 @@ tidy: build ## clang-tidy over all C files (minutes)
 clean: ## remove all build folders (not the cache of make setup)
 	@rm -rf build
 
-# --- the checks of the project's promises: the exit status is 0 if the figure holds; the figure is on the last line
+# --- the checks of the project's promises. Each is a file in checks/: the exit status is 0 if the figure holds, and the figure
+# is on the last line.
 
-check: check-faults check-article check-kill check-exact check-cluster check-recovery check-chaos check-stall check-servers check-evict check-demo check-128k check-cold check-wire ## all checks below
+checks := $(patsubst %:,%,$(shell grep -oE '^check-[a-z0-9-]+:' $(firstword $(MAKEFILE_LIST))))
+.PHONY: $(checks)
+check: $(checks) ## all checks below
+run := $(paths); $(programs); $(release)/checks/check_
+script := $(paths); $(programs); checks/
+python := $(paths); $(programs); $$KVF_PYTHON checks/
 
 check-demo: program ## the demo, and: same answer, at least 90 % loaded, 100 times faster to the first token
-	@$(paths); KVFERRY=$(minimal)/kvferry bench/demo.sh --check
+	@$(paths); KVFERRY=$(minimal)/kvferry checks/demo.sh --check
 
 check-wire: build ## Redis GET and SET beside the bare ceiling, hiredis and redis-py
-	@$(paths); $(programs); $(release)/bench/wire_bench --check
+	@$(run)wire --check
 
 check-cold: build ## write-behind costs a cold run at most 2 %
-	@$(paths); $(programs); $(release)/bench/cold_bench --check
+	@$(run)cold --check
 
 check-article: build ## ten lines of redis-py and numpy read our sessions, and we theirs
-	@$(paths); $(programs); test/shell/article.sh
+	@$(script)article.sh
 
 check-kill: build ## kill -9 of writer, server and reader in loops: never a wrong byte
-	@$(paths); $(programs); test/shell/kill.sh
+	@$(script)kill.sh
 
 check-128k: build ## 128K tokens (4 GiB) through Redis: bounded client memory, one chain call, one round trip
-	@$(paths); $(programs); $(release)/bench/k128_bench
+	@$(run)128k
+
+check-faults: build ## the n-th allocation and the n-th system call fail, for every n
+	@$(script)faults.sh
+
+check-exact: build ## logits after a load equal those of a run without one, by KV type and flash attention
+	@$(script)exact.sh
 
 check-cluster: build ## a Cluster of three shards: all at once, one dead, slots that move while loads run
-	@$(paths); $(programs); $(release)/bench/cluster_bench
-
-check-chaos: build ## 200 seeds of faults on real servers while loads and saves go on; SEED=n for one
-	@$(paths); $(programs); $(release)/bench/chaos_bench
-
-check-stall: build ## loads beside a connection that stalls are at most 10 % slower
-	@$(paths); $(programs); $(release)/bench/stall_bench
-
-check: check-staging
-.PHONY: check-staging
-check-staging: build ## staged saves beside queue saves and a bare socket: at most 1.3 times the CPU and the time
-	@$(paths); $(programs); $(release)/bench/staging_bench
+	@$(run)cluster
 
 check-recovery: build ## first whole load within 1 s of the server's return: single, Cluster, Sentinel
-	@$(paths); $(programs); $(release)/bench/recovery_bench
+	@$(run)recovery
+
+check-chaos: build ## 200 seeds of faults on real servers while loads and saves go on; SEED=n for one
+	@$(run)chaos
+
+check-stall: build ## loads beside a connection that stalls are at most 10 % slower
+	@$(run)stall
+
+check-staging: build ## staged saves beside queue saves and a bare socket: at most 1.3 times the CPU and the time
+	@$(run)staging
 
 check-servers: build ## all tests that need a server, on redis-server and on valkey-server
 	@$(paths); scripts/test.sh redis valkey
 
 check-evict: build ## loadable prefixes at 2x overcommit, by eviction policy: the documented one is the best
-	@$(paths); $(programs); $(release)/bench/evict_bench
+	@$(run)evict
 
-check: check-faults-public
-.PHONY: check-faults-public
 check-faults-public: build ## eleven kinds of faults that users have reported, each by the inputs that failed
-	@$(paths); $(programs); scripts/faults_public.sh
+	@$(script)faults_public.sh
 
-check: check-tls
-.PHONY: check-tls
 check-tls: build ## TLS: faults are refused with their reason, valid settings work in all three topologies
-	@$(paths); $(programs); $(release)/test/live_tls_test
+	@$(script)tls.sh
 
-check: check-tenant
-.PHONY: check-tenant
 check-tenant: build ## without a tenant's secret nobody reads, forges, moves or recognises a record; the cost of sealing
-	@$(paths); $(programs); $(release)/test/live_tenant_test && $(release)/bench/tenant_bench
+	@$(script)tenant.sh
 
-check: check-hostile
-.PHONY: check-hostile
 check-hostile: build ## 20,000 cases of forged records, lying servers and odd files cost at most a miss; SEED=n, CASES=n
-	@$(paths); scripts/build.sh asan kvf_store_hostile; test/hostile/check.sh
+	@$(paths); scripts/build.sh asan kvf_store_hostile; checks/hostile.sh
 
-check-faults: build ## the n-th allocation and the n-th system call fail, for every n
-	@$(paths); $(programs); $(release)/test/live_faults_test
+check-identity: build ## everything that changes a block's bytes is in its name, or refused; llama.h beside the list of settings
+	@$(script)identity.sh
 
-check: check-mutants
-.PHONY: check-mutants
+check-never-slower: build ## time to the first token at every bandwidth, beside that without a store
+	@$(run)never_slower --check $${SERIES:+--series "$$SERIES"} --svg "$${SVG:-/dev/null}"
+
+check-decode: build ## llama-server generates as fast with the shim and write-behind as without (0.98)
+	@$(python)decode.py
+
+check-server-restart: build ## llama-server restarted between two requests of 4,000 tokens: first token 100 times sooner
+	@$(python)server_restart.py
+
+check-shared: build ## 8 clients of a llama-server with one system prompt: its prefill is computed once
+	@$(python)shared.py
+
+check-upstream: build ## llama.cpp's own server tests pass and fail alike with the shim and without
+	@$(python)upstream.py
+
 check-mutants: setup ## at least 85 % of 200 changes of the library fail a test; SEED=n, MUTANTS=n, PORTION=i/n
-	@python3 scripts/mutants.py
+	@checks/mutants.py
 
-check: check-docs
-.PHONY: check-docs
 check-docs: build ## the docs: commands run, links and names exist, lines fit, public functions have comments
 	@$(paths); $(programs); checks/docs.py --self-test
 
-check: check-abi
-.PHONY: check-abi abi-baseline
 check-abi: build ## programs of the oldest headers of this minor version run with today's libraries
 	@$(paths); $(programs); checks/abi.sh
 
 abi-baseline: build ## add new parts of the API to test/abi; refuses changes that break programs (ABI_NEW=1: not released yet)
 	@$(paths); $(programs); checks/abi.sh --renew
 
-# --- with a model: the engine and llama-server
-check: check-server-restart check-shared check-upstream check-decode check-never-slower
-.PHONY: check-server-restart check-upstream check-decode check-shared
-
-check-server-restart: build ## llama-server restarted between two requests of 4,000 tokens: first token 100 times sooner
-	@$(paths); $(programs); $$KVF_PYTHON bench/server_restart.py
-
-check-shared: build ## 8 clients of a llama-server with one system prompt: its prefill is computed once
-	@$(paths); $(programs); $$KVF_PYTHON bench/server_shared.py
-
-check-upstream: build ## llama.cpp's own server tests pass and fail alike with the shim and without
-	@$(paths); $(programs); $$KVF_PYTHON test/server/upstream.py
-
-check-decode: build ## llama-server generates as fast with the shim and write-behind as without (0.98)
-	@$(paths); $(programs); $$KVF_PYTHON bench/server_decode.py
-
-check-exact: build ## logits after a load equal those of a run without one, by KV type and flash attention
-	@$(paths); $(programs) KVFT_EXACT=full; $(release)/test/llama_exact_test
-
-check: check-identity
-.PHONY: check-identity
-check-identity: build ## everything that changes a block's bytes is in its name, or refused; llama.h beside the list of settings
-	@$(paths); $(programs); ctest --test-dir $(release) -L identity --output-on-failure --no-tests=error
-	@$(paths); python3 test/llama/settings_test.py $$KVF_LLAMA_DIR/include/llama.h
-
-check-never-slower: build ## time to the first token at every bandwidth, beside that without a store
-	@$(paths); $(release)/bench/never_slower_bench --check $${SERIES:+--series "$$SERIES"} --svg "$${SVG:-/dev/null}"
+check-layers: build ## includes and calls go down only, folder by folder
+	@checks/layers.py $(release)

@@ -132,14 +132,14 @@ stage_asan() {
     # Detects leaks, and uses of a function's memory after its return.
     export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
     tests asan -L 'unit|live|shell'
-    one "check-chaos under asan, 15 seeds" build/asan/bench/chaos_bench 15
+    one "check-chaos under asan, 15 seeds" build/asan/checks/check_chaos 15
     unset ASAN_OPTIONS UBSAN_OPTIONS
 }
 
 stage_tsan() {
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 KVFT_SKIP='*fault*'
     tests tsan -L 'unit|live'
-    one "check-chaos under tsan, 15 seeds" build/tsan/bench/chaos_bench 15
+    one "check-chaos under tsan, 15 seeds" build/tsan/checks/check_chaos 15
     unset TSAN_OPTIONS KVFT_SKIP
 }
 
@@ -157,21 +157,21 @@ stage_fuzz() {
 
 stage_checks() {
     export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
-    one "check-mutants, the generator" scripts/mutants.py --self-test
+    one "check-mutants, the generator" checks/mutants.py --self-test
     one "check-docs, without the slow commands" checks/docs.py --self-test --quick
     one "check-abi" checks/abi.sh
-    one "check-hostile, 1,000 cases" env CASES=1000 test/hostile/check.sh
-    one "check-128k" build/release/bench/k128_bench
-    one "check-evict, in short" build/release/bench/evict_bench --seeds 2 --requests 600 --row allkeys-lfu,\ 10\ samples \
+    one "check-hostile, 1,000 cases" env CASES=1000 checks/hostile.sh
+    one "check-128k" build/release/checks/check_128k
+    one "check-evict, in short" build/release/checks/check_evict --seeds 2 --requests 600 --row allkeys-lfu,\ 10\ samples \
         --row allkeys-random
-    one "check-chaos, 30 seeds" build/release/bench/chaos_bench 30
-    one "check-stall" build/release/bench/stall_bench
-    one "check-staging" build/release/bench/staging_bench
+    one "check-chaos, 30 seeds" build/release/checks/check_chaos 30
+    one "check-stall" build/release/checks/check_stall
+    one "check-staging" build/release/checks/check_staging
     # Checks the answers. `make check-demo` checks the factor of 100, on a machine that does nothing else.
-    RATIO=10 one "check-demo" bench/demo.sh --check
+    RATIO=10 one "check-demo" checks/demo.sh --check
     # Short forms: check the answers, and what is computed.
-    RATIO=5 TOKENS=800 RESTARTS=1 one "check-server-restart" python3 bench/server_restart.py
-    CLIENTS=4 TOKENS=600 one "check-shared" python3 bench/server_shared.py
+    RATIO=5 TOKENS=800 RESTARTS=1 one "check-server-restart" python3 checks/server_restart.py
+    CLIENTS=4 TOKENS=600 one "check-shared" python3 checks/shared.py
 }
 
 stage_format() {

@@ -22,7 +22,7 @@ def free_port():
 
 
 def document():
-    with open(os.path.join(HERE, "../../bench/document.txt")) as f:
+    with open(os.path.join(HERE, "../../checks/document.txt")) as f:
         return f.read()
 
 

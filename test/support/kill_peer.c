@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A process of check-kill (test/shell/kill.sh): uses a store until it is killed, or told to end.
+ * A process of check-kill (checks/kill.sh): uses a store until it is killed, or told to end.
  *
  *   kvf_kill_peer write URL SEED   saves prompts and sessions, over and over
  *   kvf_kill_peer read URL SEED    loads them and compares every byte, until SIGTERM; then prints what it saw

@@ -2,7 +2,7 @@
  *
  * Linked into every test program: KVFT_SKIP=PATTERN in the environment skips the tests of that name ("*" and "?" are
  * wild), KVFT_ONLY=PATTERN runs no others, and KVFT_LIST=1 prints the names and runs none. The stage tsan of
- * scripts/test.sh leaves out the fault loops this way: they have one thread, and thousands of turns. scripts/mutants.py
+ * scripts/test.sh leaves out the fault loops this way: they have one thread, and thousands of turns. checks/mutants.py
  * runs the tests one by one.
  */
 #include <dlfcn.h>

@@ -338,7 +338,7 @@ static void close_bench(bench *b) {
 static unsigned number(const char *text, unsigned max) {
     unsigned long value = text != NULL ? strtoul(text, NULL, 10) : 0;
     if (value < 1 || value > max) {
-        die("usage: cold_bench [--pairs N] [--tokens N] [--series FILE] [--control] [--check]");
+        die("usage: check_cold [--pairs N] [--tokens N] [--series FILE] [--control] [--check]");
     }
     return (unsigned)value;
 }

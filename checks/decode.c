@@ -39,7 +39,7 @@ typedef struct side {
 } side;
 
 static void give_up(const char *why) {
-    fprintf(stderr, "decode_bench: %s\n", why);
+    fprintf(stderr, "check_decode: %s\n", why);
     exit(1);
 }
 
@@ -132,7 +132,7 @@ static void quiet(enum ggml_log_level level, const char *text, void *ctx) {
 
 int main(int argc, char **argv) {
     if (argc != 3) {
-        fprintf(stderr, "usage: kvferry exec ... -- decode_bench MODEL PAIRS\n");
+        fprintf(stderr, "usage: kvferry exec ... -- check_decode MODEL PAIRS\n");
         return 2;
     }
     llama_log_set(quiet, NULL);

@@ -4,7 +4,7 @@
  * one right after the other and in changing order, by the public calls. Each figure is the median of the ratios within
  * a round.
  *
- *   tenant_bench [--rounds N]
+ *   check_tenant [--rounds N]
  *
  * Exit status 0 where the sealed ones have at least half of the speed of the plain ones everywhere.
  */
@@ -34,7 +34,7 @@ typedef struct side {
 } side;
 
 static void die(const char *what) {
-    fprintf(stderr, "tenant_bench: %s\n", what);
+    fprintf(stderr, "check_tenant: %s\n", what);
     exit(2);
 }
 
@@ -156,7 +156,7 @@ int main(int argc, char **argv) {
     unsigned rounds = argc == 3 && strcmp(argv[1], "--rounds") == 0 ? (unsigned)atoi(argv[2]) : 15;
     double least = INFINITY;
     if (rounds == 0 || rounds > MAX_ROUNDS) {
-        die("usage: tenant_bench [--rounds N], 1 to 99");
+        die("usage: check_tenant [--rounds N], 1 to 99");
     }
     kvft_server *server = kvft_server_start(NULL);
     if (server == NULL) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The article's recipe as a contender of wire_bench: redis-py and numpy, a HASH with the raw bytes of K and V.
+"""The article's recipe as a contender of check_wire: redis-py and numpy, a HASH with the raw bytes of K and V.
 
 Reads jobs from standard input, "op transport where bytes passes serial", answers
 each with "warm", waits for "go", and then answers "seconds cpu_seconds".

@@ -6,7 +6,7 @@
  * nobody writes to the caller's memory; the store is of use again when the fault is over; and when it has been closed,
  * no memory, file or thread of it is left.
  *
- *   chaos_bench [SEEDS]     200 seeds; each is one life of a store, and decides its faults. SEED=n runs that one alone.
+ *   check_chaos [SEEDS]     200 seeds; each is one life of a store, and decides its faults. SEED=n runs that one alone.
  *
  * On a machine that is busy the test itself may not get a processor. How long its threads were ready to run and had to
  * wait for one is known to the kernel (/proc/self/task/N/schedstat), and how late a thread wakes up that only sleeps: a

@@ -13,8 +13,8 @@
  * process of its own with 16 buffers that have been touched; rounds are interleaved; each figure is the median of the
  * ratios within a round.
  *
- *   wire_bench [--check] [--rounds N] [--only TEXT]... [--who NAME]...       --only "unix get 1M" --who ours
- *   WIRE_VARIANT='conns=1' wire_bench --who ours --who variant      ours, and ours with other parameters
+ *   check_wire [--check] [--rounds N] [--only TEXT]... [--who NAME]...       --only "unix get 1M" --who ours
+ *   WIRE_VARIANT='conns=1' check_wire --who ours --who variant      ours, and ours with other parameters
  *
  * Exit status 0 where ours is at least 0.9 of the ceiling from 1 MiB on, and ahead of every peer everywhere.
  */
@@ -51,7 +51,7 @@
 #define TTL_S        "3600"
 
 static void die(const char *what) {
-    fprintf(stderr, "wire_bench: %s\n", what);
+    fprintf(stderr, "check_wire: %s\n", what);
     exit(2);
 }
 
@@ -306,7 +306,7 @@ static uint32_t tokens[NUM_BUFFERS * BLOCK_TOKENS];
 static void print_log(void *ctx, kvf_log_level level, const char *message) {
     (void)ctx;
     (void)level;
-    fprintf(stderr, "wire_bench: %s\n", message);
+    fprintf(stderr, "check_wire: %s\n", message);
 }
 
 static void ours_open(const job *j) {
@@ -349,7 +349,7 @@ static void ours_save(kvf_block *blocks) {
     }
     for (unsigned i = 0; i < NUM_BUFFERS; i++) {
         if (blocks[i].status != KVF_OK) {
-            fprintf(stderr, "wire_bench: a block was not saved: %s\n", kvf_reason_name(blocks[i].why));
+            fprintf(stderr, "check_wire: a block was not saved: %s\n", kvf_reason_name(blocks[i].why));
             exit(2);
         }
     }
@@ -388,7 +388,7 @@ static void ours_pass(const job *j, bool set) {
     }
     size_t run = kvf_load(space, blocks, NUM_BUFFERS, NULL, KVF_MS(10000));
     if (run != NUM_BUFFERS) {
-        fprintf(stderr, "wire_bench: a load missed: %s\n", kvf_reason_name(blocks[run].why));
+        fprintf(stderr, "check_wire: a load missed: %s\n", kvf_reason_name(blocks[run].why));
         exit(2);
     }
 }
@@ -551,7 +551,7 @@ static void python_path(char out[512]) {
 static void peers_path(char out[512]) {
     const char *source = getenv("KVF_SOURCE");
     if (source != NULL && source[0] != '\0') {
-        snprintf(out, 512, "%s/bench/wire_peers.py", source);
+        snprintf(out, 512, "%s/checks/wire_peers.py", source);
     } else {
         const char *slash = strrchr(__FILE__, '/');
         snprintf(out, 512, "%.*s/wire_peers.py", slash != NULL ? (int)(slash - __FILE__) : 1,
@@ -794,7 +794,7 @@ static void read_options(options *o, int argc, char **argv) {
         } else if (strcmp(argv[i], "--who") == 0 && more && o->num_who < 16) {
             o->who[o->num_who++] = argv[++i];
         } else {
-            die("usage: wire_bench [--check] [--rounds N] [--only TEXT]... [--who NAME]...");
+            die("usage: check_wire [--check] [--rounds N] [--only TEXT]... [--who NAME]...");
         }
     }
     if (o->rounds < 1 || o->rounds > MAX_ROUNDS) {

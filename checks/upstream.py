@@ -8,6 +8,8 @@ A test whose outcome differs is run twice more each way, since some depend on ti
 never there without, and what was flaky is told. Sequences are unified in all runs, and batches at least as long as a block, since otherwise there is nothing
 for the shim to do. A test ends after LIMIT (60) seconds. FILES names some of the files."""
 import glob, json, os, re, shutil, subprocess, sys, time, xml.etree.ElementTree as xml
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab, short_model
 
 FILES = os.environ.get("FILES", "basic completion chat_completion compat_anthropic ctx_shift ignore_eos infill kv_keep_only_active "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speed of generating tokens with the shim and write-behind beside that without: decode_bench runs both in one process, token by token in turn, and
+"""The speed of generating tokens with the shim and write-behind beside that without: check_decode runs both in one process, token by token in turn, and
 tells the times of PAIRS (64) pairs of 64 tokens. The median of the ratios must be at least 0.98, and so must the lower end of the interval that holds the
 true median with 95 %: what is not resolved counts as failed. The store is a folder."""
 import json, os, statistics, subprocess, sys
@@ -12,7 +12,7 @@ lab.need_all()
 with lab.folder() as folder:
     stats = f"{folder}/stats.json"
     command = [lab.KVFERRY, "exec", "--store", f"file:{folder}/store", "--block-tokens", str(BLOCK), "--quiet", "--stats", stats, "--",
-               os.path.join(os.environ["KVF_BUILD"], "bench/decode_bench"), lab.MODEL, str(PAIRS)]
+               os.path.join(os.environ["KVF_BUILD"], "checks/check_decode"), lab.MODEL, str(PAIRS)]
     ratios, spent = [], [0, 0]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"}) as bench:
         for line in bench.stdout:
@@ -24,7 +24,7 @@ with lab.folder() as folder:
                 print(f"{len(ratios)} pairs: {len(ratios) * BLOCK / spent[0]:.1f} tokens/s without, {len(ratios) * BLOCK / spent[1]:.1f} with, "
                       f"median ratio {statistics.median(ratios):.4f}", flush=True)
     if bench.returncode != 0 or len(ratios) != PAIRS:
-        sys.exit(f"decode_bench failed ({bench.returncode})")
+        sys.exit(f"check_decode failed ({bench.returncode})")
     with open(stats) as f:
         counted = json.load(f)
 median = statistics.median(ratios)

@@ -3,7 +3,7 @@
 
     article.py TOOL SERVER_PORT URL FOLDER
 
-TOOL is test/shell/session_tool.c, a program of the public C API; URL names the same server. test/shell/article.sh runs it.
+TOOL is test/shell/session_tool.c, a program of the public C API; URL names the same server. checks/article.sh runs it.
 """
 import hashlib
 import json

@@ -4,7 +4,7 @@
 # check-hostile: CASES (20000) seeded cases (SEED, 1). Nine tenths need no llama.cpp and are built with AddressSanitizer and
 # UndefinedBehaviorSanitizer. A tenth are records of real llama.cpp contexts. Each line says how to repeat one of its cases.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 cases=${CASES:-20000}
 log=$(mktemp)

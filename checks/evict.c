@@ -9,7 +9,7 @@
  * and could be loaded again: what eviction cost. The clock of server and client runs ahead with the trace
  * (clock_shim.c), so that ages, times to live and the server's clock of one second mean what they mean in production.
  *
- * usage: evict_bench [--seeds N] [--requests N] [--row NAME]... Exits 1 when a policy beats the documented default by
+ * usage: check_evict [--seeds N] [--requests N] [--row NAME]... Exits 1 when a policy beats the documented default by
  * more than the seeds scatter.
  */
 #include <fcntl.h>

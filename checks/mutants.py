@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes the library in one place at a time and looks whether a test fails.
 
-usage: scripts/mutants.py [--self-test | --list | --map]
+usage: checks/mutants.py [--self-test | --list | --map]
 
 A mutant is the library with one change: a comparison, a logical or arithmetic operator, a constant, a returned value, a
 condition, or a statement that is left out. A constant changes boldly: a wait of 1001 ms is as good as one of 1000, so what is
@@ -26,7 +26,7 @@ Environment:
   SECONDS=n       of tests for one mutant at most; the slowest tests of a line that most tests execute are left out (120)
   FLOOR=n         percent (85)
 A change of the sources changes what is drawn of its own lines only.
-scripts/mutants.same lists those that a person has found to mean the same, with the reason; they do not count.
+checks/mutants.same lists those that a person has found to mean the same, with the reason; they do not count.
 Results are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again.
 """
 import concurrent.futures
@@ -283,7 +283,7 @@ def must(command, **more):
 
 def copy_tree():
     """Brings the copy up to date; what has not changed keeps its time."""
-    tops = ("src", "include", "engines", "cli", "test", "bench", "CMakeLists.txt", "kvferry.pc.in")
+    tops = ("src", "include", "engines", "cli", "test", "checks", "bench", "CMakeLists.txt", "kvferry.pc.in")
     paths = [p for top in tops for p in ((ROOT / top).rglob("*") if (ROOT / top).is_dir() else [ROOT / top])]
     wanted = {str(p.relative_to(ROOT)) for p in paths if p.is_file()}
     for path in [p for p in TREE.rglob("*") if p.is_file()]:
@@ -612,8 +612,8 @@ def draw(seed, num):
 
 
 def listed_as_same():
-    """{(path, text of the line, mutation)} of scripts/mutants.same: a fourth field says why."""
-    rows = (ROOT / "scripts" / "mutants.same").read_text().splitlines()
+    """{(path, text of the line, mutation)} of checks/mutants.same: a fourth field says why."""
+    rows = (ROOT / "checks" / "mutants.same").read_text().splitlines()
     return {tuple(row.split("\t")[:3]) for row in rows if row and not row.startswith("#")}
 
 

@@ -3,7 +3,7 @@
 #
 # check-article: ten lines of redis-py and numpy load what the C API saved, and the other way round, byte for byte, on a
 # private server, over TCP and over a unix socket. The last line is the number of bytes.
-source "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+source "$(dirname "${BASH_SOURCE[0]}")/../test/shell/common.bash"
 : "${KVF_BUILD:?the build folder}" "${KVF_SOURCE:?the source folder}"
 
 "$python" -c 'import numpy, redis' 2>/dev/null || {
@@ -16,5 +16,5 @@ start_redis article --port "$port" --bind 127.0.0.1
 mkdir "$dir/files"
 for url in "redis://127.0.0.1:$port/0" "redis+unix://$dir/article.sock"; do
     echo "${url%%:*}:"
-    "$python" "$KVF_SOURCE/bench/article.py" "$KVF_BUILD/test/session_tool" "$port" "$url" "$dir/files"
+    "$python" "$KVF_SOURCE/checks/article.py" "$KVF_BUILD/test/session_tool" "$port" "$url" "$dir/files"
 done

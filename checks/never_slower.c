@@ -391,7 +391,7 @@ static bool draw(const bench *b, const char *path) {
 static size_t number(const char *text, size_t max) {
     size_t value = text != NULL ? strtoul(text, NULL, 10) : 0;
     if (value < 1 || value > max) {
-        die("usage: never_slower_bench [--check] [--pairs N] [--blocks N] [--series FILE] [--svg FILE]");
+        die("usage: check_never_slower [--check] [--pairs N] [--blocks N] [--series FILE] [--svg FILE]");
     }
     return value;
 }

@@ -4,8 +4,8 @@
 # check-kill: kill -9 of writers, readers and redis-server in the middle of their work, in seeded loops, on a folder and on
 # Redis. Meanwhile a checker loads and compares every byte: a hit is exact, or it is a miss. Afterwards the store must
 # verify clean. SEEDS=n sets the number of loops (of KILLS kills each) on each store. The figure is on the last line.
-# shellcheck source=common.bash disable=SC1091,SC2154
-. "$(dirname "${BASH_SOURCE[0]}")/common.bash"
+# shellcheck source=../test/shell/common.bash disable=SC1091,SC2154
+. "$(dirname "${BASH_SOURCE[0]}")/../test/shell/common.bash"
 
 peer=${KVF_BUILD:?the build folder}/test/kvf_kill_peer
 seeds=${SEEDS:-20}

@@ -3,7 +3,7 @@
 #
 # Runs the tests of faults that users have reported, each by the inputs that failed: one line for each kind, the count on
 # the last line. Exit status 0 only if the tests of all kinds ran and passed. KVF_BUILD is the folder of the build.
-# usage: scripts/faults_public.sh [NUMBER]
+# usage: checks/faults_public.sh [NUMBER]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${KVF_BUILD:-build/release}
