@@ -24,6 +24,7 @@
 enum {
     BLOCK_TOKENS = 16,
     TOKEN_FLOATS = 256,
+    BLOCK_BYTES = BLOCK_TOKENS * TOKEN_FLOATS * sizeof(float),
     MAX_BLOCKS = 64,
     MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS,
     MAX_REQUESTS = 4 /* at once; while all are taken, stdin waits */
@@ -60,7 +61,7 @@ typedef struct scheduler {
 } scheduler;
 
 /* Block i of request r is in slot r * MAX_BLOCKS + i. */
-static float pool[MAX_REQUESTS][MAX_BLOCKS][BLOCK_TOKENS][TOKEN_FLOATS];
+static float pool[MAX_REQUESTS][MAX_TOKENS][TOKEN_FLOATS];
 
 static int fail(const char *what, const char *why) {
     fprintf(stderr, "async: %s: %s\n", what, why);
@@ -118,7 +119,7 @@ static void start_load(scheduler *s, request *r, size_t num_stored) {
     kvf_gap gap = {.struct_size = sizeof gap,
                    .flags = KVF_GAP_WHOLE,
                    .num_blocks = num_stored,
-                   .block_bytes = sizeof pool[0][0],
+                   .block_bytes = BLOCK_BYTES,
                    .block_tokens = BLOCK_TOKENS,
                    .batch_tokens = BLOCK_TOKENS};
     kvf_plan plan = {.struct_size = sizeof plan};
@@ -161,7 +162,7 @@ static void finish(scheduler *s, request *r, float (*kv)[TOKEN_FLOATS]) {
 
 /* Computes one block, or the tokens after the last whole one, so that the store and stdin are checked in between. */
 static void compute_some(scheduler *s, request *r) {
-    float(*kv)[TOKEN_FLOATS] = pool[r - s->requests][0];
+    float(*kv)[TOKEN_FLOATS] = pool[r - s->requests];
     size_t end = r->done_tokens + BLOCK_TOKENS < r->num_tokens ? r->done_tokens + BLOCK_TOKENS : r->num_tokens;
     if (end > r->done_tokens) {
         int64_t began = now_us();
@@ -325,8 +326,7 @@ static int serve(scheduler *s) {
 static int run(scheduler *s) {
     const kvf_field fields[] = {{"engine", "example-1"}, {"model", "toy"}, {"kv", "f32 token 256"}};
     const kvf_space_options options = {.struct_size = sizeof options, .block_tokens = BLOCK_TOKENS};
-    const kvf_region region = {
-        .base = pool, .slot_stride = sizeof pool[0][0], .run_bytes = sizeof pool[0][0], .num_runs = 1};
+    const kvf_region region = {.base = pool, .slot_stride = BLOCK_BYTES, .run_bytes = BLOCK_BYTES, .num_runs = 1};
     kvf_error err = {0};
     int rc = 1;
     if (kvf_space_open(&s->space, &err, s->store, fields, sizeof fields / sizeof fields[0], &options) != KVF_OK ||

@@ -16,22 +16,22 @@
 enum {
     BLOCK_TOKENS = 16,  /* what is stored and loaded as a unit */
     TOKEN_FLOATS = 256, /* the KV of one token, all layers together */
+    BLOCK_BYTES = BLOCK_TOKENS * TOKEN_FLOATS * sizeof(float),
     MAX_BLOCKS = 64,
     MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 };
 
 /* The memory for KV, which an engine allocates once. Block i of the prompt is in slot i. */
-static float pool[MAX_BLOCKS][BLOCK_TOKENS][TOKEN_FLOATS];
+static float pool[MAX_TOKENS][TOKEN_FLOATS];
 
 /* ---- the model: replace it by yours -------------------------------------------------------------------------------- */
 
 /* Computes the KV of tokens first to end - 1. The KV of all tokens before them is there. */
 static void compute(const uint32_t *tokens, size_t first, size_t end) {
-    float(*kv)[TOKEN_FLOATS] = pool[0];
     for (size_t t = first; t < end; t++) {
         for (size_t i = 0; i < TOKEN_FLOATS; i++) {
-            float before = t > 0 ? kv[t - 1][(i + 1) % TOKEN_FLOATS] : 0;
-            kv[t][i] = before / 2 + (float)(tokens[t] * (i + 1) % 97);
+            float before = t > 0 ? pool[t - 1][(i + 1) % TOKEN_FLOATS] : 0;
+            pool[t][i] = before / 2 + (float)(tokens[t] * (i + 1) % 97);
         }
     }
 }
@@ -39,7 +39,7 @@ static void compute(const uint32_t *tokens, size_t first, size_t end) {
 static float answer(size_t num_tokens) {
     float sum = 0;
     for (size_t t = 0; t < num_tokens; t++) {
-        sum += pool[0][t][t % TOKEN_FLOATS];
+        sum += pool[t][t % TOKEN_FLOATS];
     }
     return sum;
 }
@@ -103,7 +103,7 @@ static int run(kvf_store *store, char **prompts, int num_prompts) {
     /* Everything that changes a block's bytes is in the space, so another model or format never hits. */
     const kvf_field fields[] = {{"engine", "example-1"}, {"model", "toy"}, {"kv", "f32 token 256"}};
     const kvf_space_options options = {.struct_size = sizeof options, .block_tokens = BLOCK_TOKENS};
-    const kvf_region region = {.base = pool, .slot_stride = sizeof pool[0], .run_bytes = sizeof pool[0], .num_runs = 1};
+    const kvf_region region = {.base = pool, .slot_stride = BLOCK_BYTES, .run_bytes = BLOCK_BYTES, .num_runs = 1};
     kvf_error err = {0};
     kvf_space *space = NULL;
     kvf_view *view = NULL;
