@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/store.h"
+#include "store/private.h"
 #include "support/kit.h"
 #include "support/server.h"
 

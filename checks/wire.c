@@ -41,7 +41,7 @@
 
 #include "base/base.h"
 #include "kvferry/kvferry.h"
-#include "store/store.h"
+#include "store/private.h"
 #include "support/server.h"
 
 #define NUM_BUFFERS  16u

@@ -6,12 +6,6 @@
 
 #define REMOVE_BUDGET_US 200000
 
-/* Before the miss is reported: the caller that then computes the block finds that it must be written. */
-static void doubt(kvf_store *store, const kvf_key *key) {
-    kvfi_known_doubt_all(&store->known);
-    kvfi_known_doubt(&store->known, key);
-}
-
 static kvf_reason check_record(const kvfi_item *item) {
     uint32_t last = item->num_iov - 1;
     if (item->seal != NULL) {
@@ -25,48 +19,9 @@ static kvf_reason check_record(const kvfi_item *item) {
 static kvf_reason check(kvfi_item *item) {
     kvf_reason why = check_record(item);
     if (why == KVF_WHY_CHECKSUM) {
-        doubt(item->cover, &item->addr.key);
+        kvfi_store_doubt(item->cover, &item->addr.key);
     }
     return why;
-}
-
-/* A record with a wrong checksum can never be a hit, and a store that keeps the first of two equal keys would keep it
- * for ever. */
-static void remove_damaged(kvf_store *store, const kvfi_addr *addr, int64_t deadline_us) {
-    int64_t soon = kvfi_deadline(REMOVE_BUDGET_US);
-    for (size_t i = 0; i < store->num_tiers; i++) {
-        kvfi_tier *tier = store->tiers[i];
-        if (deadline_us == KVFI_AT_ONCE && !tier->volatile_) {
-            continue;
-        }
-        (void)tier->ops->remove(tier, NULL, addr, soon < deadline_us ? soon : deadline_us);
-    }
-}
-
-/* Whatever is stored there, the caller now computes the block and overwrites it. */
-static bool is_of_no_use(kvf_reason why) {
-    switch (why) {
-    case KVF_WHY_ABSENT:
-    case KVF_WHY_OTHER_TOKENS:
-    case KVF_WHY_OTHER_SPACE:
-    case KVF_WHY_CHECKSUM:
-    case KVF_WHY_TRUNCATED:
-    case KVF_WHY_VERSION:
-        return true;
-    default:
-        return false;
-    }
-}
-
-static void note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason why, int64_t deadline_us) {
-    atomic_fetch_add(&store->stats.misses[why], 1);
-    if (why == KVF_WHY_CHECKSUM) {
-        kvfi_log(KVF_LOG_WARN, "a stored block does not match its checksum: removed");
-        remove_damaged(store, addr, deadline_us);
-    }
-    if (is_of_no_use(why)) {
-        kvfi_known_add_missed(&store->known, &addr->key);
-    }
 }
 
 /* The reason of the first gap, if no tier gave one. */
@@ -84,7 +39,8 @@ static kvf_reason reason_of(const kvfi_feed *feed, const kvfi_item *item) {
 static size_t publish(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
     size_t run = batch->num;
-    atomic_fetch_add(&store->stats.loads, batch->num); /* counted before their outcomes, which never exceed it */
+    uint64_t bytes = 0;
+    kvfi_store_count_loads(store, batch->num); /* counted before their outcomes, which never exceed it */
     for (size_t i = 0; i < batch->num; i++) {
         const kvfi_item *item = &batch->feed.items[i];
         kvf_block *block = &batch->blocks[i];
@@ -97,12 +53,12 @@ static size_t publish(kvfi_blocks *batch) {
         }
         block->status = hit && i < run ? KVF_OK : KVF_MISS;
         if (block->status != KVF_OK) {
-            note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
+            kvfi_store_note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
         } else {
-            atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
+            bytes += item->bytes;
         }
     }
-    atomic_fetch_add(&store->stats.load_hits, run);
+    kvfi_store_count_load_hits(store, run, bytes);
     return run;
 }
 
@@ -111,6 +67,7 @@ static size_t publish(kvfi_blocks *batch) {
 static size_t publish_each(kvfi_blocks *batch) {
     kvf_store *store = batch->space->store;
     size_t here = 0;
+    uint64_t bytes = 0;
     for (size_t i = 0; i < batch->num; i++) {
         const kvfi_item *item = &batch->feed.items[i];
         kvf_block *block = &batch->blocks[i];
@@ -119,16 +76,16 @@ static size_t publish_each(kvfi_blocks *batch) {
         block->status = hit ? KVF_OK : KVF_MISS;
         block->why = hit ? KVF_WHY_NONE : reason_of(&batch->feed, item);
         if (counts) {
-            atomic_fetch_add(&store->stats.loads, 1);
+            kvfi_store_count_loads(store, 1);
         }
         if (hit) {
             here++;
-            atomic_fetch_add(&store->stats.loaded_bytes, item->bytes);
+            bytes += item->bytes;
         } else if (counts) {
-            note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
+            kvfi_store_note_miss(store, &item->addr, block->why, batch->feed.deadline_us);
         }
     }
-    atomic_fetch_add(&store->stats.load_hits, here);
+    kvfi_store_count_load_hits(store, here, bytes);
     return here;
 }
 
@@ -157,13 +114,13 @@ static void take_over(kvfi_blocks *batch, const kvfi_item *got) {
     if (got->status == KVF_OK) {
         item->status = KVF_OK;
         item->why = KVF_WHY_NONE;
-        atomic_fetch_add(&store->stats.saves, 1);
+        kvfi_store_count_saves(store, 1);
         if (!kvfi_store_copy(store, got, &item->addr, item->seal, kvfi_store_all_tiers(store), KVFI_ROLE_SAVE)) {
-            atomic_fetch_add(&store->stats.save_failures[KVF_WHY_FULL], 1);
+            kvfi_store_count_unsaved(store, KVF_WHY_FULL);
         }
         kvfi_space_card(batch->space);
     } else if (got->status != KVF_AGAIN && got->why == KVF_WHY_CHECKSUM) {
-        remove_damaged(store, &got->addr, batch->feed.deadline_us);
+        kvfi_store_remove_damaged(store, &got->addr, batch->feed.deadline_us);
     }
 }
 
@@ -188,13 +145,12 @@ static void load_previous(kvfi_blocks *batch) {
 
 /* None of them is loaded: the first for that reason, and later ones because the first breaks a rule. */
 static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason why) {
-    kvfi_counters *stats = &space->store->stats;
-    atomic_fetch_add(&stats->loads, num);
+    kvfi_store_count_loads(space->store, num);
     for (size_t i = 0; i < num; i++) {
         bool behind = why == KVF_WHY_MISUSE && i > 0;
         blocks[i].status = why == KVF_WHY_MISUSE && !behind ? KVF_LIMIT : KVF_MISS;
         blocks[i].why = behind ? KVF_WHY_AFTER_GAP : why;
-        atomic_fetch_add(&stats->misses[blocks[i].why], 1);
+        kvfi_store_count_miss(space->store, blocks[i].why);
     }
 }
 
@@ -282,7 +238,7 @@ static size_t expected_bytes(const kvf_block *block) {
 
 static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kvfi_addr *addr, const kvf_block *block) {
     size_t bytes = expected_bytes(block);
-    out->tier = space->store->tiers[tier];
+    out->tier = kvfi_store_tier(space->store, tier);
     if (out->tier->ops->borrow == NULL) {
         return KVF_WHY_ABSENT;
     }
@@ -292,26 +248,23 @@ static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kv
     }
     why = check_loan(&out->loan, addr, block, bytes);
     if (why == KVF_WHY_CHECKSUM) {
-        doubt(space->store, &addr->key);
+        kvfi_store_doubt(space->store, &addr->key);
     }
     if (why != KVF_WHY_NONE) {
         out->tier->ops->give_back(out->tier, &out->loan);
         return why;
     }
-    kvfi_known_add(&space->store->known, &addr->key, (uint8_t)(1u << tier));
-    if (tier > 0) {
-        size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-        struct iovec iov[2] = {{(void *)(uintptr_t)out->loan.data, head},
-                               {(void *)(uintptr_t)(out->loan.data + head), out->loan.len - head}};
-        kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 2, .bytes = out->loan.len};
-        kvfi_store_promote(space->store, &item, tier);
-    }
+    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
+    struct iovec iov[2] = {{(void *)(uintptr_t)out->loan.data, head},
+                           {(void *)(uintptr_t)(out->loan.data + head), out->loan.len - head}};
+    kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 2, .bytes = out->loan.len};
+    kvfi_store_note_got(space->store, &item, tier);
     return KVF_WHY_NONE;
 }
 
 static kvf_reason borrow_from_any(kvf_space *space, loan *out, const kvfi_addr *addr, const kvf_block *block) {
     kvf_reason first = KVF_WHY_ABSENT;
-    for (size_t tier = 0; tier < space->store->num_tiers; tier++) {
+    for (size_t tier = 0; tier < kvfi_store_num_tiers(space->store); tier++) {
         kvf_reason why = borrow_from(space, tier, out, addr, block);
         if (why == KVF_WHY_NONE) {
             return why;
@@ -326,8 +279,8 @@ static kvf_reason borrow_from_any(kvf_space *space, loan *out, const kvfi_addr *
 /* An absent block is not counted: no tier can lend it, but a load may still find it. */
 static kvf_status borrow_miss(kvf_space *space, const kvfi_addr *addr, kvf_block *block, kvf_reason why) {
     if (why != KVF_WHY_ABSENT) {
-        atomic_fetch_add(&space->store->stats.loads, 1);
-        note_miss(space->store, addr, why, kvfi_deadline(REMOVE_BUDGET_US));
+        kvfi_store_count_loads(space->store, 1);
+        kvfi_store_note_miss(space->store, addr, why, kvfi_deadline(REMOVE_BUDGET_US));
     }
     block->status = KVF_MISS;
     block->why = why;
@@ -361,9 +314,8 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
     size_t head = KVFI_HEAD_BYTES(block->num_tokens);
     *out =
         (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head - KVFI_SUM_BYTES, .opaque = lent};
-    atomic_fetch_add(&store->stats.loads, 1);
-    atomic_fetch_add(&store->stats.load_hits, 1);
-    atomic_fetch_add(&store->stats.loaded_bytes, lent->loan.len);
+    kvfi_store_count_loads(store, 1);
+    kvfi_store_count_load_hits(store, 1, lent->loan.len);
     block->status = KVF_OK;
     block->why = KVF_WHY_NONE;
     return KVF_OK;

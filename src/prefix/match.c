@@ -63,9 +63,7 @@ static size_t select_missing(lookup *at, const kvfi_identity *identity, const kv
 
 static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size_t index, size_t num,
                      int64_t deadline_us) {
-    uint64_t round_trips = 0;
-    kvfi_store_peek(store, index, at->addrs, num, at->peeks, &round_trips, deadline_us);
-    atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
+    kvfi_store_peek(store, index, at->addrs, num, at->peeks, deadline_us);
     for (size_t i = 0; i < num; i++) {
         size_t key = at->from[i];
         kvf_reason why = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], seal, index);
@@ -73,22 +71,14 @@ static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size
         if (!at->hit[key] && (at->found[key].why == KVF_WHY_NONE || why != KVF_WHY_ABSENT)) {
             at->found[key].why = why; /* the reason of a tier that failed wins over "absent" */
         }
-        if (!at->hit[key] && at->peeks[i].why == KVF_WHY_NONE) {
-            /* Something else is stored there: a save writes without looking again. */
-            kvfi_known_add_missed(&store->known, &at->addrs[i].key);
-        }
-        if (at->hit[key]) {
-            kvfi_known_see(&store->known, &at->addrs[i].key, (uint8_t)(1u << index));
-        } else if (at->peeks[i].why == KVF_WHY_ABSENT && index + 1 == store->num_tiers) {
-            kvfi_known_forget(&store->known, &at->addrs[i].key);
-        }
+        kvfi_store_note_lookup(store, &at->addrs[i].key, index, at->peeks[i].why, at->hit[key]);
     }
 }
 
 /* Asks all tiers for what is not found yet. */
 static void ask_tiers(lookup *at, kvf_store *store, const kvfi_identity *identity, const kvf_key *keys, size_t stride,
                       size_t num, int64_t deadline_us) {
-    for (size_t tier = 0; tier < store->num_tiers; tier++) {
+    for (size_t tier = 0; tier < kvfi_store_num_tiers(store); tier++) {
         size_t missing = select_missing(at, identity, keys, stride, num);
         if (missing > 0) {
             ask_tier(at, store, kvfi_seal_of(identity), tier, missing, deadline_us);
@@ -119,7 +109,7 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     if (num == 0 || !kvfi_store_is_ours(store) || !make_room(&at, num)) {
         return know_nothing(found, num, KVF_WHY_NOMEM);
     }
-    atomic_fetch_add(&store->stats.lookups, num);
+    kvfi_store_count_lookups(store, num);
     ask_tiers(&at, store, &space->identity, keys, stride, num, deadline_us);
     if (space->rotates) {
         ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
@@ -129,7 +119,7 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
         memcpy(found, at.found, num * sizeof *found);
     }
     kvfi_free(at.found);
-    atomic_fetch_add(&store->stats.lookup_hits, hits);
+    kvfi_store_count_lookup_hits(store, hits);
     return hits;
 }
 

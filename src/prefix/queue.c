@@ -138,10 +138,6 @@ static void give_slot(kvf_queue *queue, slot *s) {
     pthread_mutex_unlock(&queue->lock);
 }
 
-static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
-    return op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_SAVE ? store->store_pool : store->lookup_pool;
-}
-
 KVFI_SIZED(kvf_batch, found, 80, patience_us);
 
 static bool is_sound(const kvf_queue *queue, const kvf_batch *batch) {
@@ -176,7 +172,7 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     s->deadline_us = kvfi_budget_deadline(own.budget_us);
     s->job = (kvfi_job){.run = run, .arg = s};
     *out_ticket = s->ticket;
-    if (!kvfi_pool_post(pool_of(queue->store, own.op), &s->job)) {
+    if (!kvfi_store_post(queue->store, own.op, &s->job)) {
         give_slot(queue, s);
         return KVF_NOMEM;
     }

@@ -19,7 +19,7 @@ void kvf_forget(kvf_space *space, const kvf_key *keys, size_t num) {
     for (size_t i = 0; i < num && kvfi_store_is_ours(space->store); i++) {
         kvfi_addr addr;
         kvfi_address(&addr, &space->identity, &keys[i]);
-        kvfi_known_add_missed(&space->store->known, &addr.key);
+        kvfi_store_forget(space->store, &addr.key);
     }
 }
 
@@ -33,13 +33,14 @@ kvf_status kvf_reserve(kvf_space *space, kvf_reserved *out, size_t payload_bytes
     if (payload_bytes > KVF_MAX_PAYLOAD_BYTES) {
         return KVF_LIMIT;
     }
-    KVFI_TRY(kvfi_backlog_reserve(&space->store->backlog, &staged, payload_bytes, space->identity.block_tokens));
+    KVFI_TRY(
+        kvfi_backlog_reserve(kvfi_store_backlog(space->store), &staged, payload_bytes, space->identity.block_tokens));
     *out = (kvf_reserved){.data = kvfi_staged_payload(staged), .len = payload_bytes, .opaque = staged};
     return KVF_OK;
 }
 
 static void give_back(kvf_store *store, kvf_reserved *reserved) {
-    kvfi_backlog_abandon(&store->backlog, reserved->opaque);
+    kvfi_backlog_abandon(kvfi_store_backlog(store), reserved->opaque);
     reserved->opaque = NULL;
 }
 
@@ -55,7 +56,7 @@ static void describe(kvfi_staged *staged, kvf_space *space, const kvf_block *blo
     staged->first_token = block->first_token;
     staged->num_tokens = block->num_tokens;
     staged->chain_bytes = chain_bytes;
-    staged->rewrite = kvfi_known_doubted(&space->store->known, &staged->addr.key);
+    staged->rewrite = kvfi_store_doubts(space->store, &staged->addr.key);
     staged->tiers = kvfi_store_all_tiers(space->store);
     if (block->num_tokens > 0) {
         memcpy(kvfi_staged_head(staged) + KVFI_HEADER_BYTES, block->tokens, 4 * (size_t)block->num_tokens);
@@ -65,17 +66,17 @@ static void describe(kvfi_staged *staged, kvf_space *space, const kvf_block *blo
 /* Queues the value, which is the backlog's in any case. False: no random bytes to seal it with. */
 static bool hand_over(kvf_space *space, kvfi_staged *staged) {
     if (!kvfi_staged_seal(staged, kvfi_seal_of(&space->identity))) {
-        kvfi_backlog_abandon(&space->store->backlog, staged);
+        kvfi_backlog_abandon(kvfi_store_backlog(space->store), staged);
         return false;
     }
     kvfi_space_card(space);
-    kvfi_backlog_commit(&space->store->backlog, staged);
+    kvfi_backlog_commit(kvfi_store_backlog(space->store), staged);
     return true;
 }
 
 /* Counts a save that failed before it was queued. */
 static kvf_reason count_failure(kvf_store *store, kvf_reason why) {
-    atomic_fetch_add(&store->stats.save_failures[why], 1);
+    kvfi_store_count_unsaved(store, why);
     return why;
 }
 
@@ -87,7 +88,7 @@ kvf_status kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block 
     if (reserved->opaque == NULL) {
         return KVF_LIMIT;
     }
-    atomic_fetch_add(&store->stats.saves, 1);
+    kvfi_store_count_saves(store, 1);
     if (!kvfi_has_sound_tokens(space, block) || !kvfi_reserved_is_zero(reserved->reserved) ||
         used_bytes > reserved->len) {
         count_failure(store, KVF_WHY_MISUSE);
@@ -148,7 +149,7 @@ static kvf_reason stage(kvf_space *space, const kvf_block *block, const kvf_view
     }
     size_t bytes = kvfi_iov_bytes(iov, num);
     kvfi_staged *staged = NULL;
-    kvf_status status = kvfi_backlog_reserve(&space->store->backlog, &staged, bytes, block->num_tokens);
+    kvf_status status = kvfi_backlog_reserve(kvfi_store_backlog(space->store), &staged, bytes, block->num_tokens);
     if (status != KVF_OK) {
         return reason_of(status);
     }
@@ -162,7 +163,7 @@ static kvf_reason save_one(kvf_space *space, const kvf_block *block, const kvf_v
         return KVF_WHY_MISUSE;
     }
     if (is_known(space, &block->key)) {
-        atomic_fetch_add(&space->store->stats.known, 1);
+        kvfi_store_count_known(space->store, 1);
         return KVF_WHY_NONE;
     }
     return stage(space, block, view, runs);
@@ -212,7 +213,7 @@ static size_t take(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *vi
 size_t kvf_save(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view) {
     kvf_reason why = KVF_WHY_NONE;
     size_t taken = 0;
-    atomic_fetch_add(&space->store->stats.saves, num); /* counted before their outcomes, which never exceed it */
+    kvfi_store_count_saves(space->store, num); /* counted before their outcomes, which never exceed it */
     if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
         why = KVF_WHY_CLOSED;
     } else if (num > KVF_MAX_BLOCKS) {
@@ -253,9 +254,9 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     const kvf_block *block = item->user;
     kvfi_staged *staged = c->room;
     c->room = NULL;
-    kvf_status status = staged != NULL
-                            ? KVF_OK
-                            : kvfi_backlog_reserve(&c->store->backlog, &staged, payload_of(item), block->num_tokens);
+    kvf_status status = staged != NULL ? KVF_OK
+                                       : kvfi_backlog_reserve(kvfi_store_backlog(c->store), &staged, payload_of(item),
+                                                              block->num_tokens);
     if (status != KVF_OK) {
         return reason_of(status);
     }
@@ -281,7 +282,7 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
 
 static void drop_room(cover *c) {
     if (c->room != NULL) {
-        kvfi_backlog_abandon(&c->store->backlog, c->room);
+        kvfi_backlog_abandon(kvfi_store_backlog(c->store), c->room);
         c->room = NULL;
     }
 }
@@ -314,7 +315,7 @@ static void release_sealed(kvfi_item *item) {
 static size_t take_room(cover *covers, const kvfi_feed *feed, const kvfi_item *items, size_t num) {
     size_t taken = 0, bytes = 0;
     while (taken < num) {
-        kvfi_backlog *backlog = &covers[taken].store->backlog;
+        kvfi_backlog *backlog = kvfi_store_backlog(covers[taken].store);
         const kvf_block *block = items[taken].user;
         bytes += items[taken].bytes;
         if (taken > 0 && bytes > backlog->bound / 2) {
@@ -356,7 +357,7 @@ static size_t select_unknown(kvf_space *space, kvf_block *blocks, size_t num, kv
         blocks[i].status = KVF_OK;
         blocks[i].why = KVF_WHY_NONE;
         if (is_known(space, &blocks[i].key)) {
-            atomic_fetch_add(&space->store->stats.known, 1);
+            kvfi_store_count_known(space->store, 1);
         } else {
             from[unknown] = i;
             out[unknown++] = blocks[i];
@@ -408,7 +409,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     }
     for (size_t i = 0; i < num; i++) {
         batch.feed.items[i].unfinished = true;
-        batch.feed.items[i].rewrite = kvfi_known_doubted(&space->store->known, &batch.feed.items[i].addr.key);
+        batch.feed.items[i].rewrite = kvfi_store_doubts(space->store, &batch.feed.items[i].addr.key);
         batch.feed.items[i].may_lend = may_lend(&batch.feed.items[i], flags);
     }
     put_all(space->store, &batch, kvfi_seal_of(&space->identity) != NULL);
@@ -446,7 +447,7 @@ static size_t save_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
 
 size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
-    atomic_fetch_add(&space->store->stats.saves, num); /* counted before their outcomes, which never exceed it */
+    kvfi_store_count_saves(space->store, num); /* counted before their outcomes, which never exceed it */
     if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
         refuse(space, blocks, num, KVF_WHY_CLOSED);
         return 0;

@@ -49,7 +49,7 @@ kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, con
     if (space == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory for a space");
     }
-    take_secrets(&own, &store->secrets);
+    take_secrets(&own, kvfi_store_secrets(store));
     kvf_status status = open_identities(space, err, fields, num_fields, &own);
     if (status != KVF_OK) {
         kvfi_identity_cleanup(&space->identity);
@@ -122,8 +122,9 @@ void kvf_stored_key(const kvf_space *space, kvf_key *out, const kvf_key *key) {
 
 static bool stage_card(kvf_space *space) {
     const kvfi_identity *identity = &space->identity;
+    kvfi_backlog *backlog = kvfi_store_backlog(space->store);
     kvfi_staged *staged = NULL;
-    if (kvfi_backlog_reserve(&space->store->backlog, &staged, identity->text_len, 0) != KVF_OK) {
+    if (kvfi_backlog_reserve(backlog, &staged, identity->text_len, 0) != KVF_OK) {
         return false;
     }
     staged->role = KVFI_ROLE_CARD;
@@ -133,10 +134,10 @@ static bool stage_card(kvf_space *space) {
     staged->tiers = kvfi_store_all_tiers(space->store);
     memcpy(kvfi_staged_payload(staged), identity->text, identity->text_len);
     if (!kvfi_staged_seal(staged, kvfi_seal_of(identity))) {
-        kvfi_backlog_abandon(&space->store->backlog, staged);
+        kvfi_backlog_abandon(backlog, staged);
         return false;
     }
-    kvfi_backlog_commit(&space->store->backlog, staged);
+    kvfi_backlog_commit(backlog, staged);
     return true;
 }
 

@@ -2,6 +2,8 @@
  *
  * Views: the parts of an engine's own paged KV memory that make up a block, and fences on their slots.
  */
+#include <unistd.h>
+
 #include "base/sized.h"
 #include "prefix/prefix.h"
 

@@ -278,14 +278,15 @@ kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *
     if (own.key != NULL && own.space == NULL) {
         return kvfi_fail(err, KVF_LIMIT, "kvf_walk_options: a key is looked for in a space: set `space` too");
     }
-    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = &store->secrets, .store = store};
+    const kvfi_secrets *secrets = kvfi_store_secrets(store);
+    walk w = {.visit = visit, .ctx = ctx, .whole = own.whole != 0, .secrets = secrets, .store = store};
     KVFI_TRY(kvfi_store_check_ours(store, err));
     kvfi_session_space(&w.sessions[0], NULL);
-    for (size_t i = 0; i < store->secrets.num; i++) {
-        kvfi_session_space(&w.sessions[1 + i], &store->secrets.of[i]);
+    for (size_t i = 0; i < secrets->num; i++) {
+        kvfi_session_space(&w.sessions[1 + i], &secrets->of[i]);
     }
-    for (; w.tier < store->num_tiers && !w.stopped; w.tier++) {
-        KVFI_TRY(see_tier(&w, store->tiers[w.tier], err, &own));
+    for (; w.tier < kvfi_store_num_tiers(store) && !w.stopped; w.tier++) {
+        KVFI_TRY(see_tier(&w, kvfi_store_tier(store, w.tier), err, &own));
     }
     return KVF_OK;
 }

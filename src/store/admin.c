@@ -5,7 +5,7 @@
 #include "kvferry/admin.h"
 #include "base/sized.h"
 
-#include "store/store.h"
+#include "store/private.h"
 #include "tier/value.h"
 
 #define STEP_US 5000000

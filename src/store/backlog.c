@@ -4,7 +4,7 @@
  */
 #include "store/backlog.h"
 
-#include "store/store.h"
+#include "store/private.h"
 
 #define GROUP_ITEMS 16u
 #define GROUP_BYTES ((size_t)16 << 20)

@@ -2,7 +2,7 @@
  *
  * Opens and closes a store, and spreads batches over its tiers and threads.
  */
-#include "store/store.h"
+#include "store/private.h"
 
 #include "base/sized.h"
 #include "file/file.h"
@@ -123,16 +123,6 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
     return KVF_OK;
 }
 
-bool kvfi_store_is_ours(const kvf_store *store) {
-    return store->pid == getpid();
-}
-
-kvf_status kvfi_store_check_ours(const kvf_store *store, kvf_error *err) {
-    return kvfi_store_is_ours(store)
-               ? KVF_OK
-               : kvfi_fail(err, KVF_CLOSED, "this store was opened by another process: open it again after a fork");
-}
-
 void kvf_store_close(kvf_store *store) {
     if (store == NULL) {
         return;
@@ -170,20 +160,19 @@ kvf_status kvf_store_flush(kvf_store *store, uint64_t *out_unwritten, int64_t bu
     return !flushed ? KVF_AGAIN : unwritten > 0 ? KVF_MISS : KVF_OK;
 }
 
-/* ---- what is known ---- */
+/* ---- what the layers above use of it ---- */
 
-bool kvfi_store_knows(kvf_store *store, const kvf_key *key) {
-    uint8_t tiers = kvfi_known_tiers(&store->known, key);
-    bool lasting = false;
-    for (size_t i = 0; i < store->num_tiers; i++) {
-        if (!store->tiers[i]->volatile_) {
-            lasting = true;
-            if ((tiers >> i & 1) != 0) {
-                return true;
-            }
-        }
-    }
-    return !lasting && tiers != 0;
+kvfi_backlog *kvfi_store_backlog(kvf_store *store) {
+    return &store->backlog;
+}
+
+const kvfi_secrets *kvfi_store_secrets(const kvf_store *store) {
+    return &store->secrets;
+}
+
+bool kvfi_store_post(kvf_store *store, kvf_op op, kvfi_job *job) {
+    kvfi_pool *pool = op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_SAVE ? store->store_pool : store->lookup_pool;
+    return kvfi_pool_post(pool, job);
 }
 
 /* ---- one feed over the threads of one tier ---- */
@@ -250,10 +239,6 @@ static bool seal_again(kvfi_staged *staged, const kvfi_item *item, const kvfi_se
     return kvfi_staged_seal(staged, seal);
 }
 
-void kvfi_store_promote(kvf_store *store, const kvfi_item *item, size_t from) {
-    (void)kvfi_store_copy(store, item, &item->addr, item->seal, (uint8_t)((1u << from) - 1), KVFI_ROLE_COPY);
-}
-
 bool kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *to_addr, const kvfi_secret *seal,
                      uint8_t tiers, kvfi_role role) {
     size_t head = item->iov[0].iov_len;
@@ -282,12 +267,26 @@ bool kvfi_store_copy(kvf_store *store, const kvfi_item *item, const kvfi_addr *t
     return true;
 }
 
-static void note_got(kvf_store *store, const kvfi_item *item, size_t tier, bool stays) {
-    if (item->status == KVF_OK) {
-        kvfi_known_add(&store->known, &item->addr.key, (uint8_t)(1u << tier));
-        if (tier > 0 && !stays) {
-            kvfi_store_promote(store, item, tier);
-        }
+static void note_tier(kvf_store *store, const kvfi_item *item, size_t tier) {
+    kvfi_known_add(&store->known, &item->addr.key, (uint8_t)(1u << tier));
+}
+
+void kvfi_store_note_got(kvf_store *store, const kvfi_item *item, size_t tier) {
+    note_tier(store, item, tier);
+    if (tier > 0) {
+        uint8_t faster = (uint8_t)((1u << tier) - 1);
+        (void)kvfi_store_copy(store, item, &item->addr, item->seal, faster, KVFI_ROLE_COPY);
+    }
+}
+
+static void note_item(kvf_store *store, const kvfi_item *item, size_t tier, bool stays) {
+    if (item->status != KVF_OK) {
+        return;
+    }
+    if (stays) {
+        note_tier(store, item, tier);
+    } else {
+        kvfi_store_note_got(store, item, tier);
     }
 }
 
@@ -308,7 +307,7 @@ static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     feed->last = !feed->once_more;
     get_feed(store, tier, feed);
     for (size_t i = 0; i < feed->num; i++) {
-        note_got(store, &feed->items[i], tier, feed->stays);
+        note_item(store, &feed->items[i], tier, feed->stays);
     }
 }
 
@@ -343,7 +342,7 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
     for (size_t i = 0; i < num; i++) {
         all->items[from[i]].status = subset[i].status;
         all->items[from[i]].why = subset[i].why;
-        note_got(store, &subset[i], tier, all->stays);
+        note_item(store, &subset[i], tier, all->stays);
     }
     kvfi_free(subset);
 }
@@ -359,11 +358,13 @@ static void note_round_trip(kvfi_meter *meter, const kvfi_peek *peeks, size_t nu
 }
 
 void kvfi_store_peek(kvf_store *store, size_t index, const kvfi_addr *addrs, size_t num, kvfi_peek *out,
-                     uint64_t *round_trips, int64_t deadline_us) {
+                     int64_t deadline_us) {
     kvfi_tier *tier = store->tiers[index];
     if (is_in_reach(tier, deadline_us)) {
+        uint64_t round_trips = 0;
         int64_t begin_us = kvfi_sys->now_us();
-        tier->ops->peek(tier, addrs, num, out, round_trips, deadline_us);
+        tier->ops->peek(tier, addrs, num, out, &round_trips, deadline_us);
+        atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
         note_round_trip(&store->meters[index], out, num, kvfi_sys->now_us() - begin_us);
         return;
     }
@@ -384,48 +385,6 @@ void kvfi_store_get(kvf_store *store, kvfi_feed *feed) {
 
 /* ---- put ---- */
 
-/* Memory before a lasting tier keeps only the fronts of prompts. That it has no room for more is not a failure. */
-static bool is_left_to_others(const kvf_store *store, const kvfi_item *item, size_t tier) {
-    bool lasts = false;
-    for (size_t i = 0; i < store->num_tiers; i++) {
-        lasts = lasts || !store->tiers[i]->volatile_;
-    }
-    return lasts && store->tiers[tier]->volatile_ && item->status == KVF_MISS && item->why == KVF_WHY_FULL;
-}
-
-void kvfi_put_note(const kvf_store *store, kvfi_put_outcome *outcome, const kvfi_item *item, size_t tier) {
-    if (item->status == KVF_OK) {
-        outcome->tiers |= (uint8_t)(1u << tier);
-    } else if (is_left_to_others(store, item, tier)) {
-        return;
-    } else if (outcome->status == KVF_OK) {
-        outcome->status = KVF_MISS;
-        outcome->why = item->status == KVF_AGAIN ? KVF_WHY_BUDGET : item->why;
-    }
-}
-
-void kvfi_store_count_put(kvf_store *store, const kvfi_item *item, const kvfi_put_outcome *outcome, kvfi_role role,
-                          bool sent) {
-    kvfi_counters *stats = &store->stats;
-    if (outcome->tiers != 0) {
-        kvfi_known_add(&store->known, &item->addr.key, outcome->tiers);
-    }
-    if (role == KVFI_ROLE_COPY) {
-        atomic_fetch_add(&stats->promoted, outcome->status == KVF_OK && outcome->tiers != 0);
-    }
-    if (role != KVFI_ROLE_SAVE) {
-        return;
-    }
-    if (!sent) {
-        atomic_fetch_add(&stats->known, 1);
-    } else if (outcome->status == KVF_OK) {
-        atomic_fetch_add(&stats->saved, 1);
-        atomic_fetch_add(&stats->saved_bytes, item->bytes);
-    } else {
-        atomic_fetch_add(&stats->save_failures[outcome->why], 1);
-    }
-}
-
 void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcomes) {
     for (size_t tier = 0; tier < store->num_tiers; tier++) {
         for (size_t i = 0; i < feed->num; i++) {
@@ -443,7 +402,7 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
     }
 }
 
-/* ---- how fast, and how much ---- */
+/* ---- how fast ---- */
 
 kvf_status kvf_store_link(kvf_store *store, uint32_t tier, kvf_link *out) {
     *out = (kvf_link){0};
@@ -452,39 +411,4 @@ kvf_status kvf_store_link(kvf_store *store, uint32_t tier, kvf_link *out) {
     }
     *out = kvfi_meter_tell(&store->meters[tier < store->num_tiers ? tier : store->num_tiers - 1]);
     return KVF_OK;
-}
-
-KVFI_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
-
-kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
-    kvfi_counters *c = &store->stats;
-    KVFI_TRY(kvfi_store_check_ours(store, NULL));
-    /* Outcomes are read first: they are counted after their operation, so they never exceed it. */
-    kvf_stats stats = {
-        .num_tiers = (uint32_t)store->num_tiers,
-        .lookup_hits = c->lookup_hits,
-        .lookup_round_trips = c->lookup_round_trips,
-        .load_hits = c->load_hits,
-        .loaded_bytes = c->loaded_bytes,
-        .saved = c->saved,
-        .known = c->known,
-        .saved_bytes = c->saved_bytes,
-        .promoted = c->promoted,
-    };
-    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
-        stats.misses[i] = c->misses[i];
-        stats.save_failures[i] = c->save_failures[i];
-    }
-    for (size_t i = 0; i < store->num_tiers; i++) {
-        stats.disconnects += store->tiers[i]->disconnects;
-        stats.connects += store->tiers[i]->connects;
-    }
-    stats.lookups = c->lookups;
-    stats.loads = c->loads;
-    stats.saves = c->saves;
-    pthread_mutex_lock(&store->backlog.lock);
-    stats.backlog_bytes = store->backlog.pending_bytes;
-    stats.backlog_peak_bytes = store->backlog.peak_bytes;
-    pthread_mutex_unlock(&store->backlog.lock);
-    return kvfi_give(out, &stats, &kvf_stats_sized);
 }

@@ -16,7 +16,7 @@
 #include "kvferry/session.h"
 #include "prefix/prefix.h"
 #include "record/record.h"
-#include "store/store.h"
+#include "store/private.h"
 #include "support/kit.h"
 #include "support/tiers.h"
 

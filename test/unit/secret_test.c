@@ -18,7 +18,7 @@
 
 #include "prefix/prefix.h"
 #include "session/session.h"
-#include "store/store.h"
+#include "store/private.h"
 #include "support/faults.h"
 #include "support/kit.h"
 

@@ -13,7 +13,7 @@
 #include <jansson.h>
 
 #include "session/session.h"
-#include "store/store.h"
+#include "store/private.h"
 #include "support/faults.h"
 #include "support/kit.h"
 

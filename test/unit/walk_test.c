@@ -13,7 +13,7 @@
 
 #include "kvferry/session.h"
 #include "record/record.h"
-#include "store/store.h"
+#include "store/private.h"
 #include "support/kit.h"
 
 #define PAYLOAD 5000u
