@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder and memory stores beside the bare limit: the same bytes by the plain system calls, or a plain copy, and
- * nothing else. All variants take turns in one run, so that a noisy machine hits all of them; the median of the rounds
- * is shown, and the ratio to the bare limit. `get` and `borrow` are shown without and with the checks of a load
- * (checksum over all bytes).
+ * The folder and memory stores beside the bare limit: the same bytes by plain system calls, or by a plain copy. All
+ * variants take turns in one run, so a noisy machine affects all of them. Shown are the median of the rounds and its
+ * ratio to the bare limit, for `get` and `borrow` without and with the checks of a load (checksum over all bytes).
  *
  *   file_bench [FOLDER...]   default: a folder in /dev/shm and one in $TMPDIR or /tmp
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loads before stores: the same loads alone, and beside a thread that saves without a pause to the same server over the
- * same store. Pairs, one right after the other and in changing order; the median of their ratios is the figure. What is
- * saved meanwhile is counted by the server, value by value: a whole lot takes longer than the loads beside it.
+ * Loads go before saves: the same loads alone, and beside a thread that saves without a pause to the same server over
+ * the same store. Pairs follow each other directly, in changing order. The figure is the median of their ratios. The
+ * server counts the saves value by value, because a whole batch takes longer than the loads beside it.
  */
 #include <pthread.h>
 #include <stdatomic.h>

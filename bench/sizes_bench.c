@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a server charges for our records, and what they take of the machine: used_memory (by which it evicts) and
- * resident memory beside the bytes of the records, after storing them and after storing them twice more, in another
- * order. For redis-server and, if $KVF_VALKEY names one, valkey-server. `part`: the longest value of one key (the
- * parameter of that name).
+ * What a server charges for records, and what they take of the machine: used_memory (by which it evicts) and resident
+ * memory, relative to the bytes of the records, after storing them once, and twice more in another order. For
+ * redis-server and, if $KVF_VALKEY names one, valkey-server. `part`: the longest value of one key (the parameter of
+ * that name).
  *
  * usage: sizes_bench [--speed]     With it, instead: what two keys for a record cost in time, beside one.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What TLS costs: the same loads and saves over TCP with it and without, on two servers of one kind, in turns. Each
+ * The cost of TLS: the same loads and saves over TCP with it and without, on two servers of one kind, in turns. Each
  * figure is the median of the rounds; the ratio is the median of the ratios within a round.
  *
  *   tls_bench [rounds]        default 7

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-128k: a context of 128K tokens at 32 KiB a token (4 GiB in 4,096 blocks of 1 MiB) stored in and loaded from a
- * redis-server of its own. Asserts: the chain of all tokens in one call; the lookup of all blocks in one round trip,
- * counted on the wire by a proxy that holds back every reply until all 4,096 questions have passed; every byte right;
- * the client's own memory under 64 MiB beyond the caller's buffers. Prints GB/s for people; asserts nothing about time.
+ * check-128k: a context of 128K tokens at 32 KiB a token (4 GiB in 4,096 blocks of 1 MiB), saved to and loaded from a
+ * private redis-server. Asserts: one call chains all tokens; the lookup of all blocks takes one round trip, counted by
+ * a proxy that holds back every reply until all 4,096 questions have passed; every byte is right; the client's own
+ * memory stays under 64 MiB beyond the caller's buffers. Prints GB/s, and asserts nothing about time.
  */
 #include <errno.h>
 #include <poll.h>
@@ -65,11 +65,11 @@ static void reset_peak(void) {
 typedef struct proxy {
     char path[160], server[160];
     int listener;
-    size_t expected, questions, turns; /* turns: times that the client went on after it had got a reply to a question */
+    size_t expected, questions, turns; /* turns: how often the client continued after it had received a reply */
     char *held;
     size_t num_held, cap_held;
     unsigned partial;  /* bytes of "GETRANGE" matched at the end of what was read */
-    atomic_bool armed; /* what is asked before, when the store opens, does not count */
+    atomic_bool armed; /* requests at the opening of the store do not count */
 } proxy;
 
 static int unix_socket(const char *path, bool listening) {

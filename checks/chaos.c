@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check-chaos: a single server, a master with sentinels, and a Cluster, all real, suffer fault after fault
- * (support/nemesis.h) while loads, saves, lookups, batches of a queue and sessions go on in several threads. One
- * invariant: what loads is byte-exact, or it is a miss; every call returns within its budget and 100 ms; after it
- * nobody writes to the caller's memory; the store is of use again when the fault is over; and when it has been closed,
- * no memory, file or thread of it is left.
+ * (support/nemesis.h), while loads, saves, lookups, batches of a queue and sessions run in several threads. One
+ * invariant: a load is byte-exact or a miss; every call returns within its budget and 100 ms; nobody writes to the
+ * caller's memory afterwards; the store works again when the fault is over; and when it has been closed, no memory,
+ * file or thread of it is left.
  *
  *   check_chaos [SEEDS]     200 seeds; each is one life of a store, and decides its faults. SEED=n runs that one alone.
  *
- * On a machine that is busy the test itself may not get a processor. How long its threads were ready to run and had to
- * wait for one is known to the kernel (/proc/self/task/N/schedstat), and how late a thread wakes up that only sleeps: a
+ * On a busy machine the test itself may not get a processor. The kernel knows how long its threads were ready to run
+ * and had to wait for one (/proc/self/task/N/schedstat), and a thread that only sleeps shows how late it wakes up. A
  * call may be late by the longer of the two. The figures with and without that allowance are printed, and how many
  * calls needed it.
  */
@@ -38,7 +38,7 @@
 #define DRAIN_MS      1000u
 #define DEFAULT_SEEDS 200u
 
-static uint64_t seed; /* of the life at hand */
+static uint64_t seed; /* of the current life */
 
 static void nap_us(long us) {
     struct timespec t = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};

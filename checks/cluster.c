@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-cluster: a Cluster of three shards on this machine.
- *  1. One prefix loads from all shards at once. Each shard in turn is stopped: while it stands still, the two others serve their whole share of the same load, which ends whole once the third goes on. With any
+ * check-cluster: a Cluster of three shards on this machine. 1. One prefix loads from all shards at once. Each shard in
+ * turn is stopped: while it stands still, the two others serve their whole share of the same load, which ends whole
+ * once the third goes on. With any
  *     order of one after the other, one of the three turns would show an idle shard.
- *  2. Slots move there and back while loads run: none comes short, and every byte is checked.
- *  3. A shard dies: the blocks of the others load, those of its own miss, and every request ends within its budget.
+ * 2. Slots move there and back while loads run: none comes short, and every byte is checked. 3. A shard dies: the
+ * blocks of the others load, its own blocks miss, and every request ends within its budget.
  */
 #include <pthread.h>
 #include <signal.h>

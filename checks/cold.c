@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-cold: what does write-behind cost a cold run? One process, one context of the real model; pairs of runs of the
- * same prompt, a new one for each pair: one that stores into a folder as it goes, one without a store; which comes
- * first, chance says. A run is a prefill of two batches of a block each (the first is written while the second is
- * computed) and the last token; with the store also the wait until the last block is written, which a longer prompt
- * would not notice.
+ * check-cold: the cost of write-behind in a cold run. One process and one context of the real model run pairs of the
+ * same prompt, a new one for each pair: once saving into a folder, once without a store, in random order. A run is a
+ * prefill of two batches of one block each (the first is written while the second is computed) and the last token. With
+ * the store it also includes the wait until the last block is written, which would not show with a longer prompt.
  *
- * The median of the pairs' ratios counts, and its interval decides: all of it at most 1.02 is ok, all of it above is
- * FAILED, and the limit inside of it is "not resolved", which fails too: the machine was too noisy to tell. The
- * interval is made of order statistics, which assume nothing about the noise but that it does not know the order. The
- * number of pairs is fixed before the first one runs.
+ * The median of the pairs' ratios counts, and its interval decides. If all of it is at most 1.02 the check is ok. If
+ * all of it is above, it is FAILED. If the limit is inside, it is "not resolved", which fails too: the machine was too
+ * noisy. The interval is made of order statistics, which only assume that the noise does not know the order. The number
+ * of pairs is fixed before the first one runs.
  *
- * The runs are short because what matters is that a pair is over soon: on a virtual machine whose neighbours come and
- * go the same prefill takes 3 to 5 s, and 21 pairs of processes of 4 s can't tell 1.016 from 1.02. Beside the ratio
- * stands a cost that noise hardly touches: the time the exports took and the CPU time of the writers, as a share of the
- * run.
+ * The runs are short so that a pair ends soon: on a virtual machine whose neighbours come and go the same prefill takes
+ * 3 to 5 s, and 21 pairs of processes of 4 s cannot tell 1.016 from 1.02. Beside the ratio stands a cost that noise
+ * hardly affects: the time of the exports and the CPU time of the writers, as a share of the run.
  *
- * --series FILE keeps the pairs in FILE, and goes on with those that are in it: a series may be measured in portions.
- * --control runs both sides without a store, which shows the noise and must give 1; --check exits 1 where it isn't ok.
+ * --series FILE keeps the pairs in FILE and continues them, so a series may be measured in portions. --control runs
+ * both sides without a store, which shows the noise and must give 1. --check exits 1 unless the result is ok.
  */
 #include <dirent.h>
 #include <math.h>

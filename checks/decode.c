@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the shim costs while tokens are generated, resolved to a fraction of a percent on a machine with neighbours:
- * two contexts of one model in one process, one through the shim (this runs under kvferry exec), one through the real
- * functions of libllama, generate in turn, token by token, so that whatever else the machine does befalls both alike.
- * Each 64 tokens, in which the shim stores one block behind, are a pair; a line tells both times.
+ * The cost of the shim while tokens are generated, to a fraction of a percent on a noisy machine. Two contexts of one
+ * model in one process, one through the shim (this runs under kvferry exec), one through the real functions of
+ * libllama, generate in turn, token by token, so that other load of the machine affects both alike. 64 tokens, in which
+ * the shim saves one block, are a pair. A line shows both times.
  *
- * What is written behind is written while tokens of the shim's context run: behind the end of a block it generates
- * some tokens alone first. So all of it counts against the shim.
+ * Write-behind runs while tokens of the shim's context are generated: after the end of a block that context first
+ * generates some tokens alone. So all of it counts against the shim.
  */
 #include <dlfcn.h>
 #include <inttypes.h>

@@ -2,14 +2,14 @@
  *
  * check-evict: how much of the prefixes remains loadable in a store with half of the memory that its users would need.
  *
- * One trace of prompts (shared system prompts, documents asked about again and again, chats that grow, prompts that
- * never return) is played against a real server with each eviction policy, and against the folder and the memory store,
- * through the public interface: match, load what is there, save the rest. The store holds half of the blocks that the
- * trace asks for more than once. Counted is the share of the blocks that were stored before, in front of the first gap,
- * and could be loaded again: what eviction cost. The clock of server and client runs ahead with the trace
- * (clock_shim.c), so that ages, times to live and the server's clock of one second mean what they mean in production.
+ * One trace of prompts (shared system prompts, documents asked about repeatedly, growing chats, prompts that never
+ * return) is played against a real server with each eviction policy, and against the folder and memory stores, through
+ * the public interface: match, load what is there, save the rest. The store holds half of the blocks that the trace
+ * needs more than once. The figure is the share of formerly stored blocks, before the first gap, that could be loaded
+ * again: the cost of eviction. The clock of server and client runs ahead with the trace (clock_shim.c), so ages, times
+ * to live and the server's clock of one second mean the same as in production.
  *
- * usage: check_evict [--seeds N] [--requests N] [--row NAME]... Exits 1 when a policy beats the documented default by
+ * usage: check_evict [--seeds N] [--requests N] [--row NAME]... Exits 1 if a policy beats the documented default by
  * more than the seeds scatter.
  */
 #include <fcntl.h>

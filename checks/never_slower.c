@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-never-slower: the time to the first token of a prompt whose blocks are all stored, behind a cable of many
+ * check-never-slower: the time to the first token of a prompt whose blocks are all stored, behind a link of many
  * bandwidths (the fault proxy), beside the same prompt on the same context without a store. The plan is fixed before
- * the first run: nine bandwidths, three of them around the crossover, where loading all takes as long as computing all
- * (from the median of five prefills without a store), and a number of rounds over all of them. A round at a bandwidth
- * is
+ * the first run: nine bandwidths, three of them around the crossover, where loading everything takes as long as
+ * computing everything (from the median of five prefills without a store), and a number of rounds over all of them. A
+ * round at a bandwidth is
  *
  *   plain    the prefill without a store,
  *   fresh    with a handle that was just attached: it knows neither the store nor how fast this context computes,
  *   known    with the handle of the rounds before; what it measured of the store is too old to be believed by then,
  *   loading  around the crossover: loading all, whatever it takes,
  *
- * the first three in an order that chance decides, but the same in every series. The median of the pairs' ratios
- * counts: fresh and known at most 1.05 of plain everywhere; around the crossover the better of loading and plain at
- * least 1.5 times known. All logits must be the same to the bit.
+ * the first three in a random order that is the same in every series. The median of the pairs' ratios counts: fresh and
+ * known at most 1.05 of plain everywhere; around the crossover the better of loading and plain at least 1.5 times
+ * known. All logits must be equal to the bit.
  *
- * --series FILE keeps what was measured, and goes on with what is there: the plan may be carried out in portions.
- * --svg FILE draws it; --check exits 1 where it does not hold; --blocks N and --pairs N make it smaller.
+ * --series FILE keeps the measurements and continues them, so the plan may run in portions. --svg FILE draws them.
+ * --check exits 1 if the promise does not hold. --blocks N and --pairs N make it smaller.
  */
 #include <time.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-recovery: how long after a server is back the first load is whole again. Loads run all the time, so that the
- * breaker is as far open as it gets. Four cases: a single server is killed and started again; a shard of a Cluster is;
- * a shard dies and its replica takes over; a master dies and the sentinels name another. Time counts from when the
- * server answers (the Cluster or the sentinels have decided) to the end of the first whole load. An argument names the
- * cases to run: single, restart, takeover, sentinel.
+ * check-recovery: how long after the return of a server the first load is whole again. Loads run all the time, so the
+ * breaker is as far open as it gets. Four cases: a single server is killed and started again; so is a shard of a
+ * Cluster; a shard dies and its replica takes over; a master dies and the sentinels name another. The time runs from
+ * the server's first answer (the Cluster or the sentinels have decided) to the end of the first whole load. Arguments
+ * name cases: single, restart, takeover, sentinel.
  */
 #include <pthread.h>
 #include <stdatomic.h>

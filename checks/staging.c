@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check-staging: what staging costs. The same bursts of blocks go to one redis-server by three ways:
+ * check-staging: the cost of staging. The same bursts of blocks go to one redis-server in three ways:
  *
  *   staged   kvf_save, and kvf_store_flush: copied once, then written behind
  *   queue    KVF_OP_SAVE: straight from the caller's memory
@@ -30,7 +30,7 @@
 #define MAX_BURST  (64 * MIB)
 #define MAX_BLOCKS (MAX_BURST / (MIB / 4))
 #define MOVED      (128 * MIB) /* bytes of one measurement */
-#define PAIRS      60          /* at most; fewer where the figure is clear */
+#define PAIRS      60          /* at most; fewer if the figure is clear */
 #define FEWEST     9
 #define BOUND      1.30
 

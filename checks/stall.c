@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check-stall: a connection that stalls does not slow the loads on the others. A victim's load hangs in the middle of a
- * reply, on a connection that the proxy holds still and that nobody gives up (stall_ms is long); meanwhile another
- * thread loads over the other connections of the same store. Pairs of the same loads, with and without the stall, one
- * right after the other and in changing order; the median of their ratios is the figure. Pairs are added until its 95 %
- * interval leaves the bound on one side, so that a noisy machine takes longer instead of answering at random.
+ * reply, on a connection that the proxy stops and that nobody closes (stall_ms is long). Meanwhile another thread loads
+ * over the other connections of the same store. Pairs of the same loads, with and without the stall, follow each other
+ * directly, in changing order. The figure is the median of their ratios. Pairs are added until its 95 % interval leaves
+ * the bound on one side, so a noisy machine takes longer instead of answering at random.
  */
 #include <math.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@
 
 #define BLOCKS  24u
 #define PAYLOAD 65536u
-#define PAIRS   400 /* at most; fewer where the figure is clear */
+#define PAIRS   400 /* at most; fewer if the figure is clear */
 #define FEWEST  81
 #define LOADS   8
 #define BOUND   1.10
@@ -57,8 +57,8 @@ static double time_loads(kvf_space *space, kvft_prompt *prompt) {
     return kvft_now_ms() - begin;
 }
 
-/* The loads' time while the victim hangs, or, with nothing stalled, right after the same load of the victim's: so that
- * both find the same caches and the same two threads awake, and differ by the stall alone. */
+/* The time of the loads while the victim hangs, or, without a stall, right after the same load of the victim: so both
+ * find the same caches and the same two threads awake, and differ only by the stall. */
 static double time_with_victim(kvft_proxy *proxy, victim *v, bool stalled, kvf_space *space, kvft_prompt *prompt) {
     const kvft_plan plan = {.stall_after = 200000, .stall_one = true};
     pthread_t thread;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What sealing costs: GET and SET of the same blocks on one redis-server, in a space with a secret and in one without,
- * one right after the other and in changing order, by the public calls. Each figure is the median of the ratios within
+ * The cost of sealing: GET and SET of the same blocks on one redis-server, in a space with a secret and in one without,
+ * directly after each other and in changing order, by the public calls. Each figure is the median of the ratios within
  * a round.
  *
  *   check_tenant [--rounds N]
  *
- * Exit status 0 where the sealed ones have at least half of the speed of the plain ones everywhere.
+ * Exit status 0 if the sealed ones have at least half of the speed of the plain ones everywhere.
  */
 #include <math.h>
 #include <poll.h>

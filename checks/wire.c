@@ -16,7 +16,7 @@
  *   check_wire [--check] [--rounds N] [--only TEXT]... [--who NAME]...       --only "unix get 1M" --who ours
  *   WIRE_VARIANT='conns=1' check_wire --who ours --who variant      ours, and ours with other parameters
  *
- * Exit status 0 where ours is at least 0.9 of the ceiling from 1 MiB on, and ahead of every peer everywhere.
+ * Exit status 0 if ours is at least 0.9 of the ceiling from 1 MiB on, and faster than every peer everywhere.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -58,7 +58,7 @@ static kvf_status outcome(kvf_error *err, kvf_status status, kvf_reason why) {
         return kvfi_fail(err, KVF_IO, "the store of the session can't be reached, read or written");
     case KVF_WHY_SETTINGS:
         return kvfi_fail(err, KVF_CONFIG,
-                         "as the server is set up, it would lose or refuse the session: kvferry doctor");
+                         "with its settings the server would lose or refuse the session: kvferry doctor explains");
     case KVF_WHY_FULL:
         return kvfi_fail(err, KVF_IO, "the store has no room for the session");
     case KVF_WHY_SERVER:
