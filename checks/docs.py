@@ -5,9 +5,11 @@
 usage: checks/docs.py [--quick] [--self-test] [FILE.md...]
 
 Every file *.md that git knows is checked:
-- Code stands in fences with a language. `sh` is executed, `c` is compiled, `python` is run, other languages are only
-  read. `<!-- not run: REASON -->` on the line before a fence exempts it. `<!-- with: CODE -->` there is executed
-  first: what the text takes for granted. `<!-- slow -->` there leaves the fence out of --quick.
+- Code stands in fences with a language. `sh` is executed, `python` is run, other languages are only read.
+  `<!-- not run: REASON -->` on the line before a fence exempts it. `<!-- with: CODE -->` there is executed first: what
+  the text takes for granted. `<!-- slow -->` there leaves the fence out of --quick.
+- `c` is an excerpt of the programs in examples/, which the tests compile and run: each part of a fence, between lines
+  `/* ... */`, is in one of these files, apart from its indentation.
 - Every relative link, its anchor, every file, every identifier of kvferry and every `make` target that is named exists.
 - No line is longer than 120 characters.
 - Every `make check-NAME` of the Makefile is in docs/testing.md.
@@ -17,8 +19,8 @@ Every file *.md that git knows is checked:
 
 Each document has a scratch folder of its own as working directory and HOME, and in front of PATH the commands kvferry,
 redis-cli and llama-server of this tree. `cache:6379` in a command is a private server, started for the check;
-`model.gguf`, `document.txt` and `prog.c` are there. Needs KVFERRY, KVF_BUILD, KVF_MODEL, KVF_LLAMA_DIR and KVF_PYTHON
-(make check-docs sets them).
+`model.gguf`, `document.txt` and `prog.c` are there. Needs KVFERRY, KVF_MODEL and KVF_PYTHON (make check-docs sets
+them).
 """
 import os
 import re
@@ -27,6 +29,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -179,6 +182,26 @@ def check_checks(doc, targets):
             doc.fault(1, f"`make {target}` is not described here")
 
 
+def check_excerpts(doc, root):
+    """Every part of a fence in C is in a file of examples/."""
+    programs = [file.read_text(encoding="utf-8").split("\n") for file in sorted((root / "examples").glob("*.c"))]
+    excerpts = 0
+    for fence in doc.fences:
+        if fence.language != "c":
+            continue
+        for part in re.split(r"^\s*/\* \.\.\. \*/\n", "\n".join(fence.lines) + "\n", flags=re.M):
+            part = textwrap.dedent(part).strip("\n").split("\n")
+            excerpts += 1
+            if not any(is_part(part, program) for program in programs):
+                doc.fault(fence.line, f"no file of examples/ has this code: {part[0].strip()} ...")
+    return excerpts
+
+
+def is_part(part, lines):
+    spans = (lines[at:at + len(part)] for at in range(len(lines) - len(part) + 1))
+    return any(textwrap.dedent("\n".join(span)).split("\n") == part for span in spans)
+
+
 def literals(root):
     """All string literals of the program, adjacent ones joined."""
     found = []
@@ -322,20 +345,7 @@ def run_python(scratch, fence):
     return scratch.run([env("KVF_PYTHON"), "-"], (fence.order("with") or "") + "\n" + fence.text())
 
 
-def compile_c(scratch, fence):
-    """Includes first, then `with` as declarations of the file, then the rest as the body of a function."""
-    lines = fence.text().split("\n")
-    includes = [line for line in lines if line.startswith("#include")]
-    body = [line for line in lines if not line.startswith("#include")]
-    if "int main(" in fence.text():
-        text = fence.text()
-    else:
-        text = "\n".join(includes + [fence.order("with") or "", "void snippet(void);", "void snippet(void) {"] + body + ["}"])
-    return scratch.run(["cc", "-xc", "-std=gnu11", "-Wall", "-Wno-unused", "-Wno-unused-result", "-Werror", "-fsyntax-only",
-                        f"-I{ROOT}/include", f"-I{env('KVF_LLAMA_DIR')}/include", "-"], text)
-
-
-RUNNERS = {"sh": run_sh, "python": run_python, "c": compile_c}
+RUNNERS = {"sh": run_sh, "python": run_python}
 
 
 def run_fences(doc, quick):
@@ -369,13 +379,14 @@ def check(root, only, quick):
     targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text(), re.M))
     paths = [root / file for file in files if file.endswith(".md")]
     docs = {path.resolve(): Document(root, path) for path in paths}
-    faults, commands, links, names, messages = [], 0, 0, 0, 0
+    faults, commands, links, names, excerpts, messages = [], 0, 0, 0, 0, 0
     for doc in docs.values():
         if only and doc.name not in only:
             continue
         check_lines(doc)
         links += check_links(doc, docs)
         names += check_names(doc, files, targets, known)
+        excerpts += check_excerpts(doc, root)
         if doc.name == "docs/testing.md":
             check_checks(doc, targets)
         if doc.name == "docs/troubleshooting.md":
@@ -386,7 +397,7 @@ def check(root, only, quick):
     faults += header_faults
     for subject in subjects(root):
         print(f"warning: a subject of more than {LONGEST_SUBJECT} characters: {subject}")
-    figure = (f"{commands} commands run, {links} links, {names} names and {messages} messages found, "
+    figure = (f"{commands} commands run, {links} links, {names} names, {excerpts} excerpts and {messages} messages found, "
               f"{functions} functions, {len(docs)} pages")
     return faults, figure
 
@@ -402,7 +413,9 @@ def self_test():
         "a path": (lambda t: t + "\nsee (src/gone.c)\n", "is not in the tree"),
         "a target": (lambda t: t + "\n`make gone`\n", "no target"),
         "a command": (lambda t: t + "\n```sh\ntest -e gone\n```\n", "exit status 1"),
-        "code that does not compile": (lambda t: t + "\n```c\ngone();\n```\n", "exit status 1"),
+        "code of an example": (lambda t: t + "\n```c\nif (a) {\n    b();\n}\n/* ... */\nreturn c;\n```\n", None),
+        "code of no example": (lambda t: t + "\n```c\nif (a) {\n    gone();\n}\n```\n", "no file of examples/"),
+        "code with another indentation": (lambda t: t + "\n```c\nif (a) {\nb();\n}\n```\n", "no file of examples/"),
         "a command that is exempt": (lambda t: t + "\n<!-- not run: planted -->\n```sh\nfalse\n```\n", None),
         "an exemption without a reason": (lambda t: t + "\n<!-- not run: -->\n```sh\ntrue\n```\n", "without a reason"),
         "a long line": (lambda t: t + "x" * 121 + "\n", "121 characters"),
@@ -415,6 +428,8 @@ def self_test():
         (root / "include/kvferry").mkdir(parents=True)
         (root / "docs").mkdir()
         (root / "src").mkdir()
+        (root / "examples").mkdir()
+        (root / "examples/a.c").write_text("int f(void) {\n    if (a) {\n        b();\n    }\n    return c;\n}\n")
         header = root / "include/kvferry/a.h"
         good_header = "/* Says. */\nKVF_API void said(void);\n"
         (root / "Makefile").write_text("all:\ncheck-all:\n")

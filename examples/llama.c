@@ -103,7 +103,8 @@ static int answer(engine *e, const char *prompt) {
     }
     kvf_llama_report report = {.struct_size = sizeof report};
     kvf_error err = {0};
-    /* A store that is down, slow or corrupt is not a failure here: then everything is computed. */
+    /* Loads what is stored, computes the rest, saves what is new. A store that is down, slow or corrupt is not a failure:
+     * then everything is computed. */
     if (kvf_llama_prefill(e->kv, &report, &err, SEQ, tokens, (size_t)num) != KVF_OK) {
         return fail("prefill", err.what);
     }
