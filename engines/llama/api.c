@@ -82,6 +82,15 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
 
 KVFI_SIZED(kvf_llama_options, previous_secret_len, 112, previous_secret_len);
 
+/* Before it is copied: kvf_space_open has the same bounds. */
+static kvf_status check_secret(kvf_error *err, const void *secret, size_t len) {
+    if (secret != NULL && (len < KVFL_MIN_SECRET_BYTES || len > KVFL_MAX_SECRET_BYTES)) {
+        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: a secret has %u to %u bytes, not %zu",
+                         KVFL_MIN_SECRET_BYTES, KVFL_MAX_SECRET_BYTES, len);
+    }
+    return KVF_OK;
+}
+
 /* Copies the caller's options, and checks them. */
 static kvf_status take_options(kvf_llama_options *out, kvf_error *err, kvf_store *store, const kvf_llama_options *o) {
     if (o == NULL) {
@@ -111,7 +120,8 @@ static kvf_status take_options(kvf_llama_options *out, kvf_error *err, kvf_store
                          "kvf_llama_options: model_params, what the model was loaded with, is needed: metadata can be "
                          "set over the file's own there");
     }
-    return KVF_OK;
+    status = check_secret(err, o->secret, o->secret_len);
+    return status == KVF_OK ? check_secret(err, o->previous_secret, o->previous_secret_len) : status;
 }
 
 static kvf_status set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options *o, const kvfl_model_name *known) {
@@ -193,6 +203,15 @@ kvf_space *kvf_llama_space(kvf_llama *kv) {
 
 size_t kvf_llama_cut(const kvf_llama *kv, size_t num) {
     return num > 0 ? (num - 1) / kv->block_tokens * kv->block_tokens : 0;
+}
+
+size_t kvfl_find_no_token(const kvf_llama *kv, const llama_token *tokens, size_t num) {
+    int32_t vocab = llama_vocab_n_tokens(llama_model_get_vocab(kv->model));
+    size_t i = 0;
+    while (i < num && tokens != NULL && tokens[i] >= 0 && tokens[i] < vocab) {
+        i++;
+    }
+    return i;
 }
 
 bool kvfl_holds(const kvf_llama *kv, llama_seq_id seq, size_t num) {

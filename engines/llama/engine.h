@@ -33,6 +33,8 @@
  * whole blocks are never computed in a smaller batch: only then does a computed block equal a loaded one. */
 #define KVFL_MIN_BATCH        64u
 #define KVFL_MAX_BLOCK_TOKENS 4096u
+#define KVFL_MIN_SECRET_BYTES 16u
+#define KVFL_MAX_SECRET_BYTES 1024u
 #define KVFL_RECORD_AIM       ((size_t)1 << 20)
 #define KVFL_GROUP_BYTES      ((size_t)8 << 20) /* of a small flight, so that it stays in the CPU cache */
 
@@ -410,6 +412,8 @@ kvfl_history *kvfl_history_of(kvf_llama *, llama_seq_id);
 static inline bool kvfl_is_text(const kvf_llama *kv, llama_seq_id seq) {
     return seq >= 0 && (size_t)seq < kv->num_seqs && seq != kv->scratch;
 }
+/* The index of the first token that is not in the vocabulary; `num`: all are. There may be none, and `tokens` NULL. */
+size_t kvfl_find_no_token(const kvf_llama *, const llama_token *tokens, size_t num);
 /* The sequence holds positions 0 to num - 1, as far as llama.cpp tells: for sliding windows it tells only the end. */
 bool kvfl_holds(const kvf_llama *, llama_seq_id, size_t num);
 

@@ -163,7 +163,7 @@ static kvf_status check(const prefill *p) {
     if (kvfl_check_ours(kv, p->err) != KVF_OK) {
         return KVF_CLOSED;
     }
-    if (p->num == 0) {
+    if (p->num == 0 || p->tokens == NULL) {
         return kvfl_fail(p->err, KVF_LIMIT, "the prompt is empty");
     }
     if (p->num > kv->n_ctx) {
@@ -172,12 +172,10 @@ static kvf_status check(const prefill *p) {
     if (!kvfl_is_text(kv, p->seq)) {
         return kvfl_fail(p->err, KVF_LIMIT, "there is no sequence %d, or it is the scratch sequence", p->seq);
     }
-    int32_t vocab = llama_vocab_n_tokens(llama_model_get_vocab(kv->model));
-    for (size_t i = 0; i < p->num; i++) {
-        if (p->tokens[i] < 0 || p->tokens[i] >= vocab) {
-            return kvfl_fail(p->err, KVF_LIMIT, "token %zu is %d, which is not in the vocabulary of %d tokens", i,
-                             p->tokens[i], vocab);
-        }
+    size_t wrong = kvfl_find_no_token(kv, p->tokens, p->num);
+    if (wrong < p->num) {
+        return kvfl_fail(p->err, KVF_LIMIT, "token %zu is %d, which is not in the vocabulary of %d tokens", wrong,
+                         p->tokens[wrong], llama_vocab_n_tokens(llama_model_get_vocab(kv->model)));
     }
     if (!kvfl_computes_as_named(kv)) {
         return kvfl_fail(p->err, KVF_REFUSED, "attention is not causal: call llama_set_causal_attn(ctx, true)");

@@ -163,8 +163,8 @@ typedef struct kvf_reserved {
 KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, size_t payload_bytes);
 /* kvf_commit hands the first `used_bytes` of a reservation to the writers, as kvf_save does. block->iov and slot are
  * not used, and its status is not written. After any return except KVF_CLOSED the reservation is used up. Returns
- * KVF_OK; KVF_LIMIT (the block breaks a rule, more bytes are used than were reserved, or nothing is reserved);
- * KVF_NOMEM (no random bytes to seal it with); KVF_CLOSED. */
+ * KVF_OK; KVF_LIMIT (the block breaks a rule, `reserved` is not zero, more bytes are used than were reserved, or there
+ * is no reservation); KVF_NOMEM (no random bytes to seal it with); KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
 /* kvf_abandon gives a reservation back unused. */
 KVF_API void kvf_abandon(kvf_space *, kvf_reserved *);

@@ -165,7 +165,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_repor
 /* ---- the two halves of a prefill --------------------------------------------------------------------------------- */
 
 /* kvf_llama_load clears the sequence and loads the longest stored prefix of at most num - 1 tokens into it. Returns the
- * number of tokens loaded, 0 in any doubt. */
+ * number of tokens loaded, 0 in any doubt. Arguments that kvf_llama_prefill refuses load nothing, save nothing, and
+ * leave the sequence as it is. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                               size_t num);
 /* kvf_llama_save saves the whole blocks of the `num` tokens that the sequence holds, as they are, however they were

@@ -384,6 +384,13 @@ static kvf_status open_short_secret(bench *b) {
     kvf_store *store = NULL;
     return kvf_store_open(&store, &b->err, &url, 1, &options);
 }
+static kvf_status open_previous_secret_alone(bench *b) {
+    kvf_options options = {
+        .struct_size = sizeof options, .previous_secret = "sixteen bytes...", .previous_secret_len = 16};
+    const char *url = "mem:";
+    kvf_store *store = NULL;
+    return kvf_store_open(&store, &b->err, &url, 1, &options);
+}
 static kvf_status info_of_no_tier(bench *b) {
     kvf_tier_info info = {.struct_size = sizeof info};
     return kvf_tier_info_get(b->store, &info, 1);
@@ -455,6 +462,12 @@ static kvf_status commit_with_reserved(bench *b) {
     kvf_reserved reserved;
     assert_int_equal(kvf_reserve(b->space, &reserved, 10), KVF_OK);
     reserved.reserved[0] = 1;
+    return kvf_commit(b->space, &reserved, &b->blocks[0], 10);
+}
+static kvf_status commit_with_the_last_reserved(bench *b) {
+    kvf_reserved reserved;
+    assert_int_equal(kvf_reserve(b->space, &reserved, 10), KVF_OK);
+    reserved.reserved[1] = UINT64_C(1) << 63;
     return kvf_commit(b->space, &reserved, &b->blocks[0], 10);
 }
 static kvf_status commit_twice(bench *b) {
@@ -608,6 +621,7 @@ static const struct {
     ROW(save_too_many, KVF_LIMIT),
     ROW(open_no_tiers, KVF_CONFIG),
     ROW(open_short_secret, KVF_LIMIT),
+    ROW(open_previous_secret_alone, KVF_LIMIT),
     ROW(info_of_no_tier, KVF_LIMIT),
     ROW(space_without_fields, KVF_REFUSED),
     ROW(space_with_a_field_twice, KVF_LIMIT),
@@ -625,6 +639,7 @@ static const struct {
     ROW(reserve_beyond_the_backlog, KVF_AGAIN),
     ROW(commit_of_more, KVF_LIMIT),
     ROW(commit_with_reserved, KVF_LIMIT),
+    ROW(commit_with_the_last_reserved, KVF_LIMIT),
     ROW(commit_twice, KVF_LIMIT),
     ROW(queue_without_depth, KVF_LIMIT),
     ROW(queue_too_deep, KVF_LIMIT),

@@ -81,7 +81,8 @@ static void save_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id 
                           size_t num) {
     size_t blocks = num / kv->block_tokens;
     if (!kvfl_is_ours(kv) || kv->space == NULL || blocks == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
-        is_of_other(kv, seq) || (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
+        kvfl_find_no_token(kv, tokens, num) < num || is_of_other(kv, seq) ||
+        (!kvfl_has_states(kv) && llama_memory_seq_pos_min(kv->mem, seq) != 0) ||
         llama_memory_seq_pos_max(kv->mem, seq) < (llama_pos)(blocks * kv->block_tokens) - 1) {
         return;
     }

@@ -675,7 +675,8 @@ static size_t load_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_i
 static size_t load_prefix(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                           size_t num) {
     size_t cut = kvf_llama_cut(kv, num);
-    if (!kvfl_is_ours(kv) || kv->space == NULL || cut == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq)) {
+    if (!kvfl_is_ours(kv) || kv->space == NULL || cut == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
+        kvfl_find_no_token(kv, tokens, num) < num) {
         return 0;
     }
     report->num_tokens = (uint32_t)num;
