@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speed of generating tokens with the shim and write-behind beside that without: check_decode runs both in one process, token by token in turn, and
-tells the times of PAIRS (64) pairs of 64 tokens. The median of the ratios must be at least 0.98, and so must the lower end of the interval that holds the
-true median with 95 %: what is not resolved counts as failed. The store is a folder."""
+"""check-decode: the speed of generating tokens with the shim and write-behind, relative to that without.
+
+check_decode runs both in one process, token by token in turn, and prints the times of PAIRS (64) pairs of 64 tokens. The
+median of the ratios must be at least 0.98, and so must the lower end of its 95 % interval: not resolved counts as failed.
+The store is a folder."""
 import json, os, statistics, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab

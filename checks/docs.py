@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check-docs: what the documentation says can be done, found and read.
+"""check-docs: everything that the documentation says can be run, found and read.
 
 usage: checks/docs.py [--quick] [--self-test] [FILE.md...]
 
 Every file *.md that git knows is checked:
 - Code stands in fences with a language. `sh` is executed, `python` is run, other languages are only read.
   `<!-- not run: REASON -->` on the line before a fence exempts it. `<!-- with: CODE -->` there is executed first: what
-  the text takes for granted. `<!-- slow -->` there leaves the fence out of --quick.
+  the text assumes. `<!-- slow -->` there leaves the fence out of --quick.
 - `c` is an excerpt of the programs in examples/, which the tests compile and run: each part of a fence, between lines
   `/* ... */`, is in one of these files, apart from its indentation.
 - Every relative link, its anchor, every file, every identifier of kvferry and every `make` target that is named exists.
@@ -17,10 +17,9 @@ Every file *.md that git knows is checked:
 - Every function in include/kvferry has a comment.
 - Commit subjects since the last release have at most 72 characters (a warning only).
 
-Each document has a scratch folder of its own as working directory and HOME, and in front of PATH the commands kvferry,
-redis-cli and llama-server of this tree. `cache:6379` in a command is a private server, started for the check;
-`model.gguf`, `document.txt` and `prog.c` are there. Needs KVFERRY, KVF_MODEL and KVF_PYTHON (make check-docs sets
-them).
+Each document has a scratch folder as working directory and HOME. PATH begins with the commands kvferry and redis-cli of
+the check. `cache:6379` in a command is a private server, started for the check. `model.gguf` and `document.txt` exist.
+Needs KVFERRY, KVF_MODEL and KVF_PYTHON (make check-docs sets them).
 """
 import os
 import re
@@ -213,7 +212,7 @@ def literals(root):
 
 
 def check_messages(doc, root):
-    """Headings of the form "### `message`": "..." stands for what differs from one time to the next."""
+    """Headings of the form "### `message`". "..." in a message stands for variable text."""
     said, messages = None, 0
     for number, line in doc.prose:
         if not line.startswith("#"):
@@ -253,7 +252,7 @@ def git(root, *words):
 # --- what is executed
 
 class Scratch:
-    """A folder for the commands of one document, with the server that its text takes for granted."""
+    """A folder for the commands of one document, with the server that its text assumes."""
 
     def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="kvferry-docs-"))
@@ -273,7 +272,7 @@ class Scratch:
         file.chmod(0o755)
 
     def start_server(self):
-        """A server on a socket, and on a port that nobody has; the port is the answer."""
+        """Starts a server on a socket and on a free port. Returns the port."""
         if self.server is None:
             for _ in range(5):
                 port = free_port()
@@ -349,7 +348,7 @@ RUNNERS = {"sh": run_sh, "python": run_python}
 
 
 def run_fences(doc, quick):
-    """Executes what is to be executed; how many fences that were, and how many commands."""
+    """Executes the fences. Returns how many ran, and how many commands."""
     ran = commands = 0
     scratch = None
     for fence in doc.fences:
@@ -403,7 +402,7 @@ def check(root, only, quick):
 
 
 def self_test():
-    """The check finds what is planted in a small tree, and nothing in the tree without it."""
+    """The check finds every fault planted in a small tree, and none without it."""
     plants = {
         "nothing": (lambda t: t, None),
         "a link": (lambda t: t + "\n[gone](gone.md)\n", "gone.md, which is not there"),

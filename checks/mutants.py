@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the library in one place at a time and looks whether a test fails.
+"""check-mutants: changes the library in one place at a time, and checks that a test fails.
 
 usage: checks/mutants.py [--self-test | --list | --map]
 

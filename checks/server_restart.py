@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama-server, restarted between two requests with the same 4,000-token prompt: the second time to first token must be at least 100
-times shorter, and the answer the same. For each kind of memory: plain attention, a real sliding window (the server's default, swa_full off), a toy
-hybrid and a toy recurrent model. Restarted RESTARTS (3) times; the median counts. RATIO (100), TOKENS (4000) and KINDS (a number: only so many of
-the models) change that for CI.
+"""check-server-restart: llama-server, restarted between two requests with the same 4,000-token prompt.
 
-The toys have 16 layers: of a smaller one's single token, the output layer, which a prefill computes only once, is the better part."""
+The second time to first token must be at least 100 times shorter, with the same answer. For each kind of memory: plain
+attention, a real sliding window (the server's default, swa_full off), a toy hybrid and a toy recurrent model. Restarted
+RESTARTS (3) times; the median counts. RATIO (100), TOKENS (4000) and KINDS (how many of the models) change that for CI.
+
+The toys have 16 layers, because in a smaller model the output layer, which a prefill computes only once, takes most of the
+time of its single token."""
 import os, statistics, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab

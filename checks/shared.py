@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8 parallel clients of one llama-server with one 3,000-token system prompt: its prefill must be computed once, counted in tokens. Then a
-second server with the same store: it must not be computed again. CLIENTS (8), TOKENS (3000)."""
+"""check-shared: 8 parallel clients of one llama-server with one 3,000-token system prompt.
+
+Its prefill must be computed once, counted in tokens, and not again by a second server with the same store. CLIENTS (8),
+TOKENS (3000)."""
 import os, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp's own server tests, run against a local model: by a plain llama-server, with the shim and an empty store, and again with what that has
-stored. Each test must pass, or fail in the same line, with the shim as without. The model is the first layers of the local one: fast, and its words are
-noise. Left out are files that need other models (drafts, LoRA, embeddings, images, the router), and those that compute nothing (templates, security). A
-test that judges the words of upstream's model fails without the shim, and must fail in the same place with it.
+"""check-upstream: llama.cpp's own server tests, run against a local model.
 
-A test whose outcome differs is run twice more each way, since some depend on time: it counts where the shim comes twice to an outcome that is
-never there without, and what was flaky is told. Sequences are unified in all runs, and batches at least as long as a block, since otherwise there is nothing
-for the shim to do. A test ends after LIMIT (60) seconds. FILES names some of the files."""
+They run on a plain llama-server, with the shim and an empty store, and again with what that has stored. Each test must
+pass, or fail in the same line, with the shim as without. The model is the first layers of the local one: fast, and its
+words are noise. Left out are files that need other models (drafts, LoRA, embeddings, images, the router), and files that
+compute nothing (templates, security). A test that judges the words of upstream's model fails without the shim, and must
+fail in the same place with it.
+
+A test whose outcome differs runs twice more each way, since some depend on time. It counts if the shim twice has an outcome
+that never occurs without it; flaky tests are reported. Sequences are unified in all runs, and batches are at least as long
+as a block, because otherwise the shim has nothing to do. A test ends after LIMIT (60) seconds. FILES names some of the
+files."""
 import glob, json, os, re, shutil, subprocess, sys, time, xml.etree.ElementTree as xml
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))

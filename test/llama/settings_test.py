@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The list of docs/llama.md ("Every setting of llama.cpp") beside llama.h: no setting or function that can change what a context computes or
-holds is missing, none is in it that llama.h no longer has, and each is tested, or hooked by the shim, as the table says.
+"""The list of docs/llama.md ("Every setting of llama.cpp") beside llama.h.
+
+No setting or function that can change what a context computes or holds is missing, none is listed that llama.h no longer
+has, and each is tested, or hooked by the shim, as the list says.
 
 usage: settings_test.py LLAMA_H"""
 import glob, os, re, sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters that change while slots hold KV: a LoRA by request (llama_set_adapters_lora), a control vector (llama_set_adapter_cvec). Every
-answer is that of a server without the shim."""
+"""Adapters that change while slots hold KV: a LoRA by request (llama_set_adapters_lora), a control vector
+(llama_set_adapter_cvec). Every answer is that of a server without the shim."""
 import json, os, struct, subprocess, sys, time
 import lab, lora
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store holds what a cold run computes, whatever the slot of a server was asked before: the records are the same bytes, the answer is the same."""
+"""A store holds what a cold run computes, whatever the slot of a server did before: the same record bytes, the same answer."""
 import os, sys
 import lab
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama-server through its HTTP interface, with and without the shim: what works without works with it, and a hit changes no answer."""
+"""llama-server through its HTTP interface, with and without the shim: everything works the same, and a hit changes no answer."""
 import json, os, shutil, signal, socket, subprocess, sys, time
 import lab, lora, short_model
 

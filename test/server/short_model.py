@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GGUF model cut down to its first layers: what it says is noise, but it says it fast, and it is a model of its own file."""
+"""A GGUF model cut down to its first layers: its words are noise, but it is fast, and it is a different model file."""
 import struct
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
