@@ -2,7 +2,9 @@
  *
  * Entry point of the program kvferry: finds the verb and runs it.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "run/verbs.h"
+#include "verbs/verbs.h"
 
 #include <signal.h>
 #include <string.h>

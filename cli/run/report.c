@@ -2,7 +2,7 @@
  *
  * kvferry run: the output at the end, for people on stderr and for programs on stdout.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <string.h>
 

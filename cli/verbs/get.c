@@ -7,7 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "address.h"
+#include "common/address.h"
+#include "verbs/verbs.h"
 
 static const char help[] =
     "usage: kvferry get KEY [--space SPACE] [-o FILE] [options]\n"

@@ -2,7 +2,7 @@
  *
  * kvferry run: buffers that grow.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the verbs of the command line share: options, stores, output for people and for programs, exit codes. Every verb
- * has one file.
+ * What the verbs of the command line share: options, stores, output for people and for programs, exit codes.
  */
 #ifndef KVFCLI_H
 #define KVFCLI_H
@@ -23,23 +22,6 @@ enum {
     KVFCLI_IO = 5,     /* the operating system or a server failed */
     KVFCLI_INTERRUPTED = 130
 };
-
-/* ---- verbs: each parses its own arguments and returns an exit code. argv[0] is the verb. */
-int kvfcli_ls(int argc, char **argv);
-int kvfcli_inspect(int argc, char **argv);
-int kvfcli_get(int argc, char **argv);
-int kvfcli_put(int argc, char **argv);
-int kvfcli_verify(int argc, char **argv);
-int kvfcli_clear(int argc, char **argv);
-int kvfcli_doctor(int argc, char **argv);
-int kvfcli_stat(int argc, char **argv);
-int kvfcli_exec(int argc, char **argv);    /* cli/exec.c */
-int kvfcli_run(int argc, char **argv);     /* cli/run.c, in builds with llama.cpp */
-int kvfcli_explain(int argc, char **argv); /* the same */
-
-/* The text of token ids by the vocabulary of a model. *out is freed with free(). cli/run_text.c, in builds with
- * llama.cpp. */
-kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t num, char **out, kvf_error *err);
 
 /* ---- options that every verb has: --store URL (again for more tiers), --secret-file FILE (again for the one before),
  * --json, --verbose, --help */

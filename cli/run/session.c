@@ -8,7 +8,7 @@
  * (the store dropped a turn, and the conversation continued without) is not part of the conversation, and is removed
  * when its place is needed.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  *
  * Options, stores, messages and exit codes that all verbs of the command line share.
  */
-#include "cli.h"
+#include "common/cli.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -8,7 +8,7 @@
  * a busy one several times faster (docs/llama.md has the figures). OMP_WAIT_POLICY=passive does not spin at all, which
  * is slower on an idle machine.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * kvferry explain: says what of a prompt is stored, and why the rest is not. Reads the headers of all records of the
  * store, and a few whole ones, so it is for people, not for the hot path.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

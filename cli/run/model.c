@@ -2,7 +2,7 @@
  *
  * kvferry run: loads the model and makes the context, with llama.cpp.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <errno.h>
 #include <sched.h>

@@ -2,7 +2,9 @@
  *
  * kvferry inspect: shows one space, block or session in full.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "run/verbs.h"
+#include "verbs/verbs.h"
 
 #include <stdlib.h>
 #include <string.h>

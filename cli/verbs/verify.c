@@ -2,7 +2,8 @@
  *
  * kvferry verify: reads every record whole and checks it as a load would, including records that nobody loads.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "verbs/verbs.h"
 
 #include <stdlib.h>
 #include <string.h>

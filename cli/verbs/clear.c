@@ -2,7 +2,8 @@
  *
  * kvferry clear: remove a space, a session, or everything of kvferry.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "verbs/verbs.h"
 
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
  *
  * kvferry run: the text of the prompt, from a file and the command line.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <errno.h>
 #include <string.h>

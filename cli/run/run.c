@@ -2,7 +2,8 @@
  *
  * kvferry run: answers a prompt. Stored blocks are loaded; computed blocks are saved while the answer is written.
  */
-#include "run.h"
+#include "run/run.h"
+#include "run/verbs.h"
 
 #include <errno.h>
 #include <math.h>

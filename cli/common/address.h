@@ -5,7 +5,7 @@
 #ifndef KVFCLI_ADDRESS_H
 #define KVFCLI_ADDRESS_H
 
-#include "cli.h"
+#include "common/cli.h"
 
 #define KVFCLI_MAX_FIELDS 64u
 

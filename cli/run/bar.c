@@ -2,7 +2,7 @@
  *
  * kvferry run: the progress of a long step.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <time.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
  *
  * Names a block for `kvferry get` and `put`: by its key, or by the fields of its space and the tokens of its prompt.
  */
-#include "address.h"
+#include "common/address.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -2,7 +2,8 @@
  *
  * kvferry doctor: finds what is wrong with a store or its server, and says how to fix it.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "verbs/verbs.h"
 
 static const char help[] =
     "usage: kvferry doctor [options]\n"

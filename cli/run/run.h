@@ -10,9 +10,9 @@
 
 #include <kvferry/llama.h>
 
-#include "cli.h"
+#include "common/cli.h"
 
-/* ---- memory that grows (run_memory.c); all zeros is empty. The calls return false without memory. */
+/* ---- memory that grows (memory.c); all zeros is empty. The calls return false without memory. */
 typedef struct kvfcli_string {
     char *text; /* ends in NUL, which `len` does not count; NULL when empty */
     size_t len, cap;
@@ -43,11 +43,11 @@ typedef struct kvfcli_run_options {
     enum llama_flash_attn_type flash_attn;
 } kvfcli_run_options;
 
-/* ---- input (run_input.c) */
+/* ---- input (input.c) */
 /* kvfcli_read_prompt puts the document and the question into one text. Returns 0, or an exit code after a message. */
 int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options);
 
-/* ---- progress on stderr (run_bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over
+/* ---- progress on stderr (bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over
  * sooner */
 typedef struct kvfcli_bar {
     const char *what, *unit;
@@ -59,12 +59,12 @@ void kvfcli_bar_start(kvfcli_bar *bar, const char *what, const char *unit, bool 
 void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
 void kvfcli_bar_end(kvfcli_bar *bar);
 
-/* ---- threads (run_threads.c) */
+/* ---- threads (threads.c) */
 /* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment decides
  * how they wait. libgomp reads its settings before main, so the program restarts itself once: call this first. */
 void kvfcli_calm_threads(int argc, char **argv);
 
-/* ---- model and context (run_model.c) */
+/* ---- model and context (model.c) */
 typedef struct kvfcli_engine {
     struct llama_model *model;
     const struct llama_vocab *vocab;
@@ -95,7 +95,7 @@ void kvfcli_engine_cleanup(kvfcli_engine *engine);
 void kvfcli_watch_llama(bool verbose);
 const char *kvfcli_llama_error(void); /* the first error since the last call of kvfcli_watch_llama; "" = none */
 
-/* ---- text and tokens (run_text.c) */
+/* ---- text and tokens (text.c) */
 typedef struct kvfcli_message {
     const char *role, *text;
 } kvfcli_message;
@@ -127,7 +127,7 @@ size_t kvfcli_utf8_check(const char *bytes, size_t len);
 /* The text of a token, appended to `out` in whole characters. */
 bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_vocab *vocab, llama_token token);
 
-/* ---- a conversation in a store (run_session.c) */
+/* ---- a conversation in a store (session.c) */
 typedef struct kvfcli_turn {
     char *question, *answer;
 } kvfcli_turn;
@@ -196,14 +196,14 @@ typedef struct kvfcli_run_state {
     kvf_reason unwritten_why;
 } kvfcli_run_state;
 
-/* ---- prefill and generation (run_answer.c). Returns 0 (also when interrupted), or an exit code after a message. */
+/* ---- prefill and generation (answer.c). Returns 0 (also when interrupted), or an exit code after a message. */
 int kvfcli_prefill(kvfcli_run_state *run);
 int kvfcli_generate(kvfcli_run_state *run);
 
-/* ---- kvferry explain (run_explain.c). Returns an exit code. */
+/* ---- kvferry explain (explain.c). Returns an exit code. */
 int kvfcli_explain_prompt(const kvfcli_run_state *run);
 
-/* ---- what is said at the end (run_report.c) */
+/* ---- what is said at the end (report.c) */
 void kvfcli_report(const kvfcli_run_state *run);
 int kvfcli_report_json(const kvfcli_run_state *run, int code);
 

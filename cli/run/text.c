@@ -3,7 +3,8 @@
  * kvferry run: text to tokens and back. Chat templates are those that llama.cpp knows by itself
  * (llama_chat_apply_template).
  */
-#include "run.h"
+#include "run/run.h"
+#include "run/verbs.h"
 
 #include <stdlib.h>
 #include <string.h>

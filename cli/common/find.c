@@ -2,7 +2,7 @@
  *
  * Finds spaces and blocks in a store by the first digits of their names.
  */
-#include "cli.h"
+#include "common/cli.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  *
  * kvferry run: prefill and generation.
  */
-#include "run.h"
+#include "run/run.h"
 
 #include <string.h>
 

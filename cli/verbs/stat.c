@@ -2,7 +2,8 @@
  *
  * kvferry stat: shows how much each tier holds, as far as it can tell without reading every record.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "verbs/verbs.h"
 
 static const char help[] =
     "usage: kvferry stat [options]\n"

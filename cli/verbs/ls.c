@@ -2,7 +2,8 @@
  *
  * kvferry ls: lists what is in a store. One walk over headers collects everything; printing follows.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "verbs/verbs.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,8 @@
  *
  * kvferry exec: starts a program that uses llama.cpp, with the shim before its libllama.
  */
-#include "cli.h"
+#include "common/cli.h"
+#include "verbs/verbs.h"
 
 #include <elf.h>
 #include <errno.h>

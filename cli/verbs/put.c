@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "address.h"
+#include "common/address.h"
+#include "verbs/verbs.h"
 
 static const char help[] =
     "usage: kvferry put --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [FILE] [options]\n"

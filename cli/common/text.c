@@ -2,7 +2,7 @@
  *
  * Output for people and for programs: numbers, hex, JSON, progress.
  */
-#include "cli.h"
+#include "common/cli.h"
 
 #include "base/text.h"
 
