@@ -26,11 +26,12 @@ typedef struct kvf_view kvf_view;
 /* One block of a load or a save. */
 typedef struct kvf_block {
     kvf_key key;
-    /* The block's tokens: compared by a load, stored by a save. NULL if only the engine knows them. */
+    /* The block's tokens: compared by a load, stored by a save. NULL if only the engine knows them: then the key names
+     * them, and a load takes a record with or without tokens. */
     const uint32_t *tokens;
     /* 0 if tokens is NULL. */
     uint32_t num_tokens;
-    /* The position of the first token in the prompt. A load compares it too. */
+    /* The position of the first token in the prompt. A load compares it too; not if there are no tokens and it is 0. */
     uint32_t first_token;
     /* Source or destination of the payload. The sum of the lengths is the payload's length. NULL: `slot` is used. */
     struct iovec *iov;

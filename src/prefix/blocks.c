@@ -38,6 +38,11 @@ size_t kvfi_num_sound(const kvf_space *space, const kvf_block *blocks, size_t nu
     return sound;
 }
 
+/* How many tokens the head of its record has room for. */
+static uint32_t head_tokens(const kvf_block *block, uint32_t untold) {
+    return block->num_tokens > 0 ? block->num_tokens : untold;
+}
+
 /* The parts of the one allocation, in order of alignment. */
 typedef struct layout {
     kvfi_item *items;
@@ -46,11 +51,11 @@ typedef struct layout {
     uint8_t *ends; /* head and checksum of each */
 } layout;
 
-static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, const kvf_view *view) {
+static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, const kvf_view *view, uint32_t untold) {
     size_t num_iov = 0, ends = 0;
     for (size_t i = 0; i < num; i++) {
         num_iov += 2 + num_runs_of(&blocks[i], view);
-        ends += KVFI_HEAD_BYTES(blocks[i].num_tokens) + KVFI_SUM_BYTES;
+        ends += KVFI_HEAD_BYTES(head_tokens(&blocks[i], untold)) + KVFI_SUM_BYTES;
     }
     size_t bytes = num * (sizeof *out->items + sizeof *out->outcomes) + num_iov * sizeof *out->iov + ends;
     uint8_t *memory = kvfi_alloc_zero(1, bytes > 0 ? bytes : 1);
@@ -65,9 +70,9 @@ static kvf_status make_room(layout *out, const kvf_block *blocks, size_t num, co
 }
 
 static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_block *block, const kvf_block *first,
-                      const kvf_view *view) {
+                      const kvf_view *view, uint32_t untold) {
     struct iovec *iov = at->iov;
-    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
+    size_t head = KVFI_HEAD_BYTES(head_tokens(block, untold));
     size_t runs = num_runs_of(block, view);
     iov[0] = (struct iovec){at->ends, head};
     iov[runs + 1] = (struct iovec){at->ends + head, KVFI_SUM_BYTES};
@@ -92,14 +97,14 @@ static void fill_item(kvfi_item *item, layout *at, const kvf_space *space, kvf_b
 }
 
 kvf_status kvfi_blocks_init(kvfi_blocks *batch, kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
-                            int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
+                            uint32_t untold, int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     layout at;
-    KVFI_TRY(make_room(&at, blocks, num, view));
+    KVFI_TRY(make_room(&at, blocks, num, view, untold));
     *batch = (kvfi_blocks){.space = space, .blocks = blocks, .num = num, .view = view, .outcomes = at.outcomes};
     batch->feed = (kvfi_feed){
         .items = at.items, .num = num, .deadline_us = deadline_us, .patience_us = patience_us, .cancelled = cancelled};
     for (size_t i = 0; i < num; i++) {
-        fill_item(&batch->feed.items[i], &at, space, &blocks[i], blocks, view);
+        fill_item(&batch->feed.items[i], &at, space, &blocks[i], blocks, view, untold);
     }
     kvfi_view_enter(view, blocks, num);
     return KVF_OK;

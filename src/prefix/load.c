@@ -8,11 +8,12 @@
 
 static kvf_reason check_record(const kvfi_item *item) {
     uint32_t last = item->num_iov - 1;
+    kvf_block block = kvfi_block_of(item);
     if (item->seal != NULL) {
-        return kvfi_record_open(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
+        return kvfi_record_open(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, &block, item->iov + 1,
                                 last - 1, item->seal);
     }
-    return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, item->user, item->iov + 1,
+    return kvfi_record_check(item->iov[0].iov_base, item->iov[last].iov_base, &item->addr, &block, item->iov + 1,
                              last - 1);
 }
 
@@ -124,7 +125,7 @@ static void take_over(kvfi_blocks *batch, const kvfi_item *got) {
     }
 }
 
-static void load_previous(kvfi_blocks *batch) {
+static void load_previous(kvfi_blocks *batch, uint8_t **heads) {
     kvfi_item *items = kvfi_alloc_zero(batch->num + 1, sizeof *items);
     if (items == NULL) {
         return;
@@ -135,7 +136,7 @@ static void load_previous(kvfi_blocks *batch) {
     feed.once_more = false;
     feed.stays = true;
     if (feed.num > 0) {
-        kvfi_store_get(batch->space->store, &feed);
+        kvfi_get_untold(batch->space, &feed, heads);
     }
     for (size_t i = 0; i < feed.num; i++) {
         take_over(batch, &items[i]);
@@ -157,8 +158,10 @@ static void refuse(kvf_space *space, kvf_block *blocks, size_t num, kvf_reason w
 static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled, kvfi_watch *watch) {
     kvfi_blocks batch;
+    uint8_t *heads = NULL, *previous_heads = NULL;
+    uint32_t untold = atomic_load_explicit(&space->seen_tokens, memory_order_relaxed);
     bool each = watch != NULL || (flags & KVF_EACH) != 0;
-    if (kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled) != KVF_OK) {
+    if (kvfi_blocks_init(&batch, space, blocks, num, view, untold, deadline_us, patience_us, cancelled) != KVF_OK) {
         refuse(space, blocks, num, KVF_WHY_NOMEM);
         return 0;
     }
@@ -169,12 +172,14 @@ static size_t load_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
     for (size_t i = 0; i < num; i++) {
         batch.feed.items[i].cover = space->store;
     }
-    kvfi_store_get(space->store, &batch.feed);
+    kvfi_get_untold(space, &batch.feed, &heads);
     if (space->rotates) {
-        load_previous(&batch);
+        load_previous(&batch, &previous_heads);
     }
     size_t run = each ? publish_each(&batch) : publish(&batch);
     kvfi_blocks_cleanup(&batch);
+    kvfi_free(heads);
+    kvfi_free(previous_heads);
     return run;
 }
 
@@ -216,22 +221,40 @@ size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view,
 typedef struct loan {
     kvfi_tier *tier;
     kvfi_loan loan;
+    size_t head; /* header and tokens */
 } loan;
 
-/* Whether the borrowed record is the requested block. The record's own token count is not trusted: the requested count
- * says where the payload begins, and a record with another count fails the check. */
-static kvf_reason check_loan(const kvfi_loan *lent, const kvfi_addr *addr, const kvf_block *block, size_t bytes) {
-    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    if (lent->len < head + KVFI_SUM_BYTES || (bytes != 0 && lent->len != bytes)) {
-        return KVF_WHY_TRUNCATED;
-    }
-    struct iovec payload = {(void *)(uintptr_t)(lent->data + head), lent->len - head - KVFI_SUM_BYTES};
-    return kvfi_record_check(lent->data, lent->data + lent->len - KVFI_SUM_BYTES, addr, block, &payload, 1);
+/* How many tokens a lent record says it has, for a caller that has none. */
+static uint32_t tokens_in(const kvfi_loan *lent) {
+    kvfi_header header;
+    bool sound = lent->len >= KVFI_HEADER_BYTES && kvfi_header_decode(&header, lent->data) == KVF_WHY_NONE;
+    return sound ? header.num_tokens : 0;
 }
 
-/* The required length of the whole record; 0: the caller did not say. */
+/* Whether the borrowed record is the requested block. A block with tokens says where the payload begins; of one without,
+ * the record does, and the check proves it. */
+static kvf_reason check_loan(loan *lent, const kvfi_addr *addr, const kvf_block *block) {
+    const uint8_t *data = lent->loan.data;
+    size_t len = lent->loan.len;
+    kvf_block wanted = *block;
+    if (block->num_tokens == 0) {
+        wanted.tokens = NULL;
+        wanted.num_tokens = tokens_in(&lent->loan);
+    }
+    lent->head = KVFI_HEAD_BYTES(wanted.num_tokens);
+    if (len < lent->head + KVFI_SUM_BYTES) {
+        return KVF_WHY_TRUNCATED;
+    }
+    struct iovec payload = {(void *)(uintptr_t)(data + lent->head), len - lent->head - KVFI_SUM_BYTES};
+    if (block->iov != NULL && payload.iov_len != kvfi_iov_bytes(block->iov, block->num_iov)) {
+        return KVF_WHY_TRUNCATED;
+    }
+    return kvfi_record_check(data, data + len - KVFI_SUM_BYTES, addr, &wanted, &payload, 1);
+}
+
+/* The required length of the whole record; 0: not known. */
 static size_t expected_bytes(const kvf_block *block) {
-    return block->iov == NULL
+    return block->iov == NULL || block->num_tokens == 0
                ? 0
                : KVFI_HEAD_BYTES(block->num_tokens) + kvfi_iov_bytes(block->iov, block->num_iov) + KVFI_SUM_BYTES;
 }
@@ -246,7 +269,7 @@ static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kv
     if (why != KVF_WHY_NONE) {
         return why;
     }
-    why = check_loan(&out->loan, addr, block, bytes);
+    why = check_loan(out, addr, block);
     if (why == KVF_WHY_CHECKSUM) {
         kvfi_store_doubt(space->store, &addr->key);
     }
@@ -254,9 +277,8 @@ static kvf_reason borrow_from(kvf_space *space, size_t tier, loan *out, const kv
         out->tier->ops->give_back(out->tier, &out->loan);
         return why;
     }
-    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    struct iovec iov[2] = {{(void *)(uintptr_t)out->loan.data, head},
-                           {(void *)(uintptr_t)(out->loan.data + head), out->loan.len - head}};
+    struct iovec iov[2] = {{(void *)(uintptr_t)out->loan.data, out->head},
+                           {(void *)(uintptr_t)(out->loan.data + out->head), out->loan.len - out->head}};
     kvfi_item item = {.addr = *addr, .iov = iov, .num_iov = 2, .bytes = out->loan.len};
     kvfi_store_note_got(space->store, &item, tier);
     return KVF_WHY_NONE;
@@ -311,9 +333,8 @@ kvf_status kvf_borrow(kvf_space *space, kvf_borrowed *out, kvf_block *block) {
         kvfi_free(lent);
         return borrow_miss(space, &addr, block, why);
     }
-    size_t head = KVFI_HEAD_BYTES(block->num_tokens);
-    *out =
-        (kvf_borrowed){.data = lent->loan.data + head, .len = lent->loan.len - head - KVFI_SUM_BYTES, .opaque = lent};
+    *out = (kvf_borrowed){
+        .data = lent->loan.data + lent->head, .len = lent->loan.len - lent->head - KVFI_SUM_BYTES, .opaque = lent};
     kvfi_store_count_loads(store, 1);
     kvfi_store_count_load_hits(store, 1, lent->loan.len);
     block->status = KVF_OK;

@@ -114,6 +114,9 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     if (space->rotates) {
         ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
     }
+    if (at.hit[0] && at.found[0].num_tokens <= space->identity.block_tokens) {
+        atomic_store_explicit(&space->seen_tokens, at.found[0].num_tokens, memory_order_relaxed);
+    }
     size_t hits = count_hits(&at, num, (flags & KVF_EACH) != 0);
     if (found != NULL) {
         memcpy(found, at.found, num * sizeof *found);

@@ -17,6 +17,8 @@ struct kvf_space {
     kvfi_identity previous;      /* the same under the previous secret, while secrets change */
     bool rotates;                /* there is a previous one */
     _Atomic int64_t card_due_us; /* when to store the space card again */
+    /* How many tokens the last record had that was looked up or loaded: a guess for loads of blocks without tokens. */
+    _Atomic uint32_t seen_tokens;
 };
 
 /* kvfi_space_card stores the fields of the space beside its blocks from time to time, so that people can see what the
@@ -47,8 +49,9 @@ bool kvfi_is_sound(const kvf_space *, const kvf_block *, const kvf_view *);
 /* The number of leading blocks that do. */
 size_t kvfi_num_sound(const kvf_space *, const kvf_block *, size_t num, const kvf_view *);
 
-/* KVF_OK or KVF_NOMEM. The blocks are sound. */
-kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view,
+/* KVF_OK or KVF_NOMEM. The blocks are sound. `untold`: how many tokens are expected in the records of blocks without
+ * tokens. */
+kvf_status kvfi_blocks_init(kvfi_blocks *, kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, uint32_t untold,
                             int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled);
 void kvfi_blocks_cleanup(kvfi_blocks *);
 
@@ -61,6 +64,18 @@ size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *v
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled);
 size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, uint32_t flags,
                   int64_t deadline_us);
+
+/* kvfi_get_untold is kvfi_store_get for a load of blocks of which some may have no tokens. Their heads fit the expected
+ * number of tokens; items whose records have another number get heads that fit, in memory that becomes *heads (to be
+ * freed after the last use of the items), and are requested again. */
+void kvfi_get_untold(kvf_space *, kvfi_feed *, uint8_t **heads);
+/* The block, with as many tokens as the head of its item has room for. */
+static inline kvf_block kvfi_block_of(const kvfi_item *item) {
+    kvf_block block = *(const kvf_block *)item->user;
+    block.tokens = block.num_tokens > 0 ? block.tokens : NULL;
+    block.num_tokens = (uint32_t)((item->iov[0].iov_len - KVFI_HEADER_BYTES) / 4);
+    return block;
+}
 
 /* ---- views */
 bool kvfi_view_is_ours(

@@ -403,7 +403,7 @@ static size_t put_blocks(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     kvfi_blocks batch;
     size_t written = 0;
-    if (kvfi_blocks_init(&batch, space, blocks, num, view, deadline_us, patience_us, cancelled) != KVF_OK) {
+    if (kvfi_blocks_init(&batch, space, blocks, num, view, 0, deadline_us, patience_us, cancelled) != KVF_OK) {
         fail_all(space, blocks, num, KVF_WHY_NOMEM);
         return 0;
     }

@@ -113,12 +113,15 @@ void kvfi_tokens_put(uint8_t *out, const uint32_t *tokens, uint32_t num) {
 #endif
 }
 
-bool kvfi_tokens_same(const uint8_t *stored, const uint32_t *tokens, uint32_t num) {
+bool kvfi_tokens_same(const uint8_t *stored, const kvf_block *block) {
+    if (block->tokens == NULL) {
+        return true;
+    }
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return num == 0 || memcmp(stored, tokens, 4 * (size_t)num) == 0;
+    return memcmp(stored, block->tokens, 4 * (size_t)block->num_tokens) == 0;
 #else
-    for (uint32_t i = 0; i < num; i++) {
-        if (kvfi_get32(stored + 4 * (size_t)i) != tokens[i]) {
+    for (uint32_t i = 0; i < block->num_tokens; i++) {
+        if (kvfi_get32(stored + 4 * (size_t)i) != block->tokens[i]) {
             return false;
         }
     }
@@ -173,28 +176,30 @@ void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_add
 }
 
 /* Does the header name the requested block? The tokens after it are compared next. */
-kvf_reason kvfi_header_matches(const kvfi_header *header, const kvfi_addr *addr, uint32_t num_tokens,
-                               uint32_t first_token) {
+kvf_reason kvfi_header_matches(const kvfi_header *header, const kvfi_addr *addr, const kvf_block *block) {
     if (memcmp(header->addr.space.bytes, addr->space.bytes, 32) != 0 ||
         memcmp(header->addr.key.bytes, addr->key.bytes, 32) != 0) {
         return KVF_WHY_OTHER_SPACE;
     }
-    if (header->num_tokens != num_tokens || header->first_token != first_token) {
+    bool placed = block->tokens != NULL || block->first_token != 0;
+    if (placed && header->first_token != block->first_token) {
         return KVF_WHY_OTHER_TOKENS;
+    }
+    if (header->num_tokens != block->num_tokens) {
+        return block->tokens != NULL ? KVF_WHY_OTHER_TOKENS : KVF_WHY_TRUNCATED;
     }
     return KVF_WHY_NONE;
 }
 
 kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *addr,
                              const kvf_block *block, const struct iovec *payload, size_t num_iov) {
-    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     kvfi_header header;
     kvf_reason why = kvfi_header_decode(&header, head);
     if (why == KVF_WHY_NONE && header.codec != KVFI_CODEC_PLAIN) {
         why = KVF_WHY_VERSION;
     }
     if (why == KVF_WHY_NONE) {
-        why = kvfi_header_matches(&header, addr, num_tokens, block->first_token);
+        why = kvfi_header_matches(&header, addr, block);
     }
     if (why != KVF_WHY_NONE) {
         return why;
@@ -206,7 +211,7 @@ kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYT
         return KVF_WHY_CHECKSUM;
     }
     /* Compared after the checksum, so that a damaged token counts as damage, and the record is replaced. */
-    return kvfi_tokens_same(head + KVFI_HEADER_BYTES, block->tokens, num_tokens) ? KVF_WHY_NONE : KVF_WHY_OTHER_TOKENS;
+    return kvfi_tokens_same(head + KVFI_HEADER_BYTES, block) ? KVF_WHY_NONE : KVF_WHY_OTHER_TOKENS;
 }
 
 kvf_reason kvfi_record_parse(kvfi_header *out, const uint8_t **out_tokens, const uint8_t **out_payload,

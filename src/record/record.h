@@ -58,8 +58,8 @@ static inline uint64_t kvfi_record_bytes(const kvfi_header *header) { /* of the 
 /* Steps that plain and sealed records share: storing token ids (32 bits each, little-endian), and comparing a header
  * with the requested block. */
 void kvfi_tokens_put(uint8_t *out, const uint32_t *tokens, uint32_t num);
-bool kvfi_tokens_same(const uint8_t *stored, const uint32_t *tokens, uint32_t num);
-kvf_reason kvfi_header_matches(const kvfi_header *, const kvfi_addr *, uint32_t num_tokens, uint32_t first_token);
+bool kvfi_tokens_same(const uint8_t *stored, const kvf_block *);
+kvf_reason kvfi_header_matches(const kvfi_header *, const kvfi_addr *, const kvf_block *);
 
 /* kvfi_record_begin writes header and tokens into `head` (KVFI_HEAD_BYTES of it) for a payload of that length. */
 void kvfi_record_begin(uint8_t *head, const kvfi_addr *, const kvf_block *block, size_t payload_bytes, uint16_t flags,
@@ -70,9 +70,9 @@ void kvfi_record_sum_init(kvfi_xxh3 *, const uint8_t header[KVFI_HEADER_BYTES]);
 void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *, const kvf_block *block,
                       const struct iovec *payload, size_t num_iov, uint16_t flags, int64_t stored_s);
 
-/* kvfi_record_check decides whether what was read is the requested block: header, space, key, tokens (if block->tokens
- * is given), position, lengths, checksum. `head` holds KVFI_HEAD_BYTES(block->num_tokens). Only KVF_WHY_NONE is a
- * hit. */
+/* kvfi_record_check decides whether what was read is the requested block: header, space, key, tokens, position, lengths,
+ * checksum. `head` holds KVFI_HEAD_BYTES(block->num_tokens). Without block->tokens, the tokens are not compared, nor is
+ * a position of 0; a record of another number of tokens is KVF_WHY_TRUNCATED. Only KVF_WHY_NONE is a hit. */
 kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *,
                              const kvf_block *block, const struct iovec *payload, size_t num_iov);
 

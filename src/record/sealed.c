@@ -128,7 +128,6 @@ static kvf_reason open_pieces(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const 
 
 kvf_reason kvfi_record_open(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kvfi_addr *addr, const kvf_block *block,
                             const struct iovec *payload, size_t num_iov, const kvfi_secret *seal) {
-    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
     kvfi_record_key key;
     kvfi_header header;
     kvf_reason why = kvfi_header_decode(&header, head);
@@ -143,15 +142,15 @@ kvf_reason kvfi_record_open(uint8_t *head, uint8_t tag[KVFI_SUM_BYTES], const kv
     }
     why = unveil(&header, &key, seal);
     if (why == KVF_WHY_NONE) {
-        why = kvfi_header_matches(&header, addr, num_tokens, block->first_token);
+        why = kvfi_header_matches(&header, addr, block);
     }
     if (why == KVF_WHY_NONE && kvfi_iov_bytes(payload, num_iov) != header.payload_bytes) {
         why = KVF_WHY_TRUNCATED;
     }
     if (why == KVF_WHY_NONE) {
-        why = open_pieces(head, tag, &key, num_tokens, payload, num_iov);
+        why = open_pieces(head, tag, &key, block->num_tokens, payload, num_iov);
     }
-    if (why == KVF_WHY_NONE && !kvfi_tokens_same(head + KVFI_HEADER_BYTES, block->tokens, num_tokens)) {
+    if (why == KVF_WHY_NONE && !kvfi_tokens_same(head + KVFI_HEADER_BYTES, block)) {
         why = KVF_WHY_OTHER_TOKENS;
     }
     explicit_bzero(&key, sizeof key);

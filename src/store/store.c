@@ -311,6 +311,15 @@ static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     }
 }
 
+/* What one tier says of an item, beside what faster ones have said: one that has nothing says the least. */
+static void note_answer(kvfi_item *item, const kvfi_item *answer) {
+    bool says_less = item->status == KVF_MISS && answer->status == KVF_MISS && answer->why == KVF_WHY_ABSENT;
+    if (!says_less) {
+        item->status = answer->status;
+        item->why = answer->why;
+    }
+}
+
 /* Requests, as a separate feed, the items that are still missing and that this tier may have. An item known to be only
  * in slower tiers is not requested here; the last tier is asked for everything. Only there a miss is final, so only
  * there it ends the run of a prefix. */
@@ -340,8 +349,7 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
         get_feed(store, tier, &feed);
     }
     for (size_t i = 0; i < num; i++) {
-        all->items[from[i]].status = subset[i].status;
-        all->items[from[i]].why = subset[i].why;
+        note_answer(&all->items[from[i]], &subset[i]);
         note_item(store, &subset[i], tier, all->stays);
     }
     kvfi_free(subset);

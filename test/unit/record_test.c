@@ -142,8 +142,15 @@ static void not_the_one_that_was_asked_for(void **state) {
     s.block.first_token = 0;
     assert_int_equal(check(&s), KVF_WHY_OTHER_TOKENS);
     sample_init(&s);
-    s.block.tokens = NULL; /* tokens that we don't know can't be verified */
+    s.block.tokens = NULL; /* the key names them */
+    assert_int_equal(check(&s), KVF_WHY_NONE);
+    s.block.first_token = 0; /* it may not be known either */
+    assert_int_equal(check(&s), KVF_WHY_NONE);
+    s.block.first_token = 8;
     assert_int_equal(check(&s), KVF_WHY_OTHER_TOKENS);
+    s.block.first_token = 16;
+    s.block.num_tokens = 8; /* where the payload begins is not where it was taken to */
+    assert_int_equal(check(&s), KVF_WHY_TRUNCATED);
 }
 
 static void without_tokens(void **state) {
@@ -153,6 +160,7 @@ static void without_tokens(void **state) {
     sample_init(&s);
     kvf_block block = {.num_tokens = 16, .first_token = 5}; /* num_tokens without tokens counts as 0 */
     kvfi_record_seal(head, sum, &s.addr, &block, s.iov, 3, KVFI_FLAG_CARD, 1);
+    block.num_tokens = 0;
     assert_int_equal(kvfi_record_check(head, sum, &s.addr, &block, s.iov, 3), KVF_WHY_NONE);
     /* An empty payload is a payload. */
     kvfi_record_seal(head, sum, &s.addr, &block, NULL, 0, 0, -1);

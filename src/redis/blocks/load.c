@@ -190,9 +190,11 @@ static kvf_reason judge(loader *l, kvfi_item *item, const kvfi_reply *reply, siz
     }
 }
 
-/* A value slightly too long is read and discarded. For one much too long that is not worth it. */
-static bool is_worth_draining(const loader *l, const kvfi_reply *reply) {
-    return reply->kind != KVFI_RESP_OVERSIZE || (uint64_t)reply->num <= 4 * l->tier->conf.part;
+/* A value slightly longer than the `bytes` requested is read and discarded. For one much too long that is not worth
+ * it. */
+static bool is_worth_draining(const loader *l, const kvfi_reply *reply, size_t bytes) {
+    return reply->kind != KVFI_RESP_OVERSIZE || (uint64_t)reply->num <= 4 * l->tier->conf.part ||
+           (uint64_t)reply->num / 2 <= bytes;
 }
 
 /* Takes one reply, which belongs to the request at the head of the ring. After a failure of one part the item's other
@@ -232,7 +234,8 @@ static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
             return sent;
         }
     }
-    return is_worth_draining(l, reply) ? KVF_WHY_NONE : kvfi_conn_broken(l->conn, "a stored value is much too long");
+    return is_worth_draining(l, reply, r.place.bytes) ? KVF_WHY_NONE
+                                                      : kvfi_conn_broken(l->conn, "a stored value is much too long");
 }
 
 /* ---- the exchange ---- */
