@@ -41,6 +41,7 @@ typedef struct request {
     kvf_block blocks[MAX_BLOCKS];
     size_t num_blocks, num_asked;
     kvf_plan_kind plan;
+    kvf_reason why; /* the first block that did not load */
     /* What the queue reads or writes until the completion. */
     uint64_t ticket;
     kvf_found found[MAX_BLOCKS];
@@ -147,6 +148,7 @@ static void end_load(request *r) {
     while (loaded < r->num_asked && r->blocks[loaded].status == KVF_OK) {
         loaded++;
     }
+    r->why = loaded < r->num_asked ? r->blocks[loaded].why : KVF_WHY_NONE;
     r->loaded_tokens = r->done_tokens = loaded * BLOCK_TOKENS;
     r->state = COMPUTING;
 }
@@ -157,6 +159,9 @@ static void finish(scheduler *s, request *r, float (*kv)[TOKEN_FLOATS]) {
     printf("%u: %zu tokens: %zu loaded, %zu computed, %zu blocks saved, answer %.3f (plan: %s)\n", r->id, r->num_tokens,
            r->loaded_tokens, r->num_tokens - r->loaded_tokens, saved, (double)answer(kv, r->num_tokens),
            kvf_plan_name(r->plan));
+    if (loaded < r->num_asked) {
+        printf("%u: block %zu did not load: %s\n", r->id, loaded, kvf_reason_name(r->why));
+    }
     r->state = FREE;
 }
 
