@@ -14,7 +14,7 @@ Every file *.md that git knows is checked:
 - No line is longer than 120 characters.
 - Every `make check-NAME` of the Makefile is in docs/testing.md.
 - Every message that heads a section of docs/troubleshooting.md is one that the program prints.
-- Every function in include/kvferry has a comment.
+- Every function in include/kvferry has a comment, and every .c and .h file begins with what it is for.
 - Commit subjects since the last release have at most 72 characters (a warning only).
 
 Each document has a scratch folder as working directory and HOME. PATH begins with the commands kvferry and redis-cli of
@@ -239,6 +239,16 @@ def check_headers(root):
     return faults, functions
 
 
+HEAD = re.compile(r"/\* SPDX-License-Identifier: Apache-2\.0\n \*\n \* \S")
+
+
+def check_heads(root, files):
+    """Headers of earlier releases (test/abi) stay as they were."""
+    sources = [file for file in files if file.endswith((".c", ".h")) and not file.startswith("test/abi/")]
+    return [f"{file}:1: the file does not begin with what it is for" for file in sources
+            if not HEAD.match((root / file).read_text(encoding="utf-8"))]
+
+
 def subjects(root):
     tag = git(root, "describe", "--tags", "--abbrev=0").strip()
     log = git(root, "log", "--format=%h %s", f"{tag}..HEAD" if tag else "-50")
@@ -393,7 +403,7 @@ def check(root, only, quick):
         commands += run_fences(doc, quick)[1]
         faults += doc.faults
     header_faults, functions = check_headers(root)
-    faults += header_faults
+    faults += header_faults + check_heads(root, files)
     for subject in subjects(root):
         print(f"warning: a subject of more than {LONGEST_SUBJECT} characters: {subject}")
     figure = (f"{commands} commands run, {links} links, {names} names, {excerpts} excerpts and {messages} messages found, "
@@ -428,11 +438,12 @@ def self_test():
         (root / "docs").mkdir()
         (root / "src").mkdir()
         (root / "examples").mkdir()
-        (root / "examples/a.c").write_text("int f(void) {\n    if (a) {\n        b();\n    }\n    return c;\n}\n")
+        head = "/* SPDX-License-Identifier: Apache-2.0\n *\n * Says what is said.\n */\n"
+        (root / "examples/a.c").write_text(head + "int f(void) {\n    if (a) {\n        b();\n    }\n    return c;\n}\n")
         header = root / "include/kvferry/a.h"
-        good_header = "/* Says. */\nKVF_API void said(void);\n"
+        good_header = head + "/* Says. */\nKVF_API void said(void);\n"
         (root / "Makefile").write_text("all:\ncheck-all:\n")
-        (root / "src/a.c").write_text('const char *said = "the store " "%s is down";\n')
+        (root / "src/a.c").write_text(head + 'const char *said = "the store " "%s is down";\n')
         trouble = root / "docs/troubleshooting.md"
         good_trouble = "# Trouble\n\n## `the store ... is down`\n"
         testing = root / "docs/testing.md"
@@ -452,9 +463,10 @@ def self_test():
         for what, (plant, said) in plants.items():
             expect(what, plant(good), said)
         expect("a function", good, "without a comment", header_text=good_header + "\nKVF_API void silent(void);\n")
+        expect("a file", good, "does not begin", header_text=good_header[len(head):])
         expect("a check", good, "is not described", testing_text="# Testing\n")
         expect("a message", good, "does not say", trouble_text=good_trouble + "\n## `it is up`\n")
-    print("\n".join(wrong) if wrong else f"self-test: {len(plants) + 3} plants, each found")
+    print("\n".join(wrong) if wrong else f"self-test: {len(plants) + 4} plants, each found")
     return not wrong
 
 
