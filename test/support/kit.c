@@ -4,6 +4,7 @@
  */
 #include "support/kit.h"
 
+#include <dirent.h>
 #include <ftw.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -13,6 +14,16 @@
 #include <unistd.h>
 
 extern void __gcov_dump(void) __attribute__((weak));
+int kvft_num_fds(void) {
+    DIR *dir = opendir("/proc/self/fd");
+    int num = 0;
+    while (readdir(dir) != NULL) {
+        num++;
+    }
+    closedir(dir);
+    return num;
+}
+
 void kvft_exit(int code) {
     if (__gcov_dump != NULL) {
         __gcov_dump();

@@ -45,6 +45,8 @@ const char *kvft_temp_root(void); /* $TMPDIR where it is short enough for the pa
 char *kvft_temp_dir(void);        /* a new folder in it, to be freed by kvft_remove_dir */
 void kvft_remove_dir(char *dir);  /* with all that is in it */
 
+int kvft_num_fds(void); /* how many descriptors this process has open */
+
 /* Ends a child process as _exit does; what it has executed is noted where that is measured (gcov). */
 void kvft_exit(int code) __attribute__((noreturn));
 

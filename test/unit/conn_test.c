@@ -455,6 +455,27 @@ static void test_a_slow_link_is_no_stall(void **state) {
     close_before();
 }
 
+static ssize_t write_nothing(int fd, const struct iovec *iov, int num) {
+    (void)fd, (void)iov, (void)num;
+    errno = EIO;
+    return 0;
+}
+
+/* A socket that takes no byte and reports no error would be written to for ever: the connection ends. */
+static void test_a_write_of_nothing_ends_the_connection(void **state) {
+    (void)state;
+    kvfi_systable table = kvfi_sys_real;
+    table.writev = write_nothing;
+    open_conn(false);
+    kvfi_cmd_text(kvfi_conn_room(conn, MAX_TEXT), "PING");
+    kvfi_sys_table = &table;
+    kvf_reason why = kvfi_conn_send(conn);
+    kvfi_sys_table = &kvfi_sys_real;
+    assert_int_equal(why, KVF_WHY_UNREACHABLE);
+    assert_false(kvfi_conn_is_open(conn));
+    close_conn();
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {TEST(test_a_wait_that_was_cancelled_says_nothing),
@@ -466,6 +487,7 @@ int main(void) {
                                        TEST(pieces_of_a_page),
                                        TEST(patience),
                                        TEST(test_a_batch_is_waited_for),
-                                       TEST(test_a_slow_link_is_no_stall)};
+                                       TEST(test_a_slow_link_is_no_stall),
+                                       TEST(test_a_write_of_nothing_ends_the_connection)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

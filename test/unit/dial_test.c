@@ -299,11 +299,61 @@ static void test_waits_that_fail(void **state) {
     assert_string_equal(conn.said, strerror(ENOMEM));
 }
 
+/* ---- a unix socket whose server accepts slowly ---- */
+
+static unsigned busy; /* so many times a connect finds no room */
+
+static int unix_socket(int family, int type, int protocol) {
+    (void)type, (void)protocol;
+    assert_int_equal(family, AF_UNIX);
+    assert_int_equal(net.num_open++, 0);
+    net.num_sockets = 1;
+    return FIRST_FD;
+}
+
+static int unix_connect(int fd, const struct sockaddr *to, socklen_t len) {
+    (void)fd, (void)to, (void)len;
+    errno = EAGAIN;
+    return busy == 0 || busy-- == 0 ? 0 : -1;
+}
+
+static kvf_reason dial_unix(unsigned times, int64_t budget_us) {
+    kvfi_endpoint to = {.path = "/nowhere"};
+    kvfi_tls_peer plain = {.tls = NULL};
+    busy = times;
+    net.num_sockets = net.num_open = 0;
+    net.waits = 0;
+    began_us = net.now_us;
+    kvfi_conn_init(&conn, 100, &disconnects);
+    kvf_reason why = kvfi_conn_open(&conn, &to, &plain, &answered, net.now_us + budget_us);
+    assert_int_equal(net.num_open, why == KVF_WHY_NONE);
+    kvfi_conn_close(&conn);
+    assert_int_equal(net.num_open, 0);
+    return why;
+}
+
+/* It is tried again each millisecond until it accepts, and not beyond the deadline. */
+static void test_a_busy_unix_socket(void **state) {
+    (void)state;
+    table.socket = unix_socket;
+    table.connect = unix_connect;
+    assert_int_equal(dial_unix(0, 50 * MS), KVF_WHY_NONE);
+    assert_int_equal(took_us(), 0);
+    assert_int_equal(dial_unix(20, 50 * MS), KVF_WHY_NONE);
+    assert_int_equal(took_us(), 20 * MS);
+    assert_int_equal(dial_unix(90, 50 * MS), KVF_WHY_UNREACHABLE);
+    assert_int_equal(took_us(), 50 * MS);
+    assert_string_equal(conn.said, strerror(ETIMEDOUT));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {TEST(test_the_next_begins_beside_the_last), TEST(test_nobody_answers),
-                                       TEST(test_what_answered_is_first), TEST(test_many_addresses),
-                                       TEST(test_waits_that_fail)};
+    const struct CMUnitTest tests[] = {TEST(test_the_next_begins_beside_the_last),
+                                       TEST(test_nobody_answers),
+                                       TEST(test_what_answered_is_first),
+                                       TEST(test_many_addresses),
+                                       TEST(test_waits_that_fail),
+                                       TEST(test_a_busy_unix_socket)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

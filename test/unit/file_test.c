@@ -123,16 +123,6 @@ static void test_use_keeps_young(void **state) {
     close_place(&p);
 }
 
-static int num_fds(void) {
-    DIR *dir = opendir("/proc/self/fd");
-    int num = 0;
-    while (readdir(dir) != NULL) {
-        num++;
-    }
-    closedir(dir);
-    return num;
-}
-
 static void flip_byte(const char *path) {
     write_at(path, SIZE / 2, "wrong", 5);
 }
@@ -143,29 +133,29 @@ static void test_nothing_is_left_open(void **state) {
     place p = open_place("");
     kvfi_addr addr;
     kvft_addr(&addr, 1);
-    int fds = num_fds();
+    int fds = kvft_num_fds();
     assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_ABSENT);
     assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE); /* the same */
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     assert_int_equal(kvft_put(p.tier, 1, SIZE + 1), KVF_WHY_NONE); /* another */
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     assert_int_equal(kvft_peek(p.tier, 1), KVF_WHY_NONE);
     assert_int_equal(kvft_get(p.tier, 1, SIZE + 1), KVF_WHY_NONE);
     assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_TRUNCATED);
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     flip_byte(path_of(&p, 1));
     assert_int_equal(kvft_borrow(p.tier, 1, SIZE + 1), KVF_WHY_CHECKSUM);
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     assert_int_equal(kvft_count(p.tier).damaged, 1);
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
     (void)diagnose(p.tier);
     (void)info_of(p.tier);
-    assert_int_equal(num_fds(), fds);
+    assert_int_equal(kvft_num_fds(), fds);
     close_place(&p);
 }
 
@@ -1731,7 +1721,7 @@ static void test_faults(void **state) {
     char *dir = kvft_temp_dir();
     char url[PATH_MAX];
     snprintf(url, sizeof url, "file:%s/store?max=1M", dir);
-    int fds = num_fds();
+    int fds = kvft_num_fds();
     for (int kind = KVFT_ALLOC; kind <= KVFT_SHORT; kind++) {
         uint64_t points = 0;
         for (uint64_t nth = 1;; nth++) {
@@ -1740,7 +1730,7 @@ static void test_faults(void **state) {
             uint64_t live = kvft_faults_live_allocs();
             bool hit = kvft_faults_disarm();
             assert_int_equal(live, 0);
-            assert_int_equal(num_fds(), fds);
+            assert_int_equal(kvft_num_fds(), fds);
             if (!hit) {
                 break;
             }

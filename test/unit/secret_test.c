@@ -819,6 +819,28 @@ static void flip_in(const char *dir, const kvfi_addr *addr) {
     close(fd);
 }
 
+/* A block that is damaged under the new secret is loaded from under the old one, and stored again. */
+static void rotation_repairs(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    kvfi_addr addr;
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, OLD, 0, 1);
+    save_under(url, NEW, 0, 1);
+    bench b = {.store = store_with(url, NEW, OLD)};
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, 1, PAYLOAD);
+    kvfi_address(&addr, &b.space->identity, &b.prompt->keys[0]);
+    flip_in(dir, &addr);
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 1, NULL, KVF_DEFAULT), 1);
+    assert_int_equal(kvft_prompt_wrong(b.prompt, 7, 1), 0);
+    kvft_flush_all(b.store);
+    close_bench(&b);
+    assert_int_equal(num_loaded(url, NEW, NULL), 1);
+    kvft_remove_dir(dir);
+}
+
 static void a_header_that_fits_by_chance(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512];
@@ -916,6 +938,7 @@ int main(void) {
         cmocka_unit_test(wrong_options),
         cmocka_unit_test(rotation),
         cmocka_unit_test(rotation_by_turns),
+        cmocka_unit_test(rotation_repairs),
         cmocka_unit_test(rotation_watched),
         cmocka_unit_test(rotation_as_it_lands),
         cmocka_unit_test(saved_through),

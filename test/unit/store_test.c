@@ -14,6 +14,7 @@
 
 #include "record/record.h"
 #include "store/private.h"
+#include "support/faults.h"
 #include "support/kit.h"
 
 #define PAYLOAD 20000u
@@ -271,6 +272,95 @@ static void test_borrow_checks_the_tokens(void **state) {
     close_bench(&b);
 }
 
+/* Without iovecs the payload has the length that it has; with iovecs it must have theirs. */
+static void test_borrow_checks_the_length(void **state) {
+    (void)state;
+    bench b = open_bench("mem:", 1);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_borrowed borrowed = {0};
+    kvf_block any = b.prompt->blocks[0];
+    any.iov = NULL;
+    any.num_iov = 0;
+    assert_int_equal(kvf_borrow(b.space, &borrowed, &any), KVF_OK);
+    assert_int_equal(borrowed.len, PAYLOAD);
+    kvf_release(b.space, &borrowed);
+    b.prompt->iov[0].iov_len--;
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_MISS);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_TRUNCATED);
+    b.prompt->iov[0].iov_len++;
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_OK);
+    kvf_release(b.space, &borrowed);
+    close_bench(&b);
+}
+
+/* A record of no payload at all is lent, too. */
+static void test_borrow_of_an_empty_payload(void **state) {
+    (void)state;
+    bench b = {.store = kvft_store("mem:")};
+    b.space = kvft_space(b.store, "m", 16);
+    b.prompt = kvft_prompt_new(b.space, 7, 1, 0);
+    kvf_borrowed borrowed = {0};
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, b.prompt->blocks), KVF_OK);
+    assert_int_equal(borrowed.len, 0);
+    kvf_release(b.space, &borrowed);
+    close_bench(&b);
+}
+
+/* A block of as many tokens as a record may have is saved, loaded and lent; one of more is refused by each call. */
+static void test_blocks_of_the_most_tokens(void **state) {
+    (void)state;
+    bench b = {.store = kvft_store("mem:")};
+    b.space = kvft_space(b.store, "m", KVFI_MAX_TOKENS);
+    b.prompt = kvft_prompt_new(b.space, 7, 1, PAYLOAD);
+    kvf_block *block = b.prompt->blocks;
+    kvf_borrowed borrowed = {0};
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_int_equal(kvf_load(b.space, block, 1, NULL, KVF_DEFAULT), 1);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, block), KVF_OK);
+    kvf_release(b.space, &borrowed);
+    block->num_tokens++;
+    assert_int_equal(kvf_load(b.space, block, 1, NULL, KVF_DEFAULT), 0);
+    assert_int_equal(block->status, KVF_LIMIT);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, block), KVF_LIMIT);
+    assert_int_equal(block->status, KVF_LIMIT);
+    assert_int_equal(kvf_save(b.space, block, 1, NULL), 0);
+    assert_int_equal(block->status, KVF_LIMIT);
+    close_bench(&b);
+}
+
+/* Every block that is loaded or lent counts as looked for, and as a hit or a miss. One that no tier can lend counts
+ * when it is loaded. */
+static void test_loads_and_loans_are_counted(void **state) {
+    (void)state;
+    const size_t record = KVFI_HEAD_BYTES(16) + PAYLOAD + KVFI_SUM_BYTES;
+    bench b = open_bench("mem:", 4);
+    kvf_borrowed borrowed = {0};
+    kvf_error err;
+    kvf_digest digest;
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvf_space_digest(b.space, &digest);
+    assert_int_equal(kvf_remove(b.store, &err, &digest, &b.prompt->keys[3]), KVF_OK);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, 4, NULL, KVF_DEFAULT), 3);
+    kvf_stats stats = stats_of(b.store);
+    assert_int_equal(stats.loads, 4);
+    assert_int_equal(stats.load_hits, 3);
+    assert_int_equal(stats.loaded_bytes, 3 * record);
+    assert_int_equal(stats.misses[KVF_WHY_ABSENT], 1);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, &b.prompt->blocks[0]), KVF_OK);
+    kvf_release(b.space, &borrowed);
+    assert_int_equal(kvf_borrow(b.space, &borrowed, &b.prompt->blocks[3]), KVF_MISS); /* absent */
+    b.prompt->tokens[16]++;
+    assert_int_equal(kvf_borrow(b.space, &borrowed, &b.prompt->blocks[1]), KVF_MISS);
+    stats = stats_of(b.store);
+    assert_int_equal(stats.loads, 4 + 2);
+    assert_int_equal(stats.load_hits, 3 + 1);
+    assert_int_equal(stats.loaded_bytes, 4 * record);
+    assert_int_equal(stats.misses[KVF_WHY_ABSENT], 1);
+    assert_int_equal(stats.misses[KVF_WHY_OTHER_TOKENS], 1);
+    close_bench(&b);
+}
+
 /* ---- views ---- */
 
 static void test_a_view_gathers_and_scatters(void **state) {
@@ -323,6 +413,24 @@ static void test_bad_views_are_refused(void **state) {
     assert_int_equal(kvf_view_open(&view, NULL, &none, 1, 1), KVF_LIMIT);
     assert_int_equal(kvf_view_open(&view, NULL, &huge, 1, 1), KVF_LIMIT);
     assert_int_equal(kvf_view_open(&view, NULL, &huge, 0, 1), KVF_LIMIT);
+}
+
+/* Whichever allocation of a view fails, nothing is left of it. */
+static void test_a_view_without_memory(void **state) {
+    (void)state;
+    uint8_t memory[16];
+    kvf_region region = {.base = memory, .run_bytes = 8, .num_runs = 1};
+    uint64_t nth = 0;
+    for (bool hit = true; hit;) {
+        kvf_view *view = NULL;
+        kvft_faults_arm(KVFT_ALLOC, ++nth);
+        kvf_status status = kvf_view_open(&view, NULL, &region, 1, 2);
+        kvf_view_close(view);
+        assert_int_equal(kvft_faults_live_allocs(), 0);
+        hit = kvft_faults_disarm();
+        assert_int_equal(status, hit ? KVF_NOMEM : KVF_OK);
+    }
+    assert_int_equal(nth, 3);
 }
 
 /* Up to its limits a view is fine, beyond each it is refused. */
@@ -672,8 +780,13 @@ int main(void) {
         cmocka_unit_test(test_reserve_and_commit),
         cmocka_unit_test(test_borrow_lends_and_survives_removal),
         cmocka_unit_test(test_borrow_checks_the_tokens),
+        cmocka_unit_test(test_borrow_checks_the_length),
+        cmocka_unit_test(test_borrow_of_an_empty_payload),
+        cmocka_unit_test(test_blocks_of_the_most_tokens),
+        cmocka_unit_test(test_loads_and_loans_are_counted),
         cmocka_unit_test(test_a_view_gathers_and_scatters),
         cmocka_unit_test(test_bad_views_are_refused),
+        cmocka_unit_test(test_a_view_without_memory),
         cmocka_unit_test(test_views_at_their_limits),
         cmocka_unit_test(test_tiers_fall_through_and_promote),
         cmocka_unit_test(test_a_tier_without_time_stores_nothing),

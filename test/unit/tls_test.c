@@ -17,6 +17,7 @@
 
 #include "redis/wire/tls.h"
 #include "support/certs.h"
+#include "support/kit.h"
 
 static kvft_certs *certs;
 static int ours, theirs;
@@ -206,21 +207,32 @@ static int open_for_us(const char *path, int flags, mode_t mode) {
     return kvfi_sys_real.open(path, flags, mode);
 }
 
+static bool no_size; /* of the file */
+
+static int fail_fstat(int fd, struct stat *out) {
+    (void)fd, (void)out;
+    errno = EIO;
+    return -1;
+}
+
 static kvf_status open_with_ca(kvf_error *err) {
     kvfi_systable table = kvfi_sys_real;
     kvfi_tls_conf conf = {.on = true, .verify = true, .ca_file = certs->ca};
     kvfi_tls *tls = NULL;
     table.preadv = read_badly;
     table.open = open_for_us;
+    table.fstat = no_size ? fail_fstat : table.fstat;
     reads = 0;
+    int fds = kvft_num_fds();
     kvfi_sys_table = &table;
     kvf_status status = kvfi_tls_open(&tls, err, &conf);
     kvfi_sys_table = &kvfi_sys_real;
     kvfi_tls_close(tls);
+    assert_int_equal(kvft_num_fds(), fds);
     return status;
 }
 
-/* In pieces, after an interruption; one that fails or got shorter meanwhile is refused. */
+/* In pieces, after an interruption; one that fails or got shorter meanwhile is refused. It is closed in any case. */
 static void file_of_pem(void **state) {
     (void)state;
     kvf_error err = {0};
@@ -236,6 +248,12 @@ static void file_of_pem(void **state) {
     assert_int_equal(open_with_ca(&err), KVF_CONFIG);
     assert_int_equal(reads, 1);
     assert_non_null(strstr(err.what, "can't be read: Input/output error"));
+    at_end = false;
+    no_size = true;
+    assert_int_equal(open_with_ca(&err), KVF_CONFIG);
+    assert_int_equal(reads, 0);
+    assert_non_null(strstr(err.what, "can't be read: Input/output error"));
+    no_size = false;
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
