@@ -290,11 +290,24 @@ static void no_sigpipe_in_the_middle(void **state) {
     }
 }
 
+/* Versions are compared number by number. An unreadable one counts as too old. */
+static void kernels(void **state) {
+    (void)state;
+    static const char *const fit[] = {"6.5", "6.5.0-rc1", "6.10.3", "7.0", "10.1"};
+    static const char *const old[] = {"6.4.16", "6", "5.19", "5.5", "", "x"};
+    for (size_t i = 0; i < sizeof fit / sizeof *fit; i++) {
+        assert_true(kvfi_lend_is_fast_on(fit[i]));
+    }
+    for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
+        assert_false(kvfi_lend_is_fast_on(old[i]));
+    }
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(lends),  TEST(pages_are_shared), TEST(is_written_instead),       TEST(memory_that_is_not_there),
-        TEST(faults), TEST(no_sigpipe),       TEST(no_sigpipe_in_the_middle),
+        TEST(faults), TEST(no_sigpipe),       TEST(no_sigpipe_in_the_middle), cmocka_unit_test(kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,11 +30,12 @@ static struct {
     const char *info, *config; /* NULL: an error */
     const char *has_field;     /* to HEXISTS; NULL: an error */
     const char *get;           /* to GET; NULL: the value */
+    const char *set, *range;   /* to SET and GETRANGE; NULL: what they do */
     const char *slots;         /* to CLUSTER SLOTS; NULL: the map of the simulation */
     const char *key;           /* SCAN finds it; NULL: pages of nothing */
     const char *cant_be_read;  /* a GET of it is refused */
     const char *nonsense;      /* a GET or SET of it is answered by what is not RESP */
-    int64_t info_takes_ms;
+    int64_t info_takes_ms, range_takes_ms;
     bool mute;        /* no answer to PING */
     bool mute_name;   /* no answer to CLIENT SETNAME */
     unsigned refuses; /* the n-th SET from now on; 0 = none */
@@ -88,7 +89,7 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
     server.removed += strcmp(command, "UNLINK") == 0;
     if (strcmp(command, "SET") == 0) {
         server.sets++;
-        replace(reply, server.refuses > 0 && --server.refuses == 0 ? "-ERR not this one\r\n" : NULL);
+        replace(reply, server.refuses > 0 && --server.refuses == 0 ? "-ERR not this one\r\n" : server.set);
     } else if (strcmp(command, "GET") == 0) {
         bool refused = server.cant_be_read != NULL && strcmp(arg, server.cant_be_read) == 0;
         server.gets++;
@@ -96,6 +97,9 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
     } else if (strcmp(command, "CLUSTER") == 0) {
         server.maps++;
         replace(reply, server.slots);
+    } else if (strcmp(command, "GETRANGE") == 0) {
+        kvft_sim_sleep_ms(server.range_takes_ms);
+        replace(reply, server.range);
     } else if (strcmp(command, "PING") == 0) {
         replace(reply, server.mute ? "" : NULL);
     } else if (strcmp(command, "INFO") == 0) {
@@ -241,6 +245,53 @@ static void no_memory_for_a_lookup(void **state) {
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NOMEM);
     table.alloc = sim->alloc;
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
+/* The longest pause of a server decides how long the next ones may last. */
+static void pauses_are_measured(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    server.range_takes_ms = 30;
+    for (uint64_t seed = 1; seed <= 20; seed++) { /* of every server */
+        assert_int_equal(kvft_peek(tier, seed), KVF_WHY_ABSENT);
+        kvft_sim_sleep_ms(500); /* nobody waits */
+    }
+    assert_in_range(atomic_load(&kvfi_redis_of(tier)->pace.longest_us[0]), 30000, 60000);
+    tier->ops->close(tier);
+}
+
+/* ---- a slot that is being moved ---- */
+
+static size_t count(const char *text) {
+    size_t num = 0;
+    for (const char *at = server.sent; (at = strstr(at, text)) != NULL; at += strlen(text)) {
+        num++;
+    }
+    return num;
+}
+
+/* The server that a slot moves to is asked by ASKING before each command, and the next user of the connection does not
+ * ask that way. */
+static void a_server_is_asked_once(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    kvfi_redis *redis = kvfi_redis_of(tier);
+    kvf_error err;
+    kvfi_reply reply;
+    for (unsigned asks = 1; asks < 3; asks++) {
+        kvfi_talk talk = {.ask = asks == 1 ? kvfi_topology_node(redis->topology, 0) : NULL};
+        watch();
+        assert_int_equal(kvfi_talk_begin(&talk, redis, &err, 0, KVFI_LANE_LOOKUP, kvfi_deadline(1000000)), KVF_OK);
+        for (unsigned i = 0; i < 2; i++) {
+            assert_int_equal(kvfi_talk_say(&talk, "PING", NULL), KVF_OK);
+            assert_int_equal(kvfi_talk_hear(&talk, &reply), KVF_OK);
+            assert_true(reply.kind == KVFI_RESP_STATUS && reply.len == 4 && memcmp(reply.text, "PONG", 4) == 0);
+        }
+        kvfi_talk_end(&talk);
+        assert_int_equal(count("*1\r\n$6\r\nASKING\r\n*1\r\n$4\r\nPING\r\n"), asks == 1 ? 2 : 0);
+        assert_int_equal(count("ASKING"), asks == 1 ? 2 : 0);
+    }
     tier->ops->close(tier);
 }
 
@@ -655,6 +706,10 @@ static void room_is_asked_for_when_none_is_left(void **state) {
         assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
         assert_int_equal(server.infos, left == 0);
     }
+    atomic_store(room, 0);
+    server.breaks_at = 1; /* the question is lost, and asked again on another connection */
+    assert_int_equal(kvft_put(tier, 2, 1000), KVF_WHY_NONE);
+    assert_int_equal(server.breaks_at, 0);
     tier->ops->close(tier);
 }
 
@@ -803,6 +858,82 @@ static void move_two(kvfi_tier *tier, bool put, uint64_t part, kvf_reason first,
     }
 }
 
+static void spoil(kvfi_item *item) {
+    for (uint32_t i = 0; i < item->num_iov; i++) {
+        memset(item->iov[i].iov_base, 0xee, item->iov[i].iov_len);
+    }
+}
+
+/* Once a value is complete, or has missed, nothing more is read into its memory: of its other parts neither. */
+static void what_is_complete_is_not_touched(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?part=4096&window=16384");
+    assert_int_equal(kvft_put(tier, 2, 40000), KVF_WHY_NONE);
+    for (uint64_t part = 0; part < 5; part++) {
+        kvft_value values[2];
+        kvfi_item items[2];
+        assert_int_equal(kvft_put(tier, 1, 40000), KVF_WHY_NONE);
+        assert_int_equal(ask_part(tier, "UNLINK", 1, part), 1);
+        for (size_t i = 0; i < 2; i++) {
+            kvft_value_init(&values[i], 1 + i, 40000);
+            items[i] = values[i].item;
+        }
+        kvfi_feed feed = {.items = items,
+                          .num = 2,
+                          .limit = 2,
+                          .deadline_us = kvfi_deadline(10000000),
+                          .check = kvft_value_check,
+                          .release = spoil};
+        tier->ops->get(tier, &feed);
+        assert_int_equal(items[0].why, KVF_WHY_ABSENT);
+        assert_int_equal(items[1].why, KVF_WHY_NONE);
+        for (size_t i = 0; i < 2; i++) {
+            for (uint32_t k = 0; k < items[i].num_iov; k++) {
+                for (size_t at = 0; at < items[i].iov[k].iov_len; at++) {
+                    assert_int_equal(((uint8_t *)items[i].iov[k].iov_base)[at], 0xee);
+                }
+            }
+            kvft_value_cleanup(&values[i]);
+        }
+    }
+    tier->ops->close(tier);
+}
+
+/* An answer of a kind that the command never has: the server, or something between, has lost count, so nothing more of
+ * that connection is believed. */
+static void answers_of_another_kind(void **state) {
+    (void)state;
+    static const char *const texts[] = {":1\r\n", "*1\r\n+OK\r\n", "*1\r\n$1\r\nx\r\n", "*0\r\n"};
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        uint64_t before = tier->disconnects;
+        server.set = server.get = server.range = texts[i];
+        assert_int_equal(kvft_put(tier, 2, 1000), KVF_WHY_UNREACHABLE);
+        assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_UNREACHABLE);
+        assert_int_equal(kvft_peek(tier, 1), KVF_WHY_UNREACHABLE);
+        assert_int_equal(tier->disconnects, before + 3);
+        server.set = server.get = server.range = NULL;
+        assert_int_equal(kvft_peek(tier, 1), KVF_WHY_NONE);
+        assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+    }
+    server.set = "$2\r\nOK\r\n";
+    assert_int_equal(kvft_put(tier, 2, 1000), KVF_WHY_UNREACHABLE);
+    server.get = server.range = "+OK\r\n";
+    assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_UNREACHABLE);
+    assert_int_equal(kvft_peek(tier, 1), KVF_WHY_UNREACHABLE);
+    tier->ops->close(tier);
+}
+
+/* Values are independent: one that is not there says nothing of the next. */
+static void one_miss_is_one_miss(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?part=4096");
+    assert_int_equal(kvft_put(tier, 2, 15000), KVF_WHY_NONE);
+    move_two(tier, false, 9, KVF_WHY_ABSENT, KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
 /* Where a part has missed, or was refused, that is why, whatever becomes of the connection then. */
 static void the_first_reason_stays(void **state) {
     (void)state;
@@ -900,6 +1031,8 @@ int main(void) {
         TEST(an_introduction),
         TEST(a_mute_server_has_stalled),
         cmocka_unit_test_setup_teardown(no_memory_for_a_lookup, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(pauses_are_measured, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(a_server_is_asked_once, set_up_cluster, tear_down),
         TEST(saves_are_pipelined),
         TEST(lost_saves_are_sent_again),
         TEST(a_part_is_refused),
@@ -919,6 +1052,9 @@ int main(void) {
         TEST(each_page_has_its_time),
         TEST(values_that_can_not_be_read),
         TEST(no_part_stays),
+        TEST(what_is_complete_is_not_touched),
+        TEST(answers_of_another_kind),
+        TEST(one_miss_is_one_miss),
         TEST(the_first_reason_stays),
         TEST(the_smallest_field_first),
         TEST(only_sessions_are_removed),

@@ -239,7 +239,6 @@ kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
     forget(out);
     kvf_status status = hear(talk, out, probes);
     if (status != KVF_OK && (probes & ~atomic_load_explicit(&talk->node->heard, memory_order_relaxed)) != 0) {
-        forget(out);
         status = one_by_one(talk, out, probes);
     }
     talk->conn->stall_ms = stall_ms;

@@ -38,8 +38,8 @@ typedef bool kvfi_exchange(kvfi_redis *, kvfi_conn *, kvfi_feed *, kvfi_lost *);
  * had: why. */
 kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *, bool asking);
 /* Runs the exchange on connections of the lane until the feed is dry. Without a connection, everything left in it
- * misses, with the returned reason. */
-kvf_reason kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
+ * misses. */
+void kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
 /* What an error reply to a command about the item means for it. With several servers it may mean: try another. Then the
  * item is not complete when it is given back (kvfi_feed.again). */
 kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);

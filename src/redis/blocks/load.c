@@ -352,6 +352,6 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
 void kvfi_redis_get(kvfi_tier *base, kvfi_feed *feed) {
     kvfi_redis *tier = kvfi_redis_of(base);
     if (atomic_fetch_add(&feed->workers, 1) < kvfi_redis_conns_for(tier, feed)) {
-        (void)kvfi_redis_run(tier, feed, KVFI_LANE_LOAD, kvfi_redis_load_on);
+        kvfi_redis_run(tier, feed, KVFI_LANE_LOAD, kvfi_redis_load_on);
     }
 }

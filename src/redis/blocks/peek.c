@@ -313,7 +313,6 @@ static void end(lookups *all, lookup *l) {
     if (l->conn != NULL) {
         unsigned stalls = 1; /* the others must not wait for one that stalls */
         again = kvfi_node_forgives(l->node, l->conn, &stalls);
-        l->conn->asking = false;
         kvfi_node_give(l->node, KVFI_LANE_LOOKUP, l->conn);
     }
     if (l->answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {

@@ -29,7 +29,6 @@ static bool run_once(run *r, kvfi_conn *conn) {
     conn->asking = r->asking;
     conn->refuses = false;
     bool done = r->exchange(r->tier, conn, r->feed, &r->lost);
-    conn->asking = false;
     if (r->tier->topology == NULL && strncmp(conn->said, "READONLY", 8) == 0) {
         kvfi_node_renew(r->node, conn);
     }
@@ -131,13 +130,11 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *tier, kvfi_node *node, kvfi_feed *feed,
     return why;
 }
 
-kvf_reason kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
+void kvfi_redis_run(kvfi_redis *tier, kvfi_feed *feed, kvfi_lane_kind lane, kvfi_exchange *exchange) {
     kvf_reason why = kvfi_redis_run_on(tier, &tier->node, feed, lane, exchange, false);
     if (why != KVF_WHY_NONE) {
         give_up(feed, why);
-        return why;
     }
-    return kvfi_sys->now_us() >= feed->deadline_us ? KVF_WHY_BUDGET : KVF_WHY_UNREACHABLE;
 }
 
 uint32_t kvfi_redis_conns_for(const kvfi_redis *tier, const kvfi_feed *feed) {

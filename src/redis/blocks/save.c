@@ -346,5 +346,5 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
 }
 
 void kvfi_redis_put(kvfi_tier *base, kvfi_feed *feed) {
-    (void)kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_STORE, kvfi_redis_save_on);
+    kvfi_redis_run(kvfi_redis_of(base), feed, KVFI_LANE_STORE, kvfi_redis_save_on);
 }

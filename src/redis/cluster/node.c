@@ -616,6 +616,7 @@ static void say_that_it_ended(kvfi_node *node, const kvfi_conn *conn) {
 }
 
 void kvfi_node_give(kvfi_node *node, kvfi_lane_kind kind, kvfi_conn *conn) {
+    conn->asking = false;
     if (!kvfi_conn_is_open(conn) && (conn->stalled || conn->broke)) {
         say_that_it_ended(node, conn);
     }

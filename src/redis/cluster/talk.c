@@ -87,7 +87,6 @@ void kvfi_talk_end(kvfi_talk *talk) {
         if (talk->unheard > 0) {
             kvfi_conn_close(talk->conn); /* outstanding replies would be taken for answers to other commands */
         }
-        talk->conn->asking = false;
         kvfi_node_give(talk->node, talk->lane, talk->conn);
         talk->conn = NULL;
     }

@@ -12,15 +12,15 @@
 
 #define PIPE_BYTES ((size_t)256 << 10)
 
-/* Before Linux 6.5 a unix socket took one page at a time, and woke its reader for each. */
+bool kvfi_lend_is_fast_on(const char *release) {
+    char *rest = NULL;
+    unsigned long major = strtoul(release, &rest, 10), minor = *rest == '.' ? strtoul(rest + 1, NULL, 10) : 0;
+    return major > 6 || (major == 6 && minor >= 5);
+}
+
 static bool kernel_is_fit(void) {
     struct utsname is;
-    if (uname(&is) != 0) {
-        return false;
-    }
-    char *rest = NULL;
-    unsigned long major = strtoul(is.release, &rest, 10), minor = *rest == '.' ? strtoul(rest + 1, NULL, 10) : 0;
-    return major > 6 || (major == 6 && minor >= 5);
+    return uname(&is) == 0 && kvfi_lend_is_fast_on(is.release);
 }
 
 void kvfi_lender_init(kvfi_lender *lender) {
