@@ -57,8 +57,8 @@ typedef struct kvf_block {
  *            KVF_MISS   and why
  *            KVF_LIMIT  KVF_WHY_MISUSE
  *   saved    KVF_OK     accepted (kvf_save), written to every tier (a queue), or known to be stored
- *            KVF_AGAIN  shed: KVF_WHY_FULL (no room in the backlog), or KVF_WHY_AFTER_GAP after a block that was not
- *                       accepted
+ *            KVF_AGAIN  shed: KVF_WHY_FULL (kvf_save: no room in the backlog), or KVF_WHY_AFTER_GAP after a block that
+ *                       was not accepted
  *            KVF_MISS   not accepted, or not written, and why: KVF_WHY_NOMEM, KVF_WHY_CLOSED, or the store's reason
  *            KVF_LIMIT  KVF_WHY_MISUSE */
 

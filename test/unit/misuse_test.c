@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Wrong arguments: every public call answers each of them as its header says, and none crashes. And the counters of
- * kvf_stats after all that: no outcome is counted more often than what it is an outcome of.
+ * Wrong arguments: every public call answers each of them as its header says, and none crashes. When memory runs out or
+ * the system fails, blocks have the pairs of status and reason that kvf_block lists. And the counters of kvf_stats after
+ * all that: no outcome is counted more often than what it is an outcome of.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -15,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "support/faults.h"
 #include "support/kit.h"
 
 #define BLOCKS  4u
@@ -721,6 +723,129 @@ static void test_no_blocks(void **state) {
     close_bench(&b);
 }
 
+/* ---- the n-th allocation or system call fails ---- */
+
+#define SECRET        "a secret of a tenant"
+#define ROOMY         ((size_t)1 << 24) /* a backlog that is never full */
+#define FULL_AT_TIMES ((size_t)6 * PAYLOAD)
+
+enum list { STAGED, THROUGH, LOADED }; /* the outcomes of kvf_save, of a queue's save, of a load */
+
+static bool is_listed(const kvf_block *block, enum list list) {
+    switch (block->status) {
+    case KVF_OK:
+        return block->why == KVF_WHY_NONE;
+    case KVF_AGAIN:
+        return list == STAGED && (block->why == KVF_WHY_FULL || block->why == KVF_WHY_AFTER_GAP);
+    case KVF_MISS:
+        return block->why != KVF_WHY_NONE && block->why != KVF_WHY_MISUSE &&
+               (list != STAGED || (block->why != KVF_WHY_FULL && block->why != KVF_WHY_AFTER_GAP)) &&
+               (list != THROUGH || block->why != KVF_WHY_AFTER_GAP);
+    default:
+        return false;
+    }
+}
+
+static void check_outcomes(const kvf_block *blocks, size_t num_ok, enum list list) {
+    size_t ok = 0;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        ok += blocks[i].status == KVF_OK;
+        if (!is_listed(&blocks[i], list)) {
+            fail_msg("list %d: block %zu is %s (%s)", (int)list, i, kvf_status_name(blocks[i].status),
+                     kvf_reason_name(blocks[i].why));
+        }
+    }
+    assert_true(list == LOADED ? num_ok <= ok : num_ok == ok);
+}
+
+/* No block is in doubt where the batch was not taken. */
+static void go_through(bench *b, kvf_op op, kvft_prompt *p) {
+    kvf_batch batch = {.struct_size = sizeof batch, .op = op, .space = b->space, .blocks = p->blocks, .num = BLOCKS};
+    kvf_completion done = {0};
+    uint64_t ticket = 0;
+    kvf_status status = kvf_submit(b->queue, &ticket, &batch);
+    if (status != KVF_OK) {
+        assert_int_equal(status, KVF_NOMEM);
+        return;
+    }
+    while (kvf_reap(b->queue, &done, 1) == 0) { /* what wakes the caller may fail, too */
+        struct pollfd fd = {.fd = kvf_queue_fd(b->queue), .events = POLLIN};
+        (void)poll(&fd, 1, 20);
+    }
+    check_outcomes(p->blocks, done.num_ok, op == KVF_OP_SAVE ? THROUGH : LOADED);
+}
+
+static void reserve_and_commit(bench *b, const kvf_block *block) {
+    kvf_reserved reserved;
+    kvf_status status = kvf_reserve(b->space, &reserved, PAYLOAD);
+    if (status == KVF_OK) {
+        memset(reserved.data, 7, PAYLOAD);
+        status = kvf_commit(b->space, &reserved, block, PAYLOAD);
+        assert_null(reserved.opaque);
+    }
+    assert_true(status == KVF_OK || status == KVF_AGAIN || status == KVF_NOMEM);
+}
+
+static void save_and_load(bench *b, uint64_t seed) {
+    kvft_prompt *staged = kvft_prompt_new(b->space, seed, BLOCKS, PAYLOAD);
+    kvft_prompt *through = kvft_prompt_new(b->space, seed + 1, BLOCKS, PAYLOAD);
+    kvft_prompt *filled = kvft_prompt_new(b->space, seed + 2, 1, PAYLOAD);
+    kvf_found found[BLOCKS];
+    size_t run = 0;
+    check_outcomes(staged->blocks, kvf_save(b->space, staged->blocks, BLOCKS, NULL), STAGED);
+    go_through(b, KVF_OP_SAVE, through);
+    reserve_and_commit(b, filled->blocks);
+    kvf_status flushed = kvf_store_flush(b->store, NULL, KVF_DEFAULT);
+    assert_true(flushed == KVF_OK || flushed == KVF_MISS);
+    assert_int_equal(kvf_match(b->space, &run, found, staged->keys, BLOCKS, KVF_DEFAULT), KVF_OK);
+    assert_true(run == BLOCKS || found[run].why != KVF_WHY_NONE);
+    check_outcomes(staged->blocks, kvf_load(b->space, staged->blocks, BLOCKS, NULL, KVF_DEFAULT), LOADED);
+    go_through(b, KVF_OP_LOAD, through);
+    kvft_prompt_free(staged);
+    kvft_prompt_free(through);
+    kvft_prompt_free(filled);
+}
+
+static void fail_each(const char *url, const char *secret, kvft_fault_kind kind, size_t backlog_bytes) {
+    kvf_options options = {.struct_size = sizeof options, .backlog_bytes = backlog_bytes};
+    bench b = {.store = NULL};
+    assert_int_equal(kvf_store_open(&b.store, NULL, &url, 1, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", TOKENS, secret);
+    assert_int_equal(kvf_queue_open(&b.queue, NULL, b.store, 2), KVF_OK);
+    save_and_load(&b, 1); /* starts the threads */
+    uint64_t n = 1;
+    bool hit = true;
+    for (; hit && n < 2000; n++) {
+        kvft_faults_arm(kind, n);
+        save_and_load(&b, 10 * n);
+        hit = kvft_faults_disarm();
+    }
+    assert_in_range(n, 3, 1999);
+    kvf_stats stats = stats_of(b.store);
+    check_counters(&stats, true);
+    assert_true(stats.saved > 0 && stats.load_hits > 0);
+    if (kind == KVFT_ALLOC && backlog_bytes == ROOMY) {
+        assert_int_equal(stats.save_failures[KVF_WHY_FULL], 0);
+        assert_true(stats.save_failures[KVF_WHY_NOMEM] > 0 && stats.misses[KVF_WHY_NOMEM] > 0);
+    }
+    kvf_queue_close(b.queue);
+    kvf_space_close(b.space);
+    kvf_store_close(b.store);
+}
+
+static void test_outcomes_without_memory(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[300];
+    snprintf(url, sizeof url, "file:%s", dir);
+    fail_each("mem:", NULL, KVFT_ALLOC, ROOMY);
+    fail_each("mem:", SECRET, KVFT_ALLOC, ROOMY);
+    fail_each(url, NULL, KVFT_ALLOC, ROOMY);
+    fail_each(url, NULL, KVFT_CALL, ROOMY);
+    fail_each("mem:", SECRET, KVFT_ALLOC, FULL_AT_TIMES);
+    fail_each(url, NULL, KVFT_CALL, FULL_AT_TIMES);
+    kvft_remove_dir(dir);
+}
+
 /* ---- the counters, while all of it goes on ---- */
 
 typedef struct worker {
@@ -802,9 +927,9 @@ static void test_the_counters_fit_each_other(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks_that_break_a_rule),    cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_calls_with_wrong_arguments),  cmocka_unit_test(test_no_blocks),
-        cmocka_unit_test(test_the_counters_fit_each_other),
+        cmocka_unit_test(test_blocks_that_break_a_rule),   cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_calls_with_wrong_arguments), cmocka_unit_test(test_no_blocks),
+        cmocka_unit_test(test_outcomes_without_memory),    cmocka_unit_test(test_the_counters_fit_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
