@@ -51,7 +51,7 @@ typedef struct kvfi_file {
     _Atomic int64_t in_flight_bytes; /* of values that are being written */
 } kvfi_file;
 
-/* ---- file_name.c: names and folders */
+/* ---- name.c: names and folders */
 typedef struct kvfi_path {
     char text[PATH_MAX];
 } kvfi_path;
@@ -91,7 +91,7 @@ kvf_status kvfi_file_scan(const kvfi_file *, kvf_error *, const kvf_digest *spac
 int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),
                       void *ctx); /* takes over the descriptor */
 
-/* ---- file_read.c */
+/* ---- read.c */
 void kvfi_file_get(kvfi_tier *, kvfi_feed *);
 void kvfi_file_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                     int64_t deadline_us);
@@ -121,11 +121,11 @@ void kvfi_file_refresh(const kvfi_opened *);    /* it has just been used */
 /* kvfi_file_drop removes a value, unless another one has replaced it. */
 void kvfi_file_drop(kvfi_file *, const kvfi_path *, const struct stat *);
 
-/* ---- file_write.c */
+/* ---- write.c */
 void kvfi_file_put(kvfi_tier *, kvfi_feed *);
 bool kvfi_file_try_write(kvfi_file *); /* for the doctor: can anything be written? errno is set when not */
 
-/* ---- file_usage.c: how much there is; file_sweep.c: the bound */
+/* ---- usage.c: how much there is; sweep.c: the bound */
 /* No record is larger. A larger file is not one of ours, and counts as this much, so that the sum cannot overflow. */
 #define KVFI_FILE_MAX_BYTES ((uint64_t)KVF_MAX_PAYLOAD_BYTES + (1u << 20))
 static inline uint64_t kvfi_file_charge(uint64_t bytes) {
@@ -163,7 +163,7 @@ void kvfi_file_release(kvfi_file *, uint64_t charge);
 uint64_t kvfi_file_sweep(kvfi_file *, uint64_t must_free, int64_t deadline_us);
 bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for a long time */
 
-/* ---- file_admin.c */
+/* ---- admin.c */
 kvf_status kvfi_file_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
 kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
                           int64_t step_us);

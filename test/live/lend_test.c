@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pages lent to a server (redis/lend.h) by a save that failed: a stopped server has the whole record in its socket, and
- * reads it when it continues. It must find what was saved, whatever that memory is used for meanwhile.
+ * Pages lent to a server (redis/wire/lend.h) by a save that failed: a stopped server has the whole record in its
+ * socket, and reads it when it continues. It must find what was saved, whatever that memory is used for meanwhile.
  */
 #include <poll.h>
 #include <setjmp.h>

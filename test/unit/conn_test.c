@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a connection sends (redis/conn.h): commands and bodies in their order, for any memory layout of a body, lent or
- * copied, completed beforehand or while it is sent, and however little the socket takes at a time.
+ * What a connection sends (redis/wire/conn.h): commands and bodies in their order, for any memory layout of a body,
+ * lent or copied, completed beforehand or while it is sent, and however little the socket takes at a time.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -180,7 +180,8 @@ static void copied(void **state) {
     assert_int_equal(conn->lender.in, -1);
 }
 
-/* Lending ends, or does a single byte, at any place; a call fails only there (elsewhere it would end the connection). */
+/* Lending ends, or does a single byte, at any place; a call fails only there (elsewhere it would end the
+ * connection). */
 static void lending_ends(void **state) {
     (void)state;
     for (uint64_t nth = 1; nth <= 60; nth++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connecting to one of the addresses of a name (redis/dial.c), on a clock that moves only while somebody waits: which is
- * tried when, which one is taken, and that no socket stays.
+ * Connecting to one of the addresses of a name (redis/wire/dial.c), on a clock that moves only while somebody waits:
+ * which is tried when, which one is taken, and that no socket stays.
  */
 #include <arpa/inet.h>
 #include <errno.h>

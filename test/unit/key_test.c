@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names of keys in Redis, the slot of all parts of a value, and their time to live (redis/key.h).
+ * Names of keys in Redis, the slot of all parts of a value, and their time to live (redis/cluster/key.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lending (redis/lend.h): whatever the socket takes at a time, and wherever lending ends, the bytes arrive unchanged.
+ * Lending (redis/wire/lend.h): whatever the socket takes at a time, and wherever lending ends, the bytes arrive
+ * unchanged.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -268,7 +269,8 @@ static void *read_a_little(void *arg) {
     return NULL;
 }
 
-/* The reader goes while one splice is at it: what had gone is what it returns, and the signal is raised all the same. */
+/* The reader goes while one splice is at it: what had gone is what it returns, and the signal is raised all the
+ * same. */
 static void no_sigpipe_in_the_middle(void **state) {
     (void)state;
     signal(SIGPIPE, SIG_DFL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A server's breakers on a stopped clock, and the meaning of error replies (redis/node.h).
+ * A server's breakers on a stopped clock, and the meaning of error replies (redis/cluster/node.h).
  */
 #include <errno.h>
 #include <setjmp.h>
