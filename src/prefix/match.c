@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looks up how many blocks of a prefix are stored, tier by tier, now or in the background.
+ * Looks up how many blocks of a prefix are stored, tier by tier.
  */
 #include "prefix/prefix.h"
 
