@@ -294,7 +294,7 @@ static int wait_ms(scheduler *s) {
         return 0;
     }
     for (request *r = s->requests; r < s->requests + MAX_REQUESTS; r++) {
-        if (r->state == LOADING && deadline_us(s, r) < first) {
+        if (r->state == LOADING && !r->cancelled && deadline_us(s, r) < first) {
             first = deadline_us(s, r);
         }
     }
@@ -308,6 +308,7 @@ static bool is_idle(scheduler *s) {
 
 static int serve(scheduler *s) {
     bool more = true;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     setvbuf(stdin, NULL, _IONBF, 0); /* poll sees only what stdio has not read */
     while (more || !is_idle(s)) {
         struct pollfd fds[] = {{.fd = kvf_queue_fd(s->queue), .events = POLLIN},

@@ -104,6 +104,10 @@ says_not "13: 1020 tokens"
 says "14: 78 tokens:"
 (($(wc -l <"$dir/out") == 14)) || flunk "not one line for each prompt"
 grep -q "a prompt has at most 1024 bytes" "$dir/err" || flunk "a long prompt is not told"
+printf 'short\n\nlast' >"$dir/in"
+example 0 async
+says "1: 5 tokens: 0 loaded, 5 computed, 0 blocks saved"
+says "2: 4 tokens: 0 loaded"
 : >"$dir/in"
 example 0 async
 [[ ! -s $dir/out ]] || flunk "an answer without a prompt"
