@@ -2,9 +2,9 @@
  *
  * Loads records with tokens for callers that have none.
  *
- * How long such a record is follows from its number of tokens. The number that was seen last in the space is tried
- * first: where it holds, as it nearly always does, a load costs no more than any other. Where it does not, the headers
- * say how many tokens there are, and those items are requested again.
+ * The length of such a record follows from its number of tokens. The number last seen in the space is tried first. It
+ * is nearly always right, and then a load costs no more than any other. Otherwise the headers tell the number of
+ * tokens, and those items are requested again.
  */
 #include "prefix/prefix.h"
 

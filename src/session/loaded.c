@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A loaded session: its memory, and what it says of itself.
+ * A loaded session: its memory and its description.
  */
 #include "session/session.h"
 
