@@ -46,7 +46,7 @@ static int read_file(kvfcli_string *out, const char *path) {
     return code;
 }
 
-/* The tokenizer needs C strings, and a session is stored as JSON: text without NUL, in UTF-8. */
+/* The tokenizer needs C strings, and a chat is stored as JSON: text without NUL, in UTF-8. */
 static int check_text(const kvfcli_string *text, const char *name) {
     size_t good = kvfcli_utf8_check(text->text, text->len);
     size_t line = 1;

@@ -164,11 +164,10 @@ static uint32_t choose_size(const kvfcli_engine *engine, const kvfcli_run_option
 static int too_long(const kvfcli_engine *engine, const kvfcli_run_options *options, size_t num_prompt) {
     uint32_t size = options->ctx_size > 0 ? options->ctx_size : (uint32_t)llama_model_n_ctx_train(engine->model);
     const char *whose = options->ctx_size > 0 ? "of --ctx-size" : "the model was trained for";
-    if (options->session != NULL) {
-        kvfcli_say(
-            "the session \"%s\" with this question has %zu tokens and has outgrown the context of %u %s; continue "
-            "with another id, or start again with --restart",
-            options->session, num_prompt, size, whose);
+    if (options->chat != NULL) {
+        kvfcli_say("the chat \"%s\" with this question has %zu tokens and has outgrown the context of %u %s; continue "
+                   "with another id, or start again with --restart",
+                   options->chat, num_prompt, size, whose);
     } else {
         kvfcli_say("the prompt has %zu tokens, which leaves no room for an answer in the context of %u %s", num_prompt,
                    size, whose);

@@ -86,8 +86,8 @@ static void report_answer(const kvfcli_run_state *run) {
         fprintf(stderr, ", cut off at %u (%s)", run->num_answer, full ? "the context is full" : "-n");
     }
     report_stored(run);
-    if (run->options.session != NULL) {
-        fprintf(stderr, "; session \"%s\", turn %zu", run->options.session, run->chat.num_turns + 1);
+    if (run->options.chat != NULL) {
+        fprintf(stderr, "; chat \"%s\", turn %zu", run->options.chat, run->chat.num_turns + 1);
     }
     fputc('\n', stderr);
 }
@@ -128,11 +128,11 @@ static json_t *json_space(const kvfcli_run_state *run) {
     return kvfcli_json_hex(digest.bytes);
 }
 
-static json_t *json_session(const kvfcli_run_state *run) {
-    if (run->options.session == NULL) {
+static json_t *json_chat(const kvfcli_run_state *run) {
+    if (run->options.chat == NULL) {
         return json_null();
     }
-    return json_pack("{s:s, s:I, s:I}", "id", run->options.session, "turn", (json_int_t)run->chat.num_turns + 1,
+    return json_pack("{s:s, s:I, s:I}", "id", run->options.chat, "turn", (json_int_t)run->chat.num_turns + 1,
                      "known_tokens", (json_int_t)run->num_old);
 }
 
@@ -141,7 +141,7 @@ static json_t *json_run(const kvfcli_run_state *run) {
     return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "prompt_tokens",
                      (json_int_t)run->prompt.num, "answer_tokens", (json_int_t)run->said.num, "unwritten_blocks",
                      (json_int_t)run->unwritten, "model_ms", real_ms(run->engine.model_us), "context_ms",
-                     real_ms(run->engine.context_us), "attach_ms", real_ms(run->engine.attach_us), "session_ms",
+                     real_ms(run->engine.context_us), "attach_ms", real_ms(run->engine.attach_us), "chat_ms",
                      real_ms(run->chat.load_us), "tokenize_ms", real_ms(run->tokenize_us), "ttft_ms",
                      real_ms(run->ttft_us), "generate_ms", real_ms(run->generate_us), "flush_ms",
                      real_ms(run->flush_us), "tokens_per_s", tokens_per_s(run));
@@ -151,7 +151,7 @@ int kvfcli_report_json(const kvfcli_run_state *run, int code) {
     static const char *const stops[] = {"end", "length", "interrupted"};
     json_t *json = json_pack("{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:I}", "answer",
                              json_stringn(run->answer.text != NULL ? run->answer.text : "", run->answer.len), "tokens",
-                             json_tokens(&run->said), "stop", stops[run->stop], "session", json_session(run), "store",
+                             json_tokens(&run->said), "stop", stops[run->stop], "chat", json_chat(run), "store",
                              text_or_null(run->source), "space", json_space(run), "refused",
                              text_or_null(run->engine.refused), "seed", (json_int_t)run->seed);
     json_t *report = kvfl_tell_json(&run->report), *more = json_run(run);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 static const char help[] =
-    "usage: kvferry run -m MODEL [-f FILE] [-p TEXT] [--session ID] [-n N] [options]\n"
+    "usage: kvferry run -m MODEL [-f FILE] [-p TEXT] [--chat ID] [-n N] [options]\n"
     "\n"
     "Answers a prompt with a model (a GGUF file, by llama.cpp). The KV cache of the prompt is kept in\n"
     "the store block by block, so another run, process or machine with the same beginning loads it\n"
@@ -20,8 +20,8 @@ static const char help[] =
     "  kvferry run -m model.gguf -p \"Why is the sky blue?\"\n"
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"    computes the document, and saves it\n"
     "  kvferry run -m model.gguf -f document.txt -p \"Who wrote it?\"        another question: the document is loaded\n"
-    "  kvferry run -m model.gguf --session tea -p \"I like tea.\"            a conversation ...\n"
-    "  kvferry run -m model.gguf --session tea -p \"What do I like?\"        ... and its next turn, from any process\n"
+    "  kvferry run -m model.gguf --chat tea -p \"I like tea.\"            a conversation ...\n"
+    "  kvferry run -m model.gguf --chat tea -p \"What do I like?\"        ... and its next turn, from any process\n"
     "  kvferry run -m model.gguf -f document.txt -n 0                      only computes and saves\n"
     "  cat mail | kvferry run -m model.gguf -f - -p \"Summarize this.\" --store redis://cache.local\n"
     "\n"
@@ -29,9 +29,9 @@ static const char help[] =
     "  -m, --model MODEL      the model; of a split one its first file\n"
     "  -f, --file FILE        a document, which precedes the question (-: stdin)\n"
     "  -p, --prompt TEXT      the question\n"
-    "      --session ID       continue the conversation of this id, or begin it; it is kept in the\n"
+    "      --chat ID       continue the conversation of this id, or begin it; it is kept in the\n"
     "                         store\n"
-    "      --restart          forget the session so far\n"
+    "      --restart          forget the chat so far\n"
     "      --raw              no chat template: use the text as it is\n"
     "\n"
     "Answer:\n"
@@ -55,11 +55,11 @@ static const char help[] =
     "      --budget-ms N      what is not loaded after this time is computed (10000)\n" KVFCLI_COMMON_HELP "\n"
     "The answer goes to stdout, progress and a report of what was loaded to stderr. Time to the first\n"
     "token counts from the text of the prompt on; the model is already loaded. If the\n"
-    "store does not answer, everything is computed (only a session can't continue without it). Ctrl-C\n"
+    "store does not answer, everything is computed (only a chat can't continue without it). Ctrl-C\n"
     "stops, and keeps whole blocks.\n"
     "Exit codes: 0; 2 wrong usage; 3 the store needs your attention (wrong URL, password, database or\n"
-    "secret file, a path that is not a folder), or a session has no store; 4 a model, file or prompt that\n"
-    "can't be used; 5 the answer could not be computed or printed, or the session not stored; 130\n"
+    "secret file, a path that is not a folder), or a chat has no store; 4 a model, file or prompt that\n"
+    "can't be used; 5 the answer could not be computed or printed, or the chat not stored; 130\n"
     "interrupted.\n";
 
 static const char explain_help[] =
@@ -74,7 +74,7 @@ static const char explain_help[] =
     "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n"
     "\n"
     "  -m, --model MODEL      as for kvferry run, and so are:\n"
-    "  -f, -p, --session, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP
+    "  -f, -p, --chat, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP
     "\n"
     "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a\n"
     "part of this one), other-template, evicted, other-space, absent, or the reason of the store\n"
@@ -83,7 +83,7 @@ static const char explain_help[] =
     "used, or of which nothing can be saved.\n";
 
 enum {
-    OPT_SESSION = KVFCLI_OPT_OWN,
+    OPT_CHAT = KVFCLI_OPT_OWN,
     OPT_RESTART,
     OPT_RAW,
     OPT_TEMP,
@@ -181,9 +181,9 @@ static int take_text(kvfcli_run_options *options, int opt, const char *value) {
     const char **into = opt == 'm'   ? &options->model
                         : opt == 'f' ? &options->file
                         : opt == 'p' ? &options->prompt
-                                     : &options->session;
+                                     : &options->chat;
     if (*into != NULL) {
-        kvfcli_say("\"%s\" in addition to \"%s\": give model, file, question and session only once", value, *into);
+        kvfcli_say("\"%s\" in addition to \"%s\": give model, file, question and chat only once", value, *into);
         return KVFCLI_USAGE;
     }
     *into = value;
@@ -230,15 +230,15 @@ static int check(const kvfcli_run_options *options, const kvfcli_common *common,
     if (options->file == NULL && options->prompt == NULL) {
         return kvfcli_usage(common, "no prompt: give -p TEXT or -f FILE or both");
     }
-    if (options->session == NULL) {
-        return options->restart ? kvfcli_usage(common, "--restart needs --session ID") : KVFCLI_FINE;
+    if (options->chat == NULL) {
+        return options->restart ? kvfcli_usage(common, "--restart needs --chat ID") : KVFCLI_FINE;
     }
     if (options->no_store) {
-        return kvfcli_usage(common, "--session needs a store to keep the conversation in");
+        return kvfcli_usage(common, "--chat needs a store to keep the conversation in");
     }
-    size_t len = strlen(options->session);
-    if (len == 0 || len > KVF_MAX_ID_BYTES || kvfcli_utf8_check(options->session, len) < len) {
-        return kvfcli_usage(common, "the id of a session is UTF-8 text of 1 to %u bytes", KVF_MAX_ID_BYTES);
+    size_t len = strlen(options->chat);
+    if (len == 0 || len > KVF_MAX_ID_BYTES || kvfcli_utf8_check(options->chat, len) < len) {
+        return kvfcli_usage(common, "the id of a chat is UTF-8 text of 1 to %u bytes", KVF_MAX_ID_BYTES);
     }
     return KVFCLI_FINE;
 }
@@ -289,7 +289,7 @@ static int tokenize(kvfcli_run_state *run, prompts *out) {
     return code;
 }
 
-/* The space of the model, or zeros without one. No session continues with zeros. */
+/* The space of the model, or zeros without one. No chat continues with zeros. */
 static void engine_digest(const kvfcli_run_state *run, kvf_digest *out) {
     kvf_space *space = run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
     *out = (kvf_digest){{0}};
@@ -388,7 +388,7 @@ static int answer_and_keep(kvfcli_run_state *run) {
     if (run->store != NULL) {
         flush(run);
     }
-    if (code == KVFCLI_FINE && run->options.session != NULL && run->stop != KVFCLI_STOP_INTERRUPTED) {
+    if (code == KVFCLI_FINE && run->options.chat != NULL && run->stop != KVFCLI_STOP_INTERRUPTED) {
         code = keep_turn(run);
     }
     if (code == KVFCLI_FINE || run->stop == KVFCLI_STOP_INTERRUPTED) {
@@ -406,7 +406,7 @@ static int open_store(kvfcli_run_state *run, const kvfcli_common *common) {
     if (run->options.no_store) {
         return KVFCLI_FINE;
     }
-    if (run->options.session != NULL || run->options.explain) {
+    if (run->options.chat != NULL || run->options.explain) {
         return kvfcli_open_reachable(&run->store, common);
     }
     return kvfcli_open(&run->store, common, &options);
@@ -430,7 +430,7 @@ static int work(kvfcli_run_state *run, const kvfcli_common *common) {
     if (code == KVFCLI_FINE) {
         code = kvfcli_load_model(&run->engine, &run->options);
     }
-    if (code == KVFCLI_FINE && run->options.session != NULL) {
+    if (code == KVFCLI_FINE && run->options.chat != NULL) {
         code = kvfcli_chat_load(&run->chat, run->store, &run->options);
     }
     if (code == KVFCLI_FINE) {
@@ -462,7 +462,7 @@ static int run_or_explain(int argc, char **argv, bool explain) {
                                             {"file", required_argument, NULL, 'f'},
                                             {"prompt", required_argument, NULL, 'p'},
                                             {"num-tokens", required_argument, NULL, 'n'},
-                                            {"session", required_argument, NULL, OPT_SESSION},
+                                            {"chat", required_argument, NULL, OPT_CHAT},
                                             {"restart", no_argument, NULL, OPT_RESTART},
                                             {"raw", no_argument, NULL, OPT_RAW},
                                             {"temp", required_argument, NULL, OPT_TEMP},

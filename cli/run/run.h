@@ -2,7 +2,7 @@
  *
  * Declarations that the files of kvferry run share. run.c reads the arguments and is the order of events. The others:
  * memory: buffers that grow; threads: how they wait; input: the text of the prompt; model: weights and context; text:
- * tokens, chat template, UTF-8; session: a conversation in a store; answer: prefill and generation; bar: progress;
+ * tokens, chat template, UTF-8; chat: a conversation in a store; answer: prefill and generation; bar: progress;
  * report: the output at the end.
  */
 #ifndef KVFCLI_RUN_H
@@ -32,7 +32,7 @@ int64_t kvfcli_now_us(void);
 
 /* ---- what the command line says */
 typedef struct kvfcli_run_options {
-    const char *model, *file, *prompt, *session;
+    const char *model, *file, *prompt, *chat;
     bool explain; /* only report what is stored of the prompt */
     bool no_store, restart, raw, quiet, portable, json, verbose;
     bool seed_given;
@@ -127,7 +127,7 @@ size_t kvfcli_utf8_check(const char *bytes, size_t len);
 /* The text of a token, appended to `out` in whole characters. */
 bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_vocab *vocab, llama_token token);
 
-/* ---- a conversation in a store (session.c) */
+/* ---- a conversation in a store (chat.c) */
 typedef struct kvfcli_turn {
     char *question, *answer;
 } kvfcli_turn;

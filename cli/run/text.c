@@ -258,7 +258,7 @@ int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kv
         const char *rest = mark + strlen(stand_in);
         code = tokenize(out, vocab, rest, strlen(rest), false);
     } else if (code == KVFCLI_FINE) {
-        kvfcli_say("the chat template does not show the answers given before, so it can't go on with a session");
+        kvfcli_say("the chat template does not show the answers given before, so it can't go on with a chat");
         code = KVFCLI_INPUT;
     }
     kvfcli_string_cleanup(&text);

@@ -15,7 +15,7 @@ static const char help[] =
     "\n"
     "Options:\n"
     "      --session ID  remove this session (of kvf_session_save; a conversation of `kvferry run\n"
-    "                    --session` is forgotten by `kvferry run --session ID --restart`)\n"
+    "                    --chat` is forgotten by `kvferry run --chat ID --restart`)\n"
     "      --sealed      with --session: the one that is sealed under the secret\n"
     "      --all         remove everything of kvferry\n"
     "  -y, --yes         with --all: do not ask (needed on a terminal)\n" KVFCLI_COMMON_HELP "\n"

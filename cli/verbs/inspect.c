@@ -21,7 +21,7 @@ static const char help[] =
     "  -m, --model MODEL  a GGUF file: also shows the text of the block's tokens\n"
     "      --space SPACE  NAME is a block of this space\n"
     "      --session ID   the session of this id (of kvf_session_save; a conversation of `kvferry run\n"
-    "                     --session` is forgotten by `kvferry run --session ID --restart`)\n"
+    "                     --chat` is forgotten by `kvferry run --chat ID --restart`)\n"
     "      --sealed       with --session: one that is sealed under the secret\n" KVFCLI_COMMON_HELP "\n"
     "Exit codes: 0; 1 when it is not there or damaged; 4 when MODEL can't be used.\n";
 

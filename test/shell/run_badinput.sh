@@ -25,7 +25,7 @@ run 2 "${model[@]}" -p x --threads 0
 run 2 "${model[@]}" -p x --kv-type q9_9
 complains "q9_9"
 run 2 "${model[@]}" -p x --flash-attn perhaps
-run 2 "${model[@]}" -p x --session a
+run 2 "${model[@]}" -p x --chat a
 complains "store"
 run 2 "${model[@]}" -p x --restart
 run 3 run -m "$KVF_MODEL" -p x --store nonsense

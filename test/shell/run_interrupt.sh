@@ -52,11 +52,11 @@ answer run -m "$KVF_MODEL" -f "$dir/document" -n 0 --json --store "file:$dir/sto
 json 'd["loaded_tokens"] >= 64'
 
 # --- while the answer is written: its beginning is there, and its line is closed
-start run -m "$KVF_MODEL" -p "Tell a long story about a ship." -n 4000 --session story --store "file:$dir/store"
+start run -m "$KVF_MODEL" -p "Tell a long story about a ship." -n 4000 --chat story --store "file:$dir/store"
 until_true 100 test -s "$dir/out"
 interrupt
 "$python" -c 'import sys; sys.exit(not open(sys.argv[1]).read().endswith("\n"))' "$dir/out" || flunk "the line was left open"
 
 # --- a turn that was cut short is not part of the conversation
-answer run -m "$KVF_MODEL" -p "Hello" -n 1 --json --session story --store "file:$dir/store"
-json 'd["session"]["turn"] == 1'
+answer run -m "$KVF_MODEL" -p "Hello" -n 1 --json --chat story --store "file:$dir/store"
+json 'd["chat"]["turn"] == 1'

@@ -115,7 +115,7 @@ typedef struct reading {
 } reading;
 
 static int unreadable(const kvfcli_chat *chat, size_t turn, const char *why) {
-    kvfcli_say("turn %zu of the session \"%s\" can't be read from the store (%s); --restart starts again", turn + 1,
+    kvfcli_say("turn %zu of the chat \"%s\" can't be read from the store (%s); --restart starts again", turn + 1,
                chat->id, why);
     return KVFCLI_IO;
 }
@@ -218,7 +218,7 @@ static int open_space(kvfcli_chat *chat) {
 
 int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options) {
     int64_t began = kvfcli_now_us();
-    *chat = (kvfcli_chat){.id = options->session, .store = store, .budget_us = KVF_MS(options->budget_ms)};
+    *chat = (kvfcli_chat){.id = options->chat, .store = store, .budget_us = KVF_MS(options->budget_ms)};
     int code = open_space(chat);
     if (code == KVFCLI_FINE && options->restart) {
         code = remove_all(chat);
@@ -263,7 +263,7 @@ static int store_turn(kvfcli_chat *chat, char *text) {
     kvf_status flushed = taken ? kvf_store_flush(chat->store, NULL, KVF_MS(FLUSH_MS)) : KVF_MISS;
     if (!taken || flushed != KVF_OK) {
         kvf_reason why = !taken ? block.why : flushed == KVF_AGAIN ? KVF_WHY_BUDGET : last_failure(chat->store);
-        kvfcli_say("this turn of the session \"%s\" was not stored (%s); the next turn will not include it", chat->id,
+        kvfcli_say("this turn of the chat \"%s\" was not stored (%s); the next turn will not include it", chat->id,
                    kvf_reason_name(why));
         return KVFCLI_IO;
     }
