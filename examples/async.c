@@ -197,10 +197,10 @@ static int64_t deadline_us(const scheduler *s, const request *r) {
 
 /* Until its completion has come, the queue still uses the memory of a request. So a request that waits for one is not
  * freed here. */
-static void cancel(scheduler *s, unsigned id) {
+static void cancel(scheduler *s, unsigned long id) {
     for (request *r = s->requests; r < s->requests + MAX_REQUESTS; r++) {
         if (r->state != FREE && r->id == id) {
-            printf("%u: cancelled\n", id);
+            printf("%lu: cancelled\n", id);
             r->cancelled = true;
             if (r->state == COMPUTING) {
                 r->state = FREE;
@@ -255,7 +255,6 @@ static void take_prompt(scheduler *s, request *r, const char *text, size_t len) 
 /* Reads a line of stdin. Returns false at its end. */
 static bool take_line(scheduler *s) {
     char line[MAX_TOKENS + 2];
-    unsigned id = 0;
     if (fgets(line, sizeof line, stdin) == NULL) {
         return false;
     }
@@ -264,8 +263,8 @@ static bool take_line(scheduler *s) {
         fprintf(stderr, "async: a prompt has at most %d bytes; this one is left out\n", MAX_TOKENS);
         while (strchr(line, '\n') == NULL && fgets(line, sizeof line, stdin) != NULL) {
         }
-    } else if (sscanf(line, "cancel %u", &id) == 1) {
-        cancel(s, id);
+    } else if (strncmp(line, "cancel ", 7) == 0) {
+        cancel(s, strtoul(line + 7, NULL, 10));
     } else if (len > 0) {
         take_prompt(s, find(s, FREE), line, len);
     }
