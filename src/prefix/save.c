@@ -448,10 +448,6 @@ static size_t save_sound(kvf_space *space, kvf_block *blocks, size_t num, kvf_vi
 size_t kvfi_save_through(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, uint32_t flags,
                          int64_t deadline_us, int64_t patience_us, const atomic_bool *cancelled) {
     kvfi_store_count_saves(space->store, num); /* counted before their outcomes, which never exceed it */
-    if (!kvfi_store_is_ours(space->store) || !kvfi_view_is_ours(view)) {
-        refuse(space, blocks, num, KVF_WHY_CLOSED);
-        return 0;
-    }
     size_t sound = kvfi_num_sound(space, blocks, num, view);
     size_t written = save_sound(space, blocks, sound, view, flags, deadline_us, patience_us, cancelled);
     refuse(space, blocks + sound, num - sound, KVF_WHY_MISUSE);

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "base/sys.h"
 #include "support/child.h"
 #include "support/kit.h"
 
@@ -311,6 +312,24 @@ static bool load(void *scene_) {
     scene *s = scene_;
     return kvf_load(s->space, s->prompt->blocks, BLOCKS, NULL, KVF_DEFAULT) == 0 && are_closed(s->prompt->blocks);
 }
+/* A view of the parent with a store of the child's own. */
+static bool view_of_the_parent(scene *s) {
+    kvf_store *own = kvft_store("mem:");
+    kvf_space *space = kvft_space(own, "m", TOKENS);
+    kvf_queue *queue = NULL;
+    kvf_block blocks[BLOCKS];
+    memcpy(blocks, s->prompt->blocks, sizeof blocks);
+    bool ok = kvf_load(space, blocks, BLOCKS, s->view, KVF_DEFAULT) == 0 && are_closed(blocks) &&
+              kvf_save(space, blocks, BLOCKS, s->view) == 0 && are_closed(blocks) &&
+              kvf_queue_open(&queue, NULL, own, 1) == KVF_OK;
+    kvf_batch batch = {.struct_size = sizeof batch, .space = space, .blocks = blocks, .num = BLOCKS, .view = s->view};
+    uint64_t ticket = 0;
+    ok = ok && kvf_submit(queue, &ticket, &batch) == KVF_CLOSED;
+    kvf_queue_close(queue);
+    kvf_space_close(space);
+    kvf_store_close(own);
+    return ok;
+}
 static bool save(void *scene_) {
     scene *s = scene_;
     bool ok = kvf_save(s->space, s->prompt->blocks, BLOCKS, NULL) == 0 && are_closed(s->prompt->blocks);
@@ -356,15 +375,14 @@ static bool queue_fd(void *scene_) {
 static bool submit(void *scene_) {
     scene *s = scene_;
     uint64_t ticket = 0;
-    kvf_batch batch = {
-        .struct_size = sizeof batch, .space = s->space, .blocks = s->prompt->blocks, .num = BLOCKS, .view = s->view};
+    kvf_batch batch = {.struct_size = sizeof batch, .space = s->space, .blocks = s->prompt->blocks, .num = BLOCKS};
     for (int op = KVF_OP_LOAD; op <= KVF_OP_MATCH; op++) {
         batch.op = (kvf_op)op;
         if (kvf_submit(s->queue, &ticket, &batch) != KVF_CLOSED) {
             return false;
         }
     }
-    return true;
+    return view_of_the_parent(s);
 }
 static bool reap(void *scene_) {
     kvf_completion done;
@@ -649,6 +667,71 @@ static void test_every_call_in_a_child(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* ---- forks while the forking thread itself holds locks: at its system calls ---- */
+
+static kvfi_systable table;
+static pthread_t forking_thread;
+static scene *forked_scene;
+static int forks_left;
+
+static void maybe_fork(void) {
+    static bool inside;
+    if (forks_left > 0 && !inside && pthread_equal(pthread_self(), forking_thread)) {
+        inside = true;
+        forks_left--;
+        kvft_child_calls(rows, num_rows, forked_scene);
+        inside = false;
+    }
+}
+
+static void *fork_and_alloc(size_t bytes) {
+    maybe_fork();
+    return kvfi_sys_real.alloc(bytes);
+}
+static void fork_and_release(void *p) {
+    maybe_fork();
+    kvfi_sys_real.release(p);
+}
+static ssize_t fork_and_readv(int fd, const struct iovec *iov, int num) {
+    maybe_fork();
+    return kvfi_sys_real.readv(fd, iov, num);
+}
+static int fork_and_start(void *out_pthread, void *(*run)(void *), void *arg) {
+    maybe_fork();
+    return kvfi_sys_real.thread(out_pthread, run, arg);
+}
+static int64_t fork_and_tell_time(void) {
+    maybe_fork();
+    return kvfi_sys_real.now_us();
+}
+
+static void test_a_child_of_a_thread_that_holds_a_lock(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir();
+    scene s;
+    table = kvfi_sys_real;
+    table.alloc = fork_and_alloc;
+    table.release = fork_and_release;
+    table.readv = fork_and_readv;
+    table.thread = fork_and_start;
+    table.now_us = fork_and_tell_time;
+    kvfi_sys_table = &table;
+    open_scene(&s, dir);
+    forked_scene = &s;
+    forking_thread = pthread_self();
+    forks_left = 150;
+    kvft_prompt *other = kvft_prompt_new(s.space, 2, BLOCKS, PAYLOAD);
+    begin_batch(&s);
+    end_batch(&s);
+    kvft_save_all(s.space, s.store, other);
+    assert_int_equal(kvf_load(s.space, other->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
+    forks_left = 0;
+    kvft_prompt_free(other);
+    close_scene(&s);
+    kvfi_sys_table = &kvfi_sys_real;
+    kvft_remove_dir(dir);
+}
+
 static void test_every_call_has_a_row(void **state) {
     (void)state;
     kvft_child_covers(KVFT_LIBRARY, rows, num_rows);
@@ -658,6 +741,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_call_has_a_row),
         cmocka_unit_test(test_every_call_in_a_child),
+        cmocka_unit_test(test_a_child_of_a_thread_that_holds_a_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -833,7 +833,7 @@ static void fail_each(const char *url, const char *secret, kvft_fault_kind kind,
     kvf_store_close(b.store);
 }
 
-static void test_outcomes_without_memory(void **state) {
+static void test_outcomes_at_each_fault(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[300];
     snprintf(url, sizeof url, "file:%s", dir);
@@ -929,7 +929,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_that_break_a_rule),   cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_calls_with_wrong_arguments), cmocka_unit_test(test_no_blocks),
-        cmocka_unit_test(test_outcomes_without_memory),    cmocka_unit_test(test_the_counters_fit_each_other),
+        cmocka_unit_test(test_outcomes_at_each_fault),     cmocka_unit_test(test_the_counters_fit_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
