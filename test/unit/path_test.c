@@ -931,7 +931,8 @@ static void test_a_flush_tells_what_was_not_written(void **state) {
     bench b;
     open_bench(&b, kvft_store("mem:"), 0);
     b.ops.put = put_some;
-    gate_open = later_may_go = true;
+    gate_open = true;
+    later_may_go = true;
     put_fails = KVF_WHY_SERVER;
     uint64_t unwritten = 9;
     assert_int_equal(kvf_save(b.space, b.prompt->blocks, BLOCKS, NULL), BLOCKS);
