@@ -67,40 +67,37 @@ static void cut(kvfi_staged **at, kvfi_staged *out, size_t capacity) {
     }
 }
 
-/* Extends the used part of the arena until its last free range has `capacity` bytes. NULL: the bound, or no memory. */
-static kvfi_staged **grow(kvfi_backlog *backlog, size_t capacity) {
+/* Extends the used part of the arena until its last free range, *out, has `capacity` bytes. */
+static kvf_status grow(kvfi_backlog *backlog, kvfi_staged ***out, size_t capacity) {
     kvfi_staged **at = &backlog->free_list;
     while (*at != NULL && end_of(*at) != backlog->fresh) {
         at = &(*at)->next;
     }
     size_t has = *at != NULL ? (*at)->capacity : 0;
     if ((size_t)(backlog->arena + backlog->bound - backlog->fresh) < capacity - has) {
-        return NULL;
+        return KVF_AGAIN;
     }
-    if (*at == NULL) {
-        *at = kvfi_alloc_zero(1, sizeof **at);
+    if (*at == NULL && (*at = kvfi_alloc_zero(1, sizeof **at)) == NULL) {
+        return KVF_NOMEM;
     }
-    if (*at != NULL) {
-        (*at)->data = backlog->fresh - has;
-        (*at)->capacity = capacity;
-        backlog->fresh += capacity - has;
-    }
-    return *at != NULL ? at : NULL;
+    (*at)->data = backlog->fresh - has;
+    (*at)->capacity = capacity;
+    backlog->fresh += capacity - has;
+    *out = at;
+    return KVF_OK;
 }
 
 /* Takes the first free range that is large enough, so that used memory stays compact. Fresh memory comes last. */
-static bool take_range(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity) {
+static kvf_status take_range(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity) {
     kvfi_staged **at = &backlog->free_list;
     while (*at != NULL && (*at)->capacity < capacity) {
         at = &(*at)->next;
     }
-    if (*at == NULL) {
-        at = grow(backlog, capacity);
-    }
-    if (at != NULL) {
+    kvf_status status = *at != NULL ? KVF_OK : grow(backlog, &at, capacity);
+    if (status == KVF_OK) {
         cut(at, out, capacity);
     }
-    return at != NULL;
+    return status;
 }
 
 static bool map_arena(kvfi_backlog *backlog) {
@@ -120,7 +117,7 @@ static kvf_status take(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity)
     if (!map_arena(backlog)) {
         return KVF_NOMEM;
     }
-    return take_range(backlog, out, capacity) ? KVF_OK : KVF_AGAIN;
+    return take_range(backlog, out, capacity);
 }
 
 /* ---- buffers ---- */

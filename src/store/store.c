@@ -75,15 +75,19 @@ static uint32_t sum_threads(const kvf_store *store, bool put) {
     return sum;
 }
 
-static uint32_t or_default(uint32_t value, uint32_t fallback) {
-    return value != 0 ? value : fallback;
+/* More threads than any pool has. */
+#define MANY_THREADS 4096u
+
+static uint32_t num_threads(uint32_t wanted, uint32_t fallback) {
+    uint32_t num = wanted != 0 ? wanted : fallback;
+    return num < MANY_THREADS ? num : MANY_THREADS;
 }
 
 static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *options) {
-    uint32_t writers = or_default(options->store_threads, sum_threads(store, true));
+    uint32_t writers = num_threads(options->store_threads, sum_threads(store, true));
     store->drain_us = options->drain_us;
     store->lookup_pool = kvfi_pool_new(LOOKUP_THREADS);
-    store->load_pool = kvfi_pool_new(or_default(options->load_threads, sum_threads(store, false)) + BATCH_THREADS);
+    store->load_pool = kvfi_pool_new(num_threads(options->load_threads, sum_threads(store, false)) + BATCH_THREADS);
     store->store_pool = kvfi_pool_new(writers + BATCH_THREADS);
     size_t bound = options->backlog_bytes != 0 ? options->backlog_bytes : DEFAULT_BACKLOG_BYTES;
     if (store->lookup_pool == NULL || store->load_pool == NULL || store->store_pool == NULL ||

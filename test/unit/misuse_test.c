@@ -393,6 +393,41 @@ static kvf_status open_previous_secret_alone(bench *b) {
     kvf_store *store = NULL;
     return kvf_store_open(&store, &b->err, &url, 1, &options);
 }
+/* Numbers without bounds mean as many as there can be. */
+static kvf_status open_without_bounds(bench *b) {
+    const char *url = "mem:";
+    kvf_status status = KVF_LIMIT;
+    for (uint32_t less = 0; less < 8; less++) {
+        kvf_options options = {
+            .struct_size = sizeof options, .load_threads = UINT32_MAX - less, .store_threads = UINT32_MAX - less};
+        kvf_store *store = NULL;
+        assert_int_equal(kvf_store_open(&store, &b->err, &url, 1, &options), KVF_OK);
+        kvf_space *space = kvft_space(store, "m", TOKENS);
+        kvft_save_all(space, store, b->prompt);
+        status = kvf_load(space, b->prompt->blocks, BLOCKS, NULL, KVF_DEFAULT) == BLOCKS ? KVF_OK : KVF_MISS;
+        kvf_space_close(space);
+        kvf_store_close(store);
+    }
+    return status;
+}
+static kvf_status save_into_a_backlog_of(bench *b, size_t bytes, kvf_reason why) {
+    kvf_options options = {.struct_size = sizeof options, .backlog_bytes = bytes};
+    const char *url = "mem:";
+    kvf_store *store = NULL;
+    assert_int_equal(kvf_store_open(&store, &b->err, &url, 1, &options), KVF_OK);
+    kvf_space *space = kvft_space(store, "m", TOKENS);
+    assert_int_equal(kvf_save(space, b->prompt->blocks, 1, NULL), 0);
+    assert_int_equal(b->prompt->blocks[0].why, why);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    return b->prompt->blocks[0].status;
+}
+static kvf_status save_into_a_tiny_backlog(bench *b) {
+    return save_into_a_backlog_of(b, 1, KVF_WHY_FULL);
+}
+static kvf_status save_into_an_endless_backlog(bench *b) {
+    return save_into_a_backlog_of(b, SIZE_MAX, KVF_WHY_NOMEM);
+}
 static kvf_status info_of_no_tier(bench *b) {
     kvf_tier_info info = {.struct_size = sizeof info};
     return kvf_tier_info_get(b->store, &info, 1);
@@ -624,6 +659,9 @@ static const struct {
     ROW(open_no_tiers, KVF_CONFIG),
     ROW(open_short_secret, KVF_LIMIT),
     ROW(open_previous_secret_alone, KVF_LIMIT),
+    ROW(open_without_bounds, KVF_OK),
+    ROW(save_into_a_tiny_backlog, KVF_AGAIN),
+    ROW(save_into_an_endless_backlog, KVF_MISS),
     ROW(info_of_no_tier, KVF_LIMIT),
     ROW(space_without_fields, KVF_REFUSED),
     ROW(space_with_a_field_twice, KVF_LIMIT),
@@ -806,31 +844,41 @@ static void save_and_load(bench *b, uint64_t seed) {
     kvft_prompt_free(filled);
 }
 
-static void fail_each(const char *url, const char *secret, kvft_fault_kind kind, size_t backlog_bytes) {
+static void open_fault_bench(bench *b, const char *url, const char *secret, size_t backlog_bytes) {
     kvf_options options = {.struct_size = sizeof options, .backlog_bytes = backlog_bytes};
-    bench b = {.store = NULL};
-    assert_int_equal(kvf_store_open(&b.store, NULL, &url, 1, &options), KVF_OK);
-    b.space = kvft_sealed_space(b.store, "m", TOKENS, secret);
-    assert_int_equal(kvf_queue_open(&b.queue, NULL, b.store, 2), KVF_OK);
-    save_and_load(&b, 1); /* starts the threads */
-    uint64_t n = 1;
+    *b = (bench){.store = NULL};
+    assert_int_equal(kvf_store_open(&b->store, NULL, &url, 1, &options), KVF_OK);
+    b->space = kvft_sealed_space(b->store, "m", TOKENS, secret);
+    assert_int_equal(kvf_queue_open(&b->queue, NULL, b->store, 2), KVF_OK);
+}
+
+/* Adds what failed for want of memory, and for want of room, to *nomem and *full. */
+static void close_fault_bench(bench *b, uint64_t *nomem, uint64_t *full) {
+    kvf_stats stats = stats_of(b->store);
+    check_counters(&stats, true);
+    *nomem += stats.save_failures[KVF_WHY_NOMEM];
+    *full += stats.save_failures[KVF_WHY_FULL];
+    kvf_queue_close(b->queue);
+    kvf_space_close(b->space);
+    kvf_store_close(b->store);
+}
+
+static void fail_each(const char *url, const char *secret, kvft_fault_kind kind, size_t backlog_bytes) {
+    uint64_t n = 1, nomem = 0, full = 0;
     bool hit = true;
     for (; hit && n < 2000; n++) {
+        bench b;
+        open_fault_bench(&b, url, secret, backlog_bytes);
         kvft_faults_arm(kind, n);
         save_and_load(&b, 10 * n);
         hit = kvft_faults_disarm();
+        close_fault_bench(&b, &nomem, &full);
     }
     assert_in_range(n, 3, 1999);
-    kvf_stats stats = stats_of(b.store);
-    check_counters(&stats, true);
-    assert_true(stats.saved > 0 && stats.load_hits > 0);
     if (kind == KVFT_ALLOC && backlog_bytes == ROOMY) {
-        assert_int_equal(stats.save_failures[KVF_WHY_FULL], 0);
-        assert_true(stats.save_failures[KVF_WHY_NOMEM] > 0 && stats.misses[KVF_WHY_NOMEM] > 0);
+        assert_int_equal(full, 0);
+        assert_true(nomem > 0);
     }
-    kvf_queue_close(b.queue);
-    kvf_space_close(b.space);
-    kvf_store_close(b.store);
 }
 
 static void test_outcomes_at_each_fault(void **state) {
