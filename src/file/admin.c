@@ -12,7 +12,7 @@
 
 #include "file/file.h"
 
-/* ---- remove and clear */
+/* ---- remove, each and clear */
 
 kvf_status kvfi_file_remove(kvfi_tier *tier, kvf_error *err, const kvfi_addr *addr, int64_t deadline_us) {
     (void)deadline_us;
@@ -32,6 +32,22 @@ kvf_status kvfi_file_remove(kvfi_tier *tier, kvf_error *err, const kvfi_addr *ad
         return KVF_MISS;
     }
     return kvfi_fail(err, KVF_IO, "%.170s can't be removed: %s", path.text, strerror(errno));
+}
+
+static kvf_reason remove_one(kvfi_tier *tier, const kvfi_addr *addr) {
+    kvf_status status = kvfi_file_remove(tier, NULL, addr, KVFI_NEVER);
+    return status == KVF_OK ? KVF_WHY_NONE : status == KVF_MISS ? KVF_WHY_ABSENT : KVF_WHY_UNREACHABLE;
+}
+
+void kvfi_file_each(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
+                    int64_t deadline_us) {
+    for (size_t i = 0; i < num; i++) {
+        if (kvfi_sys->now_us() >= deadline_us) {
+            out[i] = KVF_WHY_BUDGET;
+        } else {
+            out[i] = deed == KVFI_TOUCH ? kvfi_file_touch((kvfi_file *)tier, &addrs[i]) : remove_one(tier, &addrs[i]);
+        }
+    }
 }
 
 typedef struct clearing {

@@ -43,6 +43,7 @@ static const kvfi_tier_ops ops = {
     .get = kvfi_file_get,
     .put = kvfi_file_put,
     .peek = kvfi_file_peek,
+    .each = kvfi_file_each,
     .borrow = kvfi_file_borrow,
     .give_back = kvfi_file_give_back,
     .remove = kvfi_file_remove,

@@ -95,6 +95,7 @@ int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),
 void kvfi_file_get(kvfi_tier *, kvfi_feed *);
 void kvfi_file_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                     int64_t deadline_us);
+kvf_reason kvfi_file_touch(kvfi_file *, const kvfi_addr *);
 kvf_reason kvfi_file_borrow(kvfi_tier *, kvfi_loan *out, const kvfi_addr *, size_t bytes, int64_t deadline_us);
 void kvfi_file_give_back(kvfi_tier *, kvfi_loan *);
 
@@ -165,6 +166,7 @@ bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for a long ti
 
 /* ---- admin.c */
 kvf_status kvfi_file_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
+void kvfi_file_each(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us);
 kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
                           int64_t step_us);
 kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);

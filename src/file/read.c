@@ -234,6 +234,17 @@ void kvfi_file_peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_pe
     }
 }
 
+kvf_reason kvfi_file_touch(kvfi_file *file, const kvfi_addr *addr) {
+    kvfi_opened opened;
+    uint8_t head[KVFI_HEADER_BYTES];
+    kvf_reason why = open_whole(file, &opened, head, addr);
+    if (why == KVF_WHY_NONE) {
+        kvfi_file_refresh(&opened);
+        kvfi_sys->close(opened.fd);
+    }
+    return why;
+}
+
 /* ---- lending: the mapping outlives the name, so eviction does not touch it */
 
 static bool is_ours_alone(const struct stat *st) {

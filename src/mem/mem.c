@@ -336,7 +336,7 @@ static void put(kvfi_tier *tier, kvfi_feed *feed) {
     }
 }
 
-/* ---- get, peek, borrow */
+/* ---- get, peek, each, borrow */
 
 static entry *acquire(mem *m, const kvfi_addr *addr) {
     pthread_mutex_lock(&m->lock);
@@ -401,6 +401,21 @@ static void peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek 
         out[i].why = e == NULL ? KVF_WHY_ABSENT : KVF_WHY_NONE;
         if (e != NULL) {
             memcpy(out[i].header, e->buf.data, KVFI_HEADER_BYTES);
+        }
+        pthread_mutex_unlock(&m->lock);
+    }
+}
+
+static void each(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
+                 int64_t deadline_us) {
+    (void)deadline_us;
+    mem *m = (mem *)tier;
+    for (size_t i = 0; i < num; i++) {
+        pthread_mutex_lock(&m->lock);
+        entry *e = find(m, &addrs[i]);
+        out[i] = e == NULL ? KVF_WHY_ABSENT : KVF_WHY_NONE;
+        if (e != NULL) {
+            (deed == KVFI_TOUCH ? touch : unlink_entry)(m, e);
         }
         pthread_mutex_unlock(&m->lock);
     }
@@ -563,6 +578,7 @@ static const kvfi_tier_ops ops = {
     .get = get,
     .put = put,
     .peek = peek,
+    .each = each,
     .borrow = borrow,
     .give_back = give_back,
     .remove = remove_one,

@@ -78,6 +78,10 @@ static size_t run_batch(slot *s) {
         return b->num == 0 ? 0
                            : kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, b->flags,
                                         s->deadline_us);
+    case KVF_OP_REMOVE:
+    case KVF_OP_TOUCH:
+        return kvfi_each(b->space, b->op == KVF_OP_REMOVE ? KVFI_REMOVE : KVFI_TOUCH, b->blocks, b->num, s->deadline_us,
+                         &s->cancelled);
     }
     return 0;
 }
@@ -140,10 +144,15 @@ static void give_slot(kvf_queue *queue, slot *s) {
 
 KVFI_SIZED(kvf_batch, found, 80, patience_us);
 
+/* Memory alone can answer. */
+static bool reads(kvf_op op) {
+    return op == KVF_OP_LOAD || op == KVF_OP_MATCH;
+}
+
 static bool is_sound(const kvf_queue *queue, const kvf_batch *batch) {
-    uint32_t flags = batch->op == KVF_OP_SAVE ? KVF_MAY_LEND : KVF_EACH;
+    uint32_t flags = batch->op == KVF_OP_SAVE ? KVF_MAY_LEND : reads(batch->op) ? KVF_EACH : 0;
     bool watched = batch->arrivals != NULL;
-    return batch->num <= KVF_MAX_BLOCKS && (unsigned)batch->op <= KVF_OP_MATCH && (batch->flags & ~flags) == 0 &&
+    return batch->num <= KVF_MAX_BLOCKS && (unsigned)batch->op <= KVF_OP_TOUCH && (batch->flags & ~flags) == 0 &&
            batch->space->store == queue->store &&
            (!watched || (batch->op == KVF_OP_LOAD && kvfi_reserved_is_zero(batch->arrivals->reserved)));
 }
@@ -154,7 +163,7 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     if (!is_sound(queue, &own)) {
         return KVF_LIMIT;
     }
-    KVFI_TRY(kvfi_take_budget(&own.budget_us, NULL, KVFI_BLOCKS_US, own.op != KVF_OP_SAVE));
+    KVFI_TRY(kvfi_take_budget(&own.budget_us, NULL, KVFI_BLOCKS_US, reads(own.op)));
     KVFI_TRY(kvfi_take_budget(&own.patience_us, NULL, 0, false));
     if (!kvfi_store_is_ours(queue->store) || !kvfi_view_is_ours(own.view)) {
         return KVF_CLOSED;

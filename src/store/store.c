@@ -175,7 +175,7 @@ const kvfi_secrets *kvfi_store_secrets(const kvf_store *store) {
 }
 
 bool kvfi_store_post(kvf_store *store, kvf_op op, kvfi_job *job) {
-    kvfi_pool *pool = op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_SAVE ? store->store_pool : store->lookup_pool;
+    kvfi_pool *pool = op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_MATCH ? store->lookup_pool : store->store_pool;
     return kvfi_pool_post(pool, job);
 }
 
@@ -382,6 +382,18 @@ void kvfi_store_peek(kvf_store *store, size_t index, const kvfi_addr *addrs, siz
     }
     for (size_t i = 0; i < num; i++) {
         out[i].why = KVF_WHY_BUDGET;
+    }
+}
+
+void kvfi_store_each(kvf_store *store, kvfi_deed deed, size_t index, const kvfi_addr *addrs, size_t num,
+                     kvf_reason *out, int64_t deadline_us) {
+    kvfi_tier *tier = store->tiers[index];
+    bool decides = !tier->volatile_ || index + 1 == store->num_tiers;
+    tier->ops->each(tier, deed, addrs, num, out, deadline_us);
+    for (size_t i = 0; i < num; i++) {
+        if (deed == KVFI_REMOVE || (decides && out[i] == KVF_WHY_ABSENT)) {
+            kvfi_known_forget(&store->known, &addrs[i].key);
+        }
     }
 }
 

@@ -64,6 +64,11 @@ void kvfi_store_count_unsaved(kvf_store *, kvf_reason why);
  * memory (KVF_WHY_BUDGET). */
 void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kvfi_peek *out, int64_t deadline_us);
 
+/* kvfi_store_each does the deed in one tier, as in kvfi_tier_ops. What a removal was tried of, and what a lasting tier
+ * lacks, is not known to be stored any more. */
+void kvfi_store_each(kvf_store *, kvfi_deed, size_t tier, const kvfi_addr *, size_t num, kvf_reason *out,
+                     int64_t deadline_us);
+
 /* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and helpers of the
  * pool. With `prefix`, items after a miss are of no use. Items that were not tried keep KVF_AGAIN. What a slower tier
  * had is copied to the faster ones in the background. The caller sets items, num, deadline_us, and prefix, check,

@@ -128,6 +128,12 @@ typedef struct kvfi_peek {
     kvf_reason why; /* KVF_WHY_NONE: header is set */
 } kvfi_peek;
 
+/* What `each` does with values. */
+typedef enum kvfi_deed {
+    KVFI_TOUCH, /* renews the time to live and the time of the last use; does not move the payload */
+    KVFI_REMOVE
+} kvfi_deed;
+
 /* Bytes borrowed from a tier, valid and unchanged until `give_back`. */
 typedef struct kvfi_loan {
     const uint8_t *data;
@@ -176,6 +182,10 @@ typedef struct kvfi_tier_ops {
      * each. */
     void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                  int64_t deadline_us);
+    /* each does the deed with all addresses: with one round trip to each server if there is a network, and more only
+     * for values of several parts. *out has room for all: KVF_WHY_NONE if the value is there (KVFI_TOUCH) or was
+     * (KVFI_REMOVE), KVF_WHY_ABSENT, or why it failed. */
+    void (*each)(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us);
     /* borrow gives access to a value of that many bytes (0: not known) without copying; NULL if the tier can't.
      * KVF_WHY_ABSENT also if others could change the value meanwhile: `get` can then read it. borrow removes a torn
      * value (shorter than its header says). */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls that answer for each of many blocks, on a real server and on a Cluster: matches and loads with gaps, and what
- * is forgotten because the server has lost it.
+ * Calls that answer for each of many blocks, on a real server and on a Cluster: matches and loads with gaps, what is
+ * forgotten because the server has lost it, renewals and removals.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -220,11 +220,232 @@ static void test_a_block_that_lost_a_part_is_saved_again(void **state) {
     close_bench(&b);
 }
 
+/* ---- touch and remove ---- */
+
+/* The milliseconds that a part has left. */
+static long ttl_of(const bench *b, const char *url, size_t block, uint64_t part) {
+    char command[512];
+    kvfi_name name = name_of(b, block, part);
+    snprintf(command, sizeof command, "PTTL %s", name.text);
+    return strtol(kvft_server_say(server_of(b, url, block), command) + 1, NULL, 10);
+}
+
+static void shorten(const bench *b, const char *url, size_t block, uint64_t part) {
+    char command[512];
+    kvfi_name name = name_of(b, block, part);
+    snprintf(command, sizeof command, "PEXPIRE %s 900000", name.text);
+    assert_string_equal(kvft_server_say(server_of(b, url, block), command), ":1");
+}
+
+static void check_blocks(const bench *b) {
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(b->prompt->blocks[i].status, is_lost(i) ? KVF_MISS : KVF_OK);
+        assert_int_equal(b->prompt->blocks[i].why, is_lost(i) ? KVF_WHY_ABSENT : KVF_WHY_NONE);
+    }
+}
+
+/* Blocks of `parts` parts, all of whose keys are renewed and removed; some blocks are gone before. */
+static void touch_and_remove(const char *base, uint64_t seed, size_t payload_bytes, uint64_t parts) {
+    char url[256];
+    snprintf(url, sizeof url, "%s?part=64K", base);
+    bench b = open_bench(kvft_store(url), seed, payload_bytes);
+    kvft_save_all(b.space, b.store, b.prompt);
+    size_t lost = lose_some(&b, base);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        for (uint64_t part = is_lost(i); part < parts; part++) {
+            shorten(&b, base, i, part);
+        }
+    }
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), BLOCKS - lost);
+    check_blocks(&b);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(kvf_knows(b.space, &b.prompt->keys[i]), !is_lost(i));
+        for (uint64_t part = 0; part < parts && !is_lost(i); part++) {
+            assert_in_range(ttl_of(&b, base, i, part), 3000000, 4000000);
+        }
+    }
+    kvft_prompt_poison(b.prompt);
+    assert_int_equal(run(&b, KVF_OP_LOAD, KVF_EACH, NULL), BLOCKS - lost); /* nothing else has changed */
+    assert_int_equal(kvft_prompt_wrong(b.prompt, seed, BLOCKS), lost);
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), BLOCKS - lost);
+    check_blocks(&b);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        for (uint64_t part = 0; part < parts; part++) {
+            assert_int_equal(ttl_of(&b, base, i, part), -2);
+        }
+        assert_false(kvf_knows(b.space, &b.prompt->keys[i]));
+    }
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), 0);
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), 0);
+    kvft_prompt_fill(b.prompt, seed);
+    kvft_save_all(b.space, b.store, b.prompt); /* they are not known any more */
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
+    close_bench(&b);
+}
+
+static void test_touch_and_remove(void **state) {
+    NEEDS_SERVERS();
+    touch_and_remove(server->unix_url, 10, PAYLOAD, 1);
+    touch_and_remove(server->tcp_url, 11, 120000, 2);
+    touch_and_remove(server->tcp_url, 12, 600000, 10);
+    touch_and_remove(cluster->url, 13, PAYLOAD, 1);
+    touch_and_remove(cluster->url, 14, 300000, 5);
+}
+
+/* Of a record that has lost a part the others are removed all the same. */
+static void test_a_part_that_is_gone(void **state) {
+    NEEDS_SERVERS();
+    char url[256];
+    snprintf(url, sizeof url, "%s?part=64K", server->unix_url);
+    bench b = open_bench(kvft_store(url), 15, 400000);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvfi_name first = name_of(&b, 3, 0), middle = name_of(&b, 4, 1), last = name_of(&b, 5, 6);
+    say(server, ":1", "DEL", &first);
+    say(server, ":1", "DEL", &middle);
+    say(server, ":1", "DEL", &last);
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), BLOCKS - 3); /* what can't be loaded is not there */
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(b.prompt->blocks[i].status, i >= 3 && i <= 5 ? KVF_MISS : KVF_OK);
+    }
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), BLOCKS - 1);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        for (uint64_t part = 0; part < 7; part++) { /* the parts behind the gap too */
+            assert_int_equal(ttl_of(&b, server->unix_url, i, part), -2);
+        }
+    }
+    close_bench(&b);
+}
+
+/* Without a time to live a touch makes a block the last to be evicted, and gives it none. */
+static void test_a_touch_without_a_time_to_live(void **state) {
+    NEEDS_SERVERS();
+    char url[256], command[512];
+    snprintf(url, sizeof url, "%s?ttl=0&part=64K", server->unix_url);
+    assert_string_equal(kvft_server_say(server, "CONFIG SET maxmemory-policy allkeys-lru"), "+OK");
+    bench b = open_bench(kvft_store(url), 16, 100000);
+    kvft_save_all(b.space, b.store, b.prompt);
+    long idle = 0;
+    while (idle < 1) { /* the server counts in seconds */
+        kvft_nap_ms(100);
+        kvfi_name name = name_of(&b, 2, 1);
+        snprintf(command, sizeof command, "OBJECT IDLETIME %s", name.text);
+        idle = strtol(kvft_server_say(server, command) + 1, NULL, 10);
+    }
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), BLOCKS);
+    for (uint64_t part = 0; part < 2; part++) {
+        kvfi_name name = name_of(&b, 2, part);
+        say(server, ":0", "OBJECT IDLETIME", &name);
+        assert_int_equal(ttl_of(&b, server->unix_url, 2, part), -1);
+    }
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), BLOCKS);
+    close_bench(&b);
+}
+
+/* All tiers are reached. Where one can't be, the block may still be there, and the answer says so. */
+static void test_all_tiers(void **state) {
+    NEEDS_SERVERS();
+    kvft_server *own = kvft_server_start(NULL);
+    bench b = open_bench(kvft_store2("mem:", own->unix_url), 17, PAYLOAD);
+    kvft_save_all(b.space, b.store, b.prompt);
+    size_t lost = 0;
+    for (size_t i = 0; i < BLOCKS; i++) {
+        kvfi_name name = name_of(&b, i, 0);
+        if (is_lost(i)) {
+            say(own, ":1", "DEL", &name);
+            lost++;
+        }
+    }
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), BLOCKS); /* memory has them all */
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(kvf_knows(b.space, &b.prompt->keys[i]), !is_lost(i)); /* what lasts does not */
+    }
+    kvft_server_kill(own);
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), 0);
+    assert_int_equal(b.prompt->blocks[0].status, KVF_MISS);
+    assert_int_not_equal(b.prompt->blocks[0].why, KVF_WHY_ABSENT);
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_MS(500)), 0); /* memory has none any more */
+    assert_true(lost > 0);
+    close_bench(&b);
+    kvft_server_stop(own);
+}
+
+/* A replica refuses, and a user without the permission: the reason says so, and nothing is told as removed. */
+static void test_a_server_that_refuses(void **state) {
+    NEEDS_SERVERS();
+    kvft_server *own = kvft_server_start(NULL);
+    bench b = open_bench(kvft_store(own->unix_url), 18, PAYLOAD);
+    kvft_save_all(b.space, b.store, b.prompt);
+    char command[128];
+    snprintf(command, sizeof command, "REPLICAOF 127.0.0.1 %d",
+             own->port); /* of itself: it is read-only, and no more */
+    assert_string_equal(kvft_server_say(own, command), "+OK");
+    const kvf_op ops[] = {KVF_OP_REMOVE, KVF_OP_TOUCH};
+    for (size_t op = 0; op < 2; op++) {
+        assert_int_equal(run(&b, ops[op], 0, NULL), 0);
+        for (size_t i = 0; i < BLOCKS; i++) {
+            assert_int_equal(b.prompt->blocks[i].status, KVF_MISS);
+            assert_int_equal(b.prompt->blocks[i].why, KVF_WHY_SERVER);
+        }
+    }
+    assert_string_equal(kvft_server_say(own, "REPLICAOF NO ONE"), "+OK");
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), BLOCKS);
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), BLOCKS);
+    close_bench(&b);
+    kvft_server_stop(own);
+}
+
+/* Under a previous secret, too. */
+static void test_sealed_under_a_previous_secret(void **state) {
+    NEEDS_SERVERS();
+    static const char before[] = "the secret of yesterday", today[] = "the secret of today";
+    bench b = open_bench(kvft_store(server->unix_url), 19, PAYLOAD);
+    kvf_space *old = kvft_sealed_space(b.store, "s", 16, before);
+    kvft_prompt *prompt = kvft_prompt_new(old, 19, BLOCKS, PAYLOAD);
+    kvft_save_all(old, b.store, prompt);
+    const kvf_field fields[] = {{"engine", "test"}, {"model", "s"}, {"kv", "f16"}};
+    kvf_space_options options = {.struct_size = sizeof options,
+                                 .block_tokens = 16,
+                                 .secret = today,
+                                 .secret_len = sizeof today - 1,
+                                 .previous_secret = before,
+                                 .previous_secret_len = sizeof before - 1};
+    kvf_space *space = NULL;
+    assert_int_equal(kvf_space_open(&space, NULL, b.store, fields, 3, &options), KVF_OK);
+    bench both = {.store = b.store, .space = space, .prompt = prompt, .queue = b.queue};
+    assert_int_equal(run(&both, KVF_OP_TOUCH, 0, NULL), BLOCKS);
+    assert_int_equal(run(&both, KVF_OP_REMOVE, 0, NULL), BLOCKS);
+    assert_int_equal(run(&both, KVF_OP_MATCH, KVF_EACH, NULL), 0);
+    kvf_space_close(space);
+    kvf_space_close(old);
+    kvft_prompt_free(prompt);
+    close_bench(&b);
+}
+
+/* Slots move to another shard while their blocks are renewed and removed. */
+static void test_half_moved(void **state) {
+    NEEDS_SERVERS();
+    bench b = open_bench(kvft_store(cluster->url), 20, PAYLOAD);
+    kvft_save_all(b.space, b.store, b.prompt);
+    kvft_cluster_move(cluster, 0, kvft_cluster_first(1) / 2, 0, 1);
+    assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), BLOCKS); /* MOVED */
+    kvft_cluster_move(cluster, 0, kvft_cluster_first(1) / 2, 1, 0);
+    assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), BLOCKS);
+    assert_int_equal(run(&b, KVF_OP_MATCH, KVF_EACH, NULL), 0);
+    close_bench(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gaps_end_nothing),
         cmocka_unit_test(test_what_the_server_lost_is_saved_again),
         cmocka_unit_test(test_a_block_that_lost_a_part_is_saved_again),
+        cmocka_unit_test(test_touch_and_remove),
+        cmocka_unit_test(test_a_part_that_is_gone),
+        cmocka_unit_test(test_a_touch_without_a_time_to_live),
+        cmocka_unit_test(test_all_tiers),
+        cmocka_unit_test(test_a_server_that_refuses),
+        cmocka_unit_test(test_sealed_under_a_previous_secret),
+        cmocka_unit_test(test_half_moved),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -77,6 +77,25 @@ static size_t use_blocks(kvf_store *store, kvf_space *space, kvft_prompt *prompt
     return loaded;
 }
 
+static size_t run_batch(kvf_queue *queue, kvf_space *space, kvft_prompt *prompt, kvf_op op, uint32_t flags) {
+    kvf_batch batch = {.struct_size = sizeof batch,
+                       .op = op,
+                       .flags = flags,
+                       .space = space,
+                       .blocks = prompt->blocks,
+                       .num = BLOCKS,
+                       .budget_us = KVF_MS(2000)};
+    uint64_t ticket;
+    kvf_completion done = {0};
+    if (kvf_submit(queue, &ticket, &batch) == KVF_OK) {
+        struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        while (kvf_reap(queue, &done, 1) == 0) {
+            poll(&fd, 1, 20);
+        }
+    }
+    return done.num_ok;
+}
+
 static void use_queue(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
     kvf_queue *queue = NULL;
     kvf_error err = {0};
@@ -84,20 +103,15 @@ static void use_queue(kvf_store *store, kvf_space *space, kvft_prompt *prompt) {
         return;
     }
     kvft_prompt_poison(prompt);
-    kvf_batch batch = {.struct_size = sizeof batch,
-                       .op = KVF_OP_LOAD,
-                       .space = space,
-                       .blocks = prompt->blocks,
-                       .num = BLOCKS,
-                       .budget_us = KVF_MS(2000)};
-    uint64_t ticket;
-    if (kvf_submit(queue, &ticket, &batch) == KVF_OK) {
-        kvf_completion done = {0};
-        struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
-        while (kvf_reap(queue, &done, 1) == 0) {
-            poll(&fd, 1, 20);
-        }
-        assert_int_equal(kvft_prompt_wrong(prompt, 5, done.num_ok), 0);
+    size_t run = run_batch(queue, space, prompt, KVF_OP_LOAD, 0);
+    assert_int_equal(kvft_prompt_wrong(prompt, 5, run), 0);
+    kvft_prompt_poison(prompt);
+    size_t here = run_batch(queue, space, prompt, KVF_OP_LOAD, KVF_EACH);
+    assert_true(kvft_prompt_wrong(prompt, 5, BLOCKS) <= BLOCKS - here);
+    (void)run_batch(queue, space, prompt, KVF_OP_TOUCH, 0);
+    size_t removed = run_batch(queue, space, prompt, KVF_OP_REMOVE, 0);
+    if (removed == BLOCKS) {
+        assert_int_equal(run_batch(queue, space, prompt, KVF_OP_LOAD, KVF_EACH), 0);
     }
     kvf_queue_close(queue);
 }

@@ -167,6 +167,14 @@ kvf_reason kvft_peek(kvfi_tier *tier, uint64_t seed) {
     return peek.why;
 }
 
+kvf_reason kvft_each(kvfi_tier *tier, kvfi_deed deed, uint64_t seed) {
+    kvfi_addr addr;
+    kvf_reason why = KVF_WHY_CLOSED;
+    kvft_addr(&addr, seed);
+    tier->ops->each(tier, deed, &addr, 1, &why, kvfi_deadline(DEADLINE_US));
+    return why;
+}
+
 kvf_reason kvft_borrow(kvfi_tier *tier, uint64_t seed, size_t payload_bytes) {
     kvft_value expected;
     kvfi_loan loan;

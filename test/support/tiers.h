@@ -40,6 +40,7 @@ kvf_reason kvft_put_again(kvfi_tier *, uint64_t seed, size_t payload_bytes);
 /* Reads it with all checks. Aborts when a hit has other bytes than the seed decides. */
 kvf_reason kvft_get(kvfi_tier *, uint64_t seed, size_t payload_bytes);
 kvf_reason kvft_peek(kvfi_tier *, uint64_t seed);
+kvf_reason kvft_each(kvfi_tier *, kvfi_deed, uint64_t seed);
 /* Borrows, checks and gives back. Aborts on wrong bytes. */
 kvf_reason kvft_borrow(kvfi_tier *, uint64_t seed, size_t payload_bytes);
 

@@ -123,6 +123,25 @@ static void test_use_keeps_young(void **state) {
     close_place(&p);
 }
 
+static void test_touch_keeps_young(void **state) {
+    (void)state;
+    place p = open_place("?ttl=2000");
+    assert_int_equal(kvft_each(p.tier, KVFI_TOUCH, 1), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    const char *path = path_of(&p, 1);
+    set_age(path, 1000);
+    assert_int_equal(kvft_each(p.tier, KVFI_TOUCH, 1), KVF_WHY_NONE);
+    assert_true(age_of(path) < 900);
+    set_age(path, 2001);
+    assert_int_equal(kvft_each(p.tier, KVFI_TOUCH, 1), KVF_WHY_ABSENT); /* too late */
+    assert_false(exists(path));
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(truncate(path, SIZE / 2), 0);
+    assert_int_equal(kvft_each(p.tier, KVFI_TOUCH, 1), KVF_WHY_TRUNCATED); /* what can't be loaded is not kept */
+    assert_false(exists(path));
+    close_place(&p);
+}
+
 static void flip_byte(const char *path) {
     write_at(path, SIZE / 2, "wrong", 5);
 }
@@ -151,6 +170,10 @@ static void test_nothing_is_left_open(void **state) {
     assert_int_equal(kvft_count(p.tier).damaged, 1);
     assert_int_equal(kvft_num_fds(), fds);
     assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
+    assert_int_equal(kvft_num_fds(), fds);
+    assert_int_equal(kvft_put(p.tier, 1, SIZE), KVF_WHY_NONE);
+    assert_int_equal(kvft_each(p.tier, KVFI_TOUCH, 1), KVF_WHY_NONE);
+    assert_int_equal(kvft_each(p.tier, KVFI_REMOVE, 1), KVF_WHY_NONE);
     assert_int_equal(kvft_num_fds(), fds);
     (void)kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
     (void)diagnose(p.tier);
@@ -1008,6 +1031,36 @@ static void test_remove_and_clear(void **state) {
     close_place(&p);
 }
 
+static void test_remove_many(void **state) {
+    (void)state;
+    enum { NUM = 20 };
+    place p = open_place("");
+    kvfi_addr addrs[NUM];
+    kvf_reason whys[NUM];
+    for (uint64_t seed = 0; seed < NUM; seed++) {
+        kvft_addr(&addrs[seed], seed);
+        assert_int_equal(seed % 4 == 0 ? 0 : kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, kvfi_sys->now_us());
+    assert_int_equal(whys[0], KVF_WHY_BUDGET);
+    assert_int_equal(whys[NUM - 1], KVF_WHY_BUDGET);
+    assert_int_equal(info_of(p.tier).num_records, NUM * 3 / 4);
+    replace()->unlinkat = unlink_fails;
+    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, KVFI_NEVER);
+    restore();
+    for (size_t i = 0; i < NUM; i++) {
+        assert_int_equal(whys[i], i % 4 == 0 ? KVF_WHY_ABSENT : KVF_WHY_UNREACHABLE);
+    }
+    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, KVFI_NEVER);
+    for (size_t i = 0; i < NUM; i++) {
+        assert_int_equal(whys[i], i % 4 == 0 ? KVF_WHY_ABSENT : KVF_WHY_NONE);
+        assert_false(exists(path_of(&p, i)));
+    }
+    assert_int_equal(info_of(p.tier).num_records, 0);
+    assert_int_equal(info_of(p.tier).used_bytes, 0);
+    close_place(&p);
+}
+
 static int see_name(void *ctx, const kvfi_sight *sight) {
     char *path = ctx;
     assert_int_equal(sight->kind, KVF_ENTRY_BLOCK);
@@ -1752,6 +1805,7 @@ int main(void) {
         cmocka_unit_test(test_only_its_user_can_look_inside),
         cmocka_unit_test(test_scattered_memory),
         cmocka_unit_test(test_use_keeps_young),
+        cmocka_unit_test(test_touch_keeps_young),
         cmocka_unit_test(test_nothing_is_left_open),
         cmocka_unit_test(test_another_value_replaces),
         cmocka_unit_test(test_torn_files_are_misses_and_go),
@@ -1782,6 +1836,7 @@ int main(void) {
         cmocka_unit_test(test_without_unnamed_files),
         cmocka_unit_test(test_temporaries_of_the_dead_go),
         cmocka_unit_test(test_remove_and_clear),
+        cmocka_unit_test(test_remove_many),
         cmocka_unit_test(test_the_walk_names_files),
         cmocka_unit_test(test_the_folder_is_removed_under_it),
         cmocka_unit_test(test_no_tenant_evicts_another),

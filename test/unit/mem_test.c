@@ -67,6 +67,30 @@ static void test_the_bound_holds_and_the_oldest_goes(void **state) {
     tier->ops->close(tier);
 }
 
+static void test_touch_and_remove(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier("mem:?max=1M");
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        assert_int_equal(kvft_each(tier, KVFI_TOUCH, 3), seed <= 3 ? KVF_WHY_ABSENT : KVF_WHY_NONE);
+        assert_int_equal(kvft_put(tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_int_equal(kvft_get(tier, 3, SIZE), KVF_WHY_NONE); /* it was touched all the time, and stays */
+    assert_int_equal(kvft_get(tier, 4, SIZE), KVF_WHY_ABSENT);
+    kvfi_addr addrs[3];
+    kvf_reason whys[3];
+    kvft_addr(&addrs[0], 3);
+    kvft_addr(&addrs[1], 4);
+    kvft_addr(&addrs[2], 59);
+    tier->ops->each(tier, KVFI_REMOVE, addrs, 3, whys, KVFI_NEVER);
+    assert_int_equal(whys[0], KVF_WHY_NONE);
+    assert_int_equal(whys[1], KVF_WHY_ABSENT);
+    assert_int_equal(whys[2], KVF_WHY_NONE);
+    assert_int_equal(kvft_get(tier, 3, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_get(tier, 59, SIZE), KVF_WHY_ABSENT);
+    assert_int_equal(kvft_get(tier, 58, SIZE), KVF_WHY_NONE);
+    tier->ops->close(tier);
+}
+
 static void test_mixed_sizes_stay_within_the_bound(void **state) {
     (void)state;
     kvfi_tier *tier = kvft_tier("mem:?max=1M");
@@ -365,6 +389,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_put_is_got),
         cmocka_unit_test(test_the_bound_holds_and_the_oldest_goes),
+        cmocka_unit_test(test_touch_and_remove),
         cmocka_unit_test(test_mixed_sizes_stay_within_the_bound),
         cmocka_unit_test(test_what_can_not_fit_is_refused),
         cmocka_unit_test(test_borrowed_bytes_outlive_eviction),

@@ -280,6 +280,12 @@ static kvf_status poll_queue_match(bench *b, int64_t us) {
 static kvf_status poll_queue_save(bench *b, int64_t us) {
     return poll_queue(b, KVF_OP_SAVE, us);
 }
+static kvf_status poll_queue_remove(bench *b, int64_t us) {
+    return poll_queue(b, KVF_OP_REMOVE, us);
+}
+static kvf_status poll_queue_touch(bench *b, int64_t us) {
+    return poll_queue(b, KVF_OP_TOUCH, us);
+}
 static kvf_status poll_open(bench *b, int64_t us) {
     kvf_options options = {.struct_size = sizeof options, .drain_us = us};
     const char *url = "mem:";
@@ -321,6 +327,8 @@ static const struct {
     {"kvf_submit of a load", poll_queue_load, true},
     {"kvf_submit of a match", poll_queue_match, true},
     {"kvf_submit of a save", poll_queue_save, false},
+    {"kvf_submit of a removal", poll_queue_remove, false},
+    {"kvf_submit of a touch", poll_queue_touch, false},
     {"kvf_options", poll_open, true},
     {"kvf_session_save", poll_session_save, false},
     {"kvf_session_load", poll_session_load, false},
@@ -531,7 +539,7 @@ static kvf_status submit_batch(bench *b, kvf_batch batch) {
     return kvf_submit(b->queue, &ticket, &batch);
 }
 static kvf_status submit_no_op(bench *b) {
-    return submit_batch(b, (kvf_batch){.op = (kvf_op)(KVF_OP_MATCH + 1), .num = 1});
+    return submit_batch(b, (kvf_batch){.op = (kvf_op)(KVF_OP_TOUCH + 1), .num = 1});
 }
 static kvf_status submit_negative_op(bench *b) {
     return submit_batch(b, (kvf_batch){.op = (kvf_op)-1, .num = 1});
@@ -544,6 +552,9 @@ static kvf_status submit_flag_of_a_save(bench *b) {
 }
 static kvf_status submit_flag_of_a_load(bench *b) {
     return submit_batch(b, (kvf_batch){.op = KVF_OP_SAVE, .num = 1, .flags = KVF_EACH});
+}
+static kvf_status submit_flag_of_no_removal(bench *b) {
+    return submit_batch(b, (kvf_batch){.op = KVF_OP_REMOVE, .num = 1, .flags = KVF_EACH});
 }
 static kvf_status submit_too_many(bench *b) {
     return submit_batch(b, (kvf_batch){.op = KVF_OP_LOAD, .num = KVF_MAX_BLOCKS + 1});
@@ -688,6 +699,7 @@ static const struct {
     ROW(submit_unknown_flag, KVF_LIMIT),
     ROW(submit_flag_of_a_save, KVF_LIMIT),
     ROW(submit_flag_of_a_load, KVF_LIMIT),
+    ROW(submit_flag_of_no_removal, KVF_LIMIT),
     ROW(submit_too_many, KVF_LIMIT),
     ROW(submit_watched_save, KVF_LIMIT),
     ROW(submit_watched_with_reserved, KVF_LIMIT),
@@ -752,7 +764,7 @@ static void test_no_blocks(void **state) {
     assert_int_equal(kvf_save(b.space, NULL, 0, NULL), 0);
     assert_int_equal(kvf_fence(b.view, NULL, 0, KVF_POLL), KVF_OK);
     assert_int_equal(kvf_chain(b.space, NULL, 0, NULL, 0), 0);
-    for (int op = KVF_OP_LOAD; op <= KVF_OP_MATCH; op++) {
+    for (int op = KVF_OP_LOAD; op <= KVF_OP_TOUCH; op++) {
         kvf_batch batch = {.struct_size = sizeof batch, .op = (kvf_op)op, .space = b.space};
         uint64_t ticket = 0;
         assert_int_equal(kvf_submit(b.queue, &ticket, &batch), KVF_OK);

@@ -260,7 +260,7 @@ static void test_bad_batches_are_refused(void **state) {
         .struct_size = sizeof good, .op = KVF_OP_MATCH, .space = b.space, .blocks = b.prompt->blocks, .num = BLOCKS};
     kvf_batch many = good, odd = good, later = good;
     many.num = KVF_MAX_BLOCKS + 1;
-    odd.op = KVF_OP_MATCH + 1;
+    odd.op = KVF_OP_TOUCH + 1;
     later.flags = 1u << 31;
     const kvf_batch *bad[] = {&many, &odd, &later};
     assert_int_equal(kvf_queue_open(&queue, NULL, b.store, 1), KVF_OK);
@@ -615,6 +615,99 @@ static void test_a_cancelled_load_of_each(void **state) {
     close_bench(&b);
 }
 
+/* ---- touch and remove ---- */
+
+static size_t run_queue(bench *b, kvf_op op, bool cancel) {
+    kvf_queue *queue = NULL;
+    uint64_t ticket = 0;
+    kvf_batch batch = {
+        .struct_size = sizeof batch, .op = op, .space = b->space, .blocks = b->prompt->blocks, .num = BLOCKS};
+    assert_int_equal(kvf_queue_open(&queue, NULL, b->store, 1), KVF_OK);
+    assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    if (cancel) {
+        await_at_gate(1);
+        kvf_cancel(queue, ticket);
+        open_gate();
+    }
+    size_t num_ok = reap(queue).num_ok;
+    kvf_queue_close(queue);
+    return num_ok;
+}
+
+static void test_touch_and_remove_reach_all_tiers(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[256];
+    snprintf(url, sizeof url, "file:%s", dir);
+    bench b;
+    open_bench(&b, kvft_store2("mem:", url), 1);
+    kvft_save_all(b.space, b.store, b.prompt);
+    remove_from(&b, 0, 1); /* one tier has it */
+    remove_from(&b, 1, 2); /* the other */
+    remove_from(&b, 0, 3); /* none */
+    remove_from(&b, 1, 3);
+    const kvf_op ops[] = {KVF_OP_TOUCH, KVF_OP_REMOVE};
+    for (size_t op = 0; op < 2; op++) {
+        assert_int_equal(run_queue(&b, ops[op], false), BLOCKS - 1);
+        for (size_t i = 0; i < BLOCKS; i++) {
+            assert_int_equal(b.prompt->blocks[i].status, i == 3 ? KVF_MISS : KVF_OK);
+            assert_int_equal(b.prompt->blocks[i].why, i == 3 ? KVF_WHY_ABSENT : KVF_WHY_NONE);
+            assert_int_equal(kvf_knows(b.space, &b.prompt->keys[i]), op == 0 && i != 2 && i != 3);
+        }
+    }
+    assert_int_equal(load(&b), 0);
+    assert_int_equal(run_queue(&b, KVF_OP_TOUCH, false), 0);
+    kvft_prompt_fill(b.prompt, 7);
+    kvft_save_all(b.space, b.store, b.prompt);
+    assert_int_equal(load(&b), BLOCKS);
+    close_bench(&b);
+    kvft_remove_dir(dir);
+}
+
+/* Of the second block one tier fails. It may still be there, or go soon, whatever the other tier says. */
+static void each_fails(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
+                       int64_t deadline_us) {
+    current->real->each(tier, deed, addrs, num, out, deadline_us);
+    out[1] = KVF_WHY_STALLED;
+}
+
+static void each_at_gate(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
+                         int64_t deadline_us) {
+    wait_at_gate();
+    current->real->each(tier, deed, addrs, num, out, deadline_us);
+}
+
+static void test_a_tier_that_fails_to_remove(void **state) {
+    (void)state;
+    for (size_t at = 0; at < 2; at++) {
+        bench b;
+        open_bench(&b, kvft_store2("mem:", "mem:"), at);
+        kvft_save_all(b.space, b.store, b.prompt);
+        b.ops.each = each_fails;
+        assert_int_equal(run_queue(&b, KVF_OP_TOUCH, false), BLOCKS - 1);
+        assert_int_equal(run_queue(&b, KVF_OP_REMOVE, false), BLOCKS - 1);
+        assert_int_equal(b.prompt->blocks[1].status, KVF_MISS);
+        assert_int_equal(b.prompt->blocks[1].why, KVF_WHY_STALLED);
+        assert_int_equal(b.prompt->blocks[0].status, KVF_OK);
+        close_bench(&b);
+    }
+}
+
+/* What the first tier was at is done; the second is not asked any more, and the answer says so. */
+static void test_a_cancelled_removal(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store2("mem:", "mem:"), 0);
+    kvft_save_all(b.space, b.store, b.prompt);
+    close_gate(&b);
+    b.ops.get = b.real->get;
+    b.ops.each = each_at_gate;
+    assert_int_equal(run_queue(&b, KVF_OP_REMOVE, true), 0);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_CLOSED);
+    assert_int_equal(b.prompt->blocks[BLOCKS - 1].status, KVF_MISS);
+    assert_int_equal(load(&b), BLOCKS); /* of the second tier */
+    close_bench(&b);
+}
+
 static void *no_memory(size_t bytes) {
     (void)bytes;
     return NULL;
@@ -631,12 +724,19 @@ static void test_a_lookup_without_memory(void **state) {
     size_t run = 9;
     kvfi_sys_table = &table; /* nothing else runs now */
     kvf_status status = kvf_match(b.space, &run, found, b.prompt->keys, BLOCKS, KVF_MS(1000));
+    static const atomic_bool never;
     size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT);
+    kvf_block touched[BLOCKS];
+    memcpy(touched, b.prompt->blocks, sizeof touched);
+    size_t num_touched = kvfi_each(b.space, KVFI_TOUCH, touched, BLOCKS, KVFI_NEVER, &never);
     kvfi_sys_table = &kvfi_sys_real;
     assert_int_equal(status, KVF_OK);
     assert_int_equal(run, 0);
     assert_int_equal(found[0].why, KVF_WHY_NOMEM);
     assert_int_equal(found[BLOCKS - 1].why, KVF_WHY_NOMEM);
+    assert_int_equal(num_touched, 0);
+    assert_int_equal(touched[BLOCKS - 1].status, KVF_MISS);
+    assert_int_equal(touched[BLOCKS - 1].why, KVF_WHY_NOMEM);
     assert_int_equal(loaded, 0);
     assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_NOMEM);
     close_bench(&b);
@@ -1019,6 +1119,9 @@ int main(void) {
         cmocka_unit_test(test_a_tier_that_failed_is_the_reason),
         cmocka_unit_test(test_a_match_answers_for_every_key),
         cmocka_unit_test(test_a_load_of_each),
+        cmocka_unit_test(test_touch_and_remove_reach_all_tiers),
+        cmocka_unit_test(test_a_tier_that_fails_to_remove),
+        cmocka_unit_test(test_a_cancelled_removal),
         cmocka_unit_test(test_a_cancelled_load_of_each),
         cmocka_unit_test(test_a_lookup_without_memory),
         cmocka_unit_test(test_a_poll_asks_memory_alone),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Thousands of lives of a Redis store in a simulated world (support/sim.h): open, save, match, load, remove, while
+ * Thousands of lives of a Redis store in a simulated world (support/sim.h): open, save, match, load, touch, remove, while
  * connections are cut, stall, lie and slow down, and slots move. One invariant: a load is byte-exact or a miss, each
  * call returns by its deadline, the store works again when the faults end, and nothing is left behind. KVFT_SEEDS is
  * the number of lives (4000), KVFT_SEED runs one.
@@ -68,6 +68,15 @@ static void look_up(kvf_space *space, kvft_prompt *p, uint32_t budget_us) {
     }
 }
 
+/* Touches or removes all blocks. Returns how many were there. */
+static size_t do_each(kvf_space *space, kvft_prompt *p, kvfi_deed deed, int64_t budget_ms) {
+    static const atomic_bool never;
+    int64_t from_us = kvfi_sys->now_us();
+    size_t num = kvfi_each(space, deed, p->blocks, p->num_blocks, kvfi_deadline(budget_ms * 1000), &never);
+    check_time(from_us, budget_ms * 1000, deed == KVFI_TOUCH ? "a touch" : "a removal");
+    return num;
+}
+
 /* Each of the faults is there in one seed of three, now and then or often. */
 static kvft_sim_plan draw_plan(uint64_t *random) {
     kvft_sim_plan plan = {.slices = kvft_random(random) % 2 == 0};
@@ -77,6 +86,20 @@ static kvft_sim_plan draw_plan(uint64_t *random) {
         *chances[i] = kvft_random(random) % 3 == 0 ? (uint32_t)(64u << kvft_random(random) % 10) : 0;
     }
     return plan;
+}
+
+/* The same until no block fails: connections of the time of the faults still break. */
+static size_t do_all(kvf_space *space, kvft_prompt *p, kvfi_deed deed) {
+    size_t failed = 1, num = 0;
+    for (int tries = 0; tries < 60 && failed > 0; tries++) {
+        failed = 0;
+        num = do_each(space, p, deed, 1000);
+        for (size_t i = 0; i < p->num_blocks; i++) {
+            failed += p->blocks[i].status != KVF_OK && p->blocks[i].why != KVF_WHY_ABSENT;
+        }
+        kvft_sim_sleep_ms(50);
+    }
+    return failed > 0 ? SIZE_MAX : num;
 }
 
 static void check_recovery(kvf_space *space, kvft_prompt *p) {
@@ -91,6 +114,13 @@ static void check_recovery(kvf_space *space, kvft_prompt *p) {
     if (run < p->num_blocks) {
         fail_msg("seed %llu: well again, and a load ends at block %zu: %s", (unsigned long long)seed, run,
                  kvf_reason_name(p->blocks[run].why));
+    }
+    size_t touched = do_all(space, p, KVFI_TOUCH);
+    (void)do_all(space, p, KVFI_REMOVE); /* what a connection removed before it broke is absent on the next */
+    size_t left = do_all(space, p, KVFI_TOUCH) + load(space, p, 1, 1000);
+    if (touched != p->num_blocks || left != 0) {
+        fail_msg("seed %llu: well again, and of %zu blocks %zu are touched, and %zu there after a removal",
+                 (unsigned long long)seed, p->num_blocks, touched, left);
     }
 }
 
@@ -116,7 +146,7 @@ static void live(void) {
         kvft_prompt *p = kvft_prompt_new(space, 1, BLOCKS, payload);
         for (int i = 0; i < 10; i++) {
             uint32_t budget_ms = 1u << kvft_random(&random) % 11;
-            uint64_t what = kvft_random(&random) % 8;
+            uint64_t what = kvft_random(&random) % 10;
             if (what < 3) {
                 (void)save(space, p, 1, budget_ms);
             } else if (what < 6) {
@@ -124,6 +154,10 @@ static void live(void) {
                 hits += load(space, p, 1, budget_ms);
             } else if (what == 6) {
                 look_up(space, p, budget_ms * 1000);
+            } else if (what == 7) {
+                (void)do_each(space, p, KVFI_TOUCH, budget_ms);
+            } else if (what == 8) {
+                (void)do_each(space, p, KVFI_REMOVE, budget_ms);
             } else {
                 kvf_digest digest;
                 kvf_key key;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The hot path of the Redis tier: load.c (get), save.c (put), peek.c. run.c runs them over the connections of one server;
- * spread.c divides a batch among several.
+ * The hot path of the Redis tier: load.c (get), save.c (put), each.c (peek, touch, remove). run.c runs loads and saves
+ * over the connections of one server, spread.c divides them among several. ask.c does both for short commands.
  */
 #ifndef KVFI_REDIS_BLOCKS_H
 #define KVFI_REDIS_BLOCKS_H
@@ -14,6 +14,7 @@ void kvfi_redis_get(kvfi_tier *, kvfi_feed *);
 void kvfi_redis_put(kvfi_tier *, kvfi_feed *);
 void kvfi_redis_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                      int64_t deadline_us);
+void kvfi_redis_each(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us);
 
 /* Items that were on a connection when it ended, and the reason: a stack, from which they come in order. They go to
  * another connection, or back to the feed. */
@@ -50,7 +51,5 @@ uint32_t kvfi_redis_conns_for(const kvfi_redis *, const kvfi_feed *);
 kvfi_exchange kvfi_redis_load_on, kvfi_redis_save_on; /* load.c, save.c */
 /* For a topology: the same on all affected servers at once; without a pool one after the other. */
 void kvfi_redis_spread(kvfi_redis *, kvfi_feed *, kvfi_pool *, kvfi_lane_kind, kvfi_exchange *);
-void kvfi_redis_spread_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                            int64_t deadline_us);
 
 #endif

@@ -1,34 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lookups: GETRANGE key 0 127 for every key, all in one round trip. Questions are sent and answers read at the same
- * time, so their number is not bounded: a client that only writes and a server that only answers would wait for each
- * other.
+ * Short commands for many keys in one round trip to each server: lookups, removals, renewals (each.c). Commands are
+ * sent and replies read at the same time, so their number is not bounded: a client that only writes and a server that
+ * only answers would wait for each other.
  */
-#include "redis/blocks/blocks.h"
+#include "redis/blocks/ask.h"
 
 typedef struct lookup {
-    kvfi_redis *tier;
+    const kvfi_question *question;
     kvfi_conn *conn;
-    const kvfi_addr *addrs;
-    kvfi_peek *out;
-    size_t num, asked, answered;
+    size_t num;             /* keys */
+    size_t asked, answered; /* commands */
+    const uint32_t *order;  /* numbers of its keys; NULL = all, in order */
     /* ---- where there are several servers: the share of one of them */
-    const uint32_t *order; /* numbers of its keys */
-    uint8_t *fates;        /* by number of the key */
+    uint8_t *fates; /* by number of the key */
     kvfi_node **asks;
     kvfi_node *node;
     bool half;        /* the reply to an ASKING has come; the next belongs to its question */
+    bool stale;       /* the server is not the primary any more */
+    bool logged;      /* a refusal was */
     int64_t moved_us; /* when something arrived last */
     kvf_reason why;
 } lookup;
 
-static size_t index_of(const lookup *l, size_t number) {
+/* The key that the command is about. */
+static size_t key_of(const lookup *l, size_t command) {
+    size_t number = command / l->question->per;
     return l->order != NULL ? l->order[number] : number;
 }
 
+static unsigned step_of(const lookup *l, size_t command) {
+    return (unsigned)(command % l->question->per);
+}
+
+static size_t num_commands(const lookup *l) {
+    return l->num * l->question->per;
+}
+
 static void ask(lookup *l) {
-    while (l->asked < l->num) {
-        kvfi_name name;
+    const kvfi_question *q = l->question;
+    for (; l->asked < num_commands(l); l->asked++) {
         kvfi_cmd *out = kvfi_conn_room(l->conn, KVFI_COMMAND_BYTES);
         if (out == NULL) {
             return;
@@ -37,40 +48,28 @@ static void ask(lookup *l) {
             kvfi_cmd_array(out, 1);
             kvfi_cmd_text(out, "ASKING");
         }
-        kvfi_name_of(&name, l->tier->conf.prefix, &l->addrs[index_of(l, l->asked++)], 0);
-        kvfi_cmd_array(out, 4);
-        kvfi_cmd_text(out, "GETRANGE");
-        kvfi_cmd_bulk(out, name.text, name.len);
-        kvfi_cmd_text(out, "0");
-        kvfi_cmd_number(out, KVFI_HEADER_BYTES - 1);
+        q->say(q, out, key_of(l, l->asked), step_of(l, l->asked));
     }
 }
 
-/* An absent key has an empty range. */
-static bool read_answer(lookup *l, size_t number, const kvfi_reply *reply) {
-    kvfi_peek *peek = &l->out[index_of(l, number)];
-    if (reply->kind == KVFI_RESP_ERROR) {
-        peek->why = kvfi_reply_reason(reply);
-        if (l->order != NULL) {
-            l->fates[index_of(l, number)] =
-                (uint8_t)kvfi_topology_learn(l->tier->topology, l->node, reply, &l->asks[index_of(l, number)]);
-        }
-        return true;
+static void take_refusal(lookup *l, size_t command, const kvfi_reply *reply) {
+    const kvfi_question *q = l->question;
+    size_t key = key_of(l, command);
+    kvfi_fate fate = KVFI_FATE_OVER;
+    if (l->fates != NULL) {
+        fate = kvfi_topology_learn(q->tier->topology, l->node, reply, &l->asks[key]);
+        l->fates[key] = fate != KVFI_FATE_OVER ? (uint8_t)fate : l->fates[key];
     }
-    if (reply->kind != KVFI_RESP_BULK || reply->len > KVFI_HEADER_BYTES) {
-        return false;
+    if (fate == KVFI_FATE_OVER && q->doing != NULL && !l->logged) {
+        l->logged = true;
+        kvfi_log(KVF_LOG_WARN, "redis: %s: %.*s", q->doing, (int)(reply->len < 160 ? reply->len : 160), reply->text);
     }
-    if (reply->len == KVFI_HEADER_BYTES) {
-        memcpy(peek->header, reply->text, KVFI_HEADER_BYTES);
-        peek->why = KVF_WHY_NONE;
-    } else {
-        peek->why = reply->len == 0 ? KVF_WHY_ABSENT : KVF_WHY_TRUNCATED;
-    }
-    return true;
+    q->fail(q, key, step_of(l, command), kvfi_reply_reason(reply));
 }
 
 /* Takes all replies that have arrived. */
 static kvf_reason hear(lookup *l) {
+    const kvfi_question *q = l->question;
     kvfi_reply reply;
     kvfi_resp_event event = KVFI_RESP_MORE;
     while (l->answered < l->asked && (event = kvfi_resp_next(&l->conn->in, &reply)) == KVFI_RESP_REPLY) {
@@ -78,24 +77,40 @@ static kvf_reason hear(lookup *l) {
         if (l->half && reply.last) {
             continue;
         }
-        if (!reply.last || !read_answer(l, l->answered, &reply)) {
-            return kvfi_conn_broken(l->conn, "the server answered a GETRANGE with something other than a short string");
+        bool refused = reply.kind == KVFI_RESP_ERROR;
+        if (refused && q->tier->topology == NULL && kvfi_reply_says(&reply, "READONLY")) {
+            l->stale = true;
+            return kvfi_reply_reason(&reply);
+        }
+        if (!reply.last || (!refused && !q->hear(q, key_of(l, l->answered), step_of(l, l->answered), &reply))) {
+            return kvfi_conn_broken(l->conn, q->wrong);
+        }
+        if (refused) {
+            take_refusal(l, l->answered, &reply);
         }
         l->answered++;
     }
     return event == KVFI_RESP_BAD ? kvfi_conn_broken(l->conn, KVFI_NOT_RESP) : KVF_WHY_NONE;
 }
 
+/* What is not answered misses. */
+static void fail_rest(const lookup *l, kvf_reason why) {
+    const kvfi_question *q = l->question;
+    for (size_t i = l->answered / q->per; i < l->num; i++) {
+        q->fail(q, key_of(l, i * q->per), q->per - 1, why);
+    }
+}
+
 static kvf_reason run(lookup *l, int64_t deadline_us) {
     kvf_reason why = KVF_WHY_NONE;
-    while (why == KVF_WHY_NONE && l->answered < l->num) {
+    while (why == KVF_WHY_NONE && l->answered < num_commands(l)) {
         bool got = false;
         ask(l);
         why = kvfi_conn_send(l->conn);
         if (why == KVF_WHY_NONE) {
             why = kvfi_conn_recv(l->conn, &got);
         }
-        bool can_send = kvfi_conn_all_sent(l->conn) && l->asked < l->num;
+        bool can_send = kvfi_conn_all_sent(l->conn) && l->asked < num_commands(l);
         if (why == KVF_WHY_NONE) {
             why = got || can_send ? kvfi_conn_in_time(l->conn, deadline_us) : kvfi_conn_wait(l->conn, deadline_us);
         }
@@ -106,38 +121,44 @@ static kvf_reason run(lookup *l, int64_t deadline_us) {
     return why;
 }
 
-/* Reads what is not answered yet, on one connection. *again: perhaps only the connection was at fault for its end. */
+/* Asks what is not answered yet, on one connection. *again: perhaps only the connection was at fault for its end, or
+ * the server is behind a name that stands for another one now. A key whose commands were answered in part is asked
+ * again as a whole. */
 static kvf_reason try_once(lookup *l, uint64_t *round_trips, unsigned *stalls, bool *again, int64_t deadline_us) {
-    kvfi_node *node = &l->tier->node;
-    kvf_reason why = kvfi_node_take(node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, true, deadline_us);
+    const kvfi_question *q = l->question;
+    kvfi_node *node = &q->tier->node;
+    kvf_reason why = kvfi_node_take(node, &l->conn, NULL, q->lane, NULL, true, deadline_us);
+    bool was_stale = l->stale;
     *again = false;
     if (why != KVF_WHY_NONE) {
         return l->why != KVF_WHY_NONE ? l->why : why; /* of the first connection, if there is no second */
     }
     (*round_trips)++;
+    l->answered -= step_of(l, l->answered);
     l->asked = l->answered;
+    l->stale = false;
     l->why = run(l, deadline_us);
-    *again = l->why != KVF_WHY_NONE && kvfi_node_forgives(node, l->conn, stalls) && kvfi_sys->now_us() < deadline_us;
-    kvfi_node_give(node, KVFI_LANE_LOOKUP, l->conn);
+    if (l->stale) {
+        kvfi_node_renew(node, l->conn);
+        *again = !was_stale;
+    } else {
+        *again = l->why != KVF_WHY_NONE && kvfi_node_forgives(node, l->conn, stalls);
+    }
+    *again = *again && kvfi_sys->now_us() < deadline_us;
+    kvfi_node_give(node, q->lane, l->conn);
     return l->why;
 }
 
-void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                     int64_t deadline_us) {
-    kvfi_redis *tier = kvfi_redis_of(base);
-    lookup l = {.tier = tier, .addrs = addrs, .num = num, .out = out};
-    if (num == 0) {
-        return;
-    }
+static void ask_one(const kvfi_question *q, const uint32_t *keys, size_t num, uint64_t *round_trips,
+                    int64_t deadline_us) {
+    lookup l = {.question = q, .order = keys, .num = num};
     kvf_reason why = KVF_WHY_NONE;
     unsigned stalls = 0;
-    bool again = true;
+    bool again = num > 0;
     while (again) {
         why = try_once(&l, round_trips, &stalls, &again, deadline_us);
     }
-    for (size_t i = l.answered; i < num; i++) {
-        out[i].why = why;
-    }
+    fail_rest(&l, why);
 }
 
 /* ---- several servers: all are asked before any answer is waited for ---- */
@@ -147,9 +168,7 @@ void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_p
 #define FIRST_WAIT_MS 5
 
 typedef struct lookups {
-    kvfi_redis *tier;
-    const kvfi_addr *addrs;
-    kvfi_peek *out;
+    const kvfi_question *question;
     int64_t deadline_us;
     kvfi_node **asks;  /* for each key: the server to ask this once */
     uint32_t *order;   /* numbers of keys, share after share */
@@ -172,14 +191,13 @@ static unsigned share_of(lookups *all, kvfi_node *node, bool asking) {
         return MAX_SHARES;
     }
     all->asking[all->num_shares] = asking;
-    all->shares[all->num_shares] = (lookup){.tier = all->tier,
-                                            .addrs = all->addrs,
-                                            .out = all->out,
-                                            .fates = all->fates,
-                                            .asks = all->asks,
-                                            .node = node,
-                                            .why = KVF_WHY_UNREACHABLE};
+    all->shares[all->num_shares] = (lookup){
+        .question = all->question, .fates = all->fates, .asks = all->asks, .node = node, .why = KVF_WHY_UNREACHABLE};
     return all->num_shares++;
+}
+
+static kvfi_node *node_of(const lookups *all, uint32_t key) {
+    return kvfi_topology_node(all->question->tier->topology, kvfi_addr_slot(&all->question->addrs[key]));
 }
 
 /* Sorts the pending keys by server. */
@@ -191,7 +209,7 @@ static void sort(lookups *all) {
         kvfi_node *ask_node = all->asks[key];
         kvfi_node *node = ask_node;
         if (node == NULL) {
-            node = kvfi_topology_node(all->tier->topology, kvfi_addr_slot(&all->addrs[key]));
+            node = node_of(all, key);
         }
         all->place[i] = (uint8_t)share_of(all, node, ask_node != NULL);
         all->asks[key] = NULL;
@@ -218,7 +236,7 @@ static void sort(lookups *all) {
 }
 
 static bool is_running(const lookup *l) {
-    return l->conn != NULL && l->why == KVF_WHY_NONE && l->answered < l->num;
+    return l->conn != NULL && l->why == KVF_WHY_NONE && l->answered < num_commands(l);
 }
 
 /* Moves as much as possible without waiting. Returns true when something moved. */
@@ -296,7 +314,7 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
     if (l->node == NULL) {
         return;
     }
-    l->why = kvfi_node_take(l->node, &l->conn, NULL, KVFI_LANE_LOOKUP, NULL, true, all->deadline_us);
+    l->why = kvfi_node_take(l->node, &l->conn, NULL, all->question->lane, NULL, true, all->deadline_us);
     if (l->why == KVF_WHY_NONE) {
         (*round_trips)++;
         l->conn->asking = asking;
@@ -308,20 +326,20 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
 
 /* Keys without an answer: if the map now has another server for them, that one is asked in the next round. */
 static void end(lookups *all, lookup *l) {
-    kvfi_topology *t = all->tier->topology;
+    size_t answered = l->answered / all->question->per;
     bool again = false;
     if (l->conn != NULL) {
         unsigned stalls = 1; /* the others must not wait for one that stalls */
         again = kvfi_node_forgives(l->node, l->conn, &stalls);
-        kvfi_node_give(l->node, KVFI_LANE_LOOKUP, l->conn);
+        kvfi_node_give(l->node, all->question->lane, l->conn);
     }
-    if (l->answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {
-        kvfi_topology_refresh(t, all->deadline_us);
+    if (answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {
+        kvfi_topology_refresh(all->question->tier->topology, all->deadline_us);
     }
-    for (size_t i = l->answered; i < l->num; i++) {
+    fail_rest(l, l->why);
+    for (size_t i = answered; i < l->num; i++) {
         uint32_t key = l->order[i];
-        kvfi_node *node = kvfi_topology_node(t, kvfi_addr_slot(&all->addrs[key]));
-        all->out[key].why = l->why;
+        const kvfi_node *node = node_of(all, key);
         all->fates[key] = again || (node != NULL && node != l->node) ? KVFI_FATE_MOVED : KVFI_FATE_OVER;
     }
 }
@@ -345,7 +363,7 @@ static bool gather(lookups *all, unsigned round) {
         (void)kvfi_sys->poll(NULL, 0, wait_ms);
     }
     if (refresh) {
-        kvfi_topology_refresh(all->tier->topology, all->deadline_us);
+        kvfi_topology_refresh(all->question->tier->topology, all->deadline_us);
     }
     return true;
 }
@@ -366,30 +384,35 @@ static void look_up_all(lookups *all, uint64_t *round_trips) {
     }
 }
 
-void kvfi_redis_spread_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                            int64_t deadline_us) {
-    lookups *all = kvfi_alloc(sizeof *all + num * (sizeof(kvfi_node *) + 2 * sizeof(uint32_t) + 2));
+static void ask_several(const kvfi_question *q, const uint32_t *keys, size_t num, uint64_t *round_trips,
+                        int64_t deadline_us) {
+    size_t all_keys = q->num;
+    lookups *all = kvfi_alloc(sizeof *all + all_keys * (sizeof(kvfi_node *) + 2 * sizeof(uint32_t) + 2));
     for (size_t i = 0; i < num; i++) {
-        out[i].why = all == NULL ? KVF_WHY_NOMEM : KVF_WHY_BUDGET;
+        q->fail(q, keys != NULL ? keys[i] : i, q->per - 1, all == NULL ? KVF_WHY_NOMEM : KVF_WHY_BUDGET);
     }
     if (all == NULL) {
         return;
     }
-    all->tier = kvfi_redis_of(base);
-    all->addrs = addrs;
-    all->out = out;
+    all->question = q;
     all->deadline_us = deadline_us;
     all->asks = (kvfi_node **)(void *)(all + 1);
-    all->order = (uint32_t *)(void *)(all->asks + num);
-    all->pending = all->order + num;
-    all->place = (uint8_t *)(all->pending + num);
-    all->fates = all->place + num;
-    all->num = all->num_pending = num;
-    memset(all->asks, 0, num * sizeof *all->asks);
-    memset(all->fates, 0, num);
-    for (uint32_t key = 0; key < num; key++) {
-        all->pending[key] = key;
+    all->order = (uint32_t *)(void *)(all->asks + all_keys);
+    all->pending = all->order + all_keys;
+    all->place = (uint8_t *)(all->pending + all_keys);
+    all->fates = all->place + all_keys;
+    all->num = all_keys;
+    all->num_pending = num;
+    memset(all->asks, 0, all_keys * sizeof *all->asks);
+    memset(all->fates, KVFI_FATE_OVER, all_keys);
+    for (uint32_t i = 0; i < num; i++) {
+        all->pending[i] = keys != NULL ? keys[i] : i;
     }
     look_up_all(all, round_trips);
     kvfi_free(all);
+}
+
+void kvfi_redis_ask(const kvfi_question *q, const uint32_t *keys, size_t num, uint64_t *round_trips,
+                    int64_t deadline_us) {
+    (q->tier->topology != NULL ? ask_several : ask_one)(q, keys, num, round_trips, deadline_us);
 }
