@@ -175,7 +175,9 @@ const kvfi_secrets *kvfi_store_secrets(const kvf_store *store) {
 }
 
 bool kvfi_store_post(kvf_store *store, kvf_op op, kvfi_job *job) {
-    kvfi_pool *pool = op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_MATCH ? store->lookup_pool : store->store_pool;
+    kvfi_pool *pool = op == KVF_OP_LOAD    ? store->load_pool
+                      : op == KVF_OP_MATCH ? store->lookup_pool
+                                           : store->store_pool;
     return kvfi_pool_post(pool, job);
 }
 

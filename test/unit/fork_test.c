@@ -376,11 +376,12 @@ static bool submit(void *scene_) {
     scene *s = scene_;
     uint64_t ticket = 0;
     kvf_batch batch = {.struct_size = sizeof batch, .space = s->space, .blocks = s->prompt->blocks, .num = BLOCKS};
-    for (int op = KVF_OP_LOAD; op <= KVF_OP_MATCH; op++) {
-        batch.op = (kvf_op)op;
-        if (kvf_submit(s->queue, &ticket, &batch) != KVF_CLOSED) {
-            return false;
-        }
+    int op = KVF_OP_LOAD;
+    do { /* all that there are: beyond the last it is KVF_LIMIT */
+        batch.op = (kvf_op)op++;
+    } while (kvf_submit(s->queue, &ticket, &batch) == KVF_CLOSED);
+    if (op <= KVF_OP_MATCH + 1 || kvf_submit(s->queue, &ticket, &batch) != KVF_LIMIT) {
+        return false;
     }
     return view_of_the_parent(s);
 }
