@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "llama/engine.h"
 
 static bool has_room(kvf_llama *kv, kvfl_history *h) {
@@ -57,10 +58,9 @@ void kvfl_note_cold(kvf_llama *kv, llama_seq_id seq, size_t end) {
     }
     how->cold = kvfl_has_states(kv) ? end : end / kv->block_tokens * kv->block_tokens;
     if (kv->space != NULL && kvfl_has_states(kv) && end % kv->kind.apart != 0) {
-        uint32_t at = (uint32_t)end;
-        uint8_t name[4 + sizeof at + sizeof(kvf_key)] = "cuts";
-        memcpy(name + 4, &at, sizeof at);
-        memcpy(name + 4 + sizeof at, how->cuts.digest.bytes, sizeof(kvf_key));
+        uint8_t name[4 + 4 + sizeof(kvf_key)] = "cuts"; /* see docs/record-format.md */
+        kvfi_put32(name + 4, (uint32_t)end);
+        memcpy(name + 8, how->cuts.digest.bytes, sizeof(kvf_key));
         kvf_key_of(kv->space, &how->cuts.digest, name, sizeof name);
         how->cuts.any = true;
     }
