@@ -115,23 +115,27 @@ size_t kvfl_stored_state(kvf_llama *kv, kvf_reason *why, size_t index, int64_t d
     return 0;
 }
 
+/* The store said nothing of the record. Asking for another one would be no use. */
+static bool is_silence(kvf_reason why) {
+    return why == KVF_WHY_BUDGET || why == KVF_WHY_STALLED || why == KVF_WHY_UNREACHABLE || why == KVF_WHY_BREAKER ||
+           why == KVF_WHY_CLOSED;
+}
+
 size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t *out_bytes, size_t first, size_t end,
                         int64_t deadline_us) {
     int64_t begin = kvfl_now_us();
-    kvf_reason why = report->why;
+    kvf_reason why = KVF_WHY_NONE;
+    size_t index = end;
     *out_bytes = 0;
-    while (end > first) {
-        *out_bytes = kvfl_is_boundary(kv, end) ? kvfl_stored_state(kv, &report->why, end, deadline_us) : 0;
+    for (; index > first && !is_silence(why); index--) {
+        *out_bytes = kvfl_is_boundary(kv, index) ? kvfl_stored_state(kv, &why, index, deadline_us) : 0;
         if (*out_bytes > 0) {
             break;
         }
-        end--;
-    }
-    if (end == kvfl_num_blocks(kv)) {
-        report->why = why;
+        report->why = why != KVF_WHY_NONE ? why : report->why;
     }
     report->match_us += kvfl_now_us() - begin;
-    return end;
+    return *out_bytes > 0 ? index : first;
 }
 
 /* ---- aside ---- */
