@@ -35,12 +35,22 @@ static size_t size_of(size_t num_tokens) {
     return size;
 }
 
+static bool is_guess(const kvf_pace *pace) {
+    for (size_t i = SMALLEST_TO_GO_BY; i < KVF_PACE_SIZES; i++) {
+        if (pace->token_us[i] > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void kvf_pace_note(kvf_pace *pace, size_t num_tokens, int64_t us) {
     if (num_tokens == 0 || us <= 0) {
         return;
     }
     double *known = &pace->token_us[size_of(num_tokens)], now = (double)us / (double)num_tokens;
     *known = *known > 0 ? *known + NEW_PACE * (now - *known) : now;
+    pace->guess_us = is_guess(pace) ? pace->guess_us : 0;
 }
 
 static double token_us(const kvf_pace *pace, size_t num_tokens) {
@@ -71,15 +81,6 @@ static int64_t whole_us(double us) {
 
 int64_t kvf_pace_us(const kvf_pace *pace, size_t num_tokens, size_t batch_tokens) {
     return whole_us(batches_us(pace, num_tokens, batch_tokens > 0 ? batch_tokens : 1));
-}
-
-static bool is_guess(const kvf_pace *pace) {
-    for (size_t i = SMALLEST_TO_GO_BY; i < KVF_PACE_SIZES; i++) {
-        if (pace->token_us[i] > 0) {
-            return false;
-        }
-    }
-    return true;
 }
 
 /* ---- the two sides of a gap ---- */
@@ -178,6 +179,9 @@ static kvf_plan plan_of(const kvf_gap *gap, const kvf_pace *pace) {
     double computed_us = compute_us(gap, pace, instead);
     kvf_plan plan = {.compute_us = whole_us(computed_us)};
     plan.patience_us = kvf_patience_us(plan.compute_us);
+    if (is_guess(pace) && plan.patience_us > KVF_GUESS_US) {
+        plan.patience_us = KVF_GUESS_US;
+    }
     plan.kind = choose(&plan, gap, pace, computed_us);
     if (plan.kind == KVF_PLAN_COMPUTE) {
         plan.num_compute = gap->num_blocks;

@@ -237,6 +237,23 @@ static void test_a_guess_is_doubted(void **state) {
     expect(&gap, &pace, KVF_PLAN_BOTH, 6);
 }
 
+/* It may be a hundred times too slow, so it grants no long wait. The first batch of a size to go by ends it. */
+static void test_a_guess_grants_little_patience(void **state) {
+    (void)state;
+    kvf_gap gap = gap_of(12, 0);
+    kvf_pace pace = pace_of(100);
+    assert_int_equal(decide(&gap, &pace).patience_us, KVF_TRIFLE_US);
+    pace = pace_of(TOKEN_US);
+    assert_int_equal(decide(&gap, &pace).patience_us, KVF_GUESS_US);
+    pace = pace_of(100 * TOKEN_US);
+    assert_int_equal(decide(&gap, &pace).patience_us, KVF_GUESS_US);
+    kvf_pace_note(&pace, 32, (int64_t)(32 * TOKEN_US));
+    assert_true(pace.guess_us > 0);
+    kvf_pace_note(&pace, 512, (int64_t)(512 * TOKEN_US));
+    assert_true(pace.guess_us == 0);
+    assert_int_equal(decide(&gap, &pace).patience_us, (int64_t)(12 * 64 * TOKEN_US * 0.03));
+}
+
 static void test_what_is_loaded_as_a_whole_must_beat_computing(void **state) {
     (void)state;
     kvf_pace pace = {.guess_us = 100}; /* 10 blocks of 64 tokens: 64 ms */
@@ -428,6 +445,7 @@ int main(void) {
         cmocka_unit_test(test_a_plan_says_what_it_expects),
         cmocka_unit_test(test_what_is_nearly_here_is_loaded),
         cmocka_unit_test(test_a_guess_is_doubted),
+        cmocka_unit_test(test_a_guess_grants_little_patience),
         cmocka_unit_test(test_what_is_loaded_as_a_whole_must_beat_computing),
         cmocka_unit_test(test_no_choice_is_better),
         cmocka_unit_test(test_bad_input_is_refused),

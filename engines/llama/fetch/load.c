@@ -21,6 +21,8 @@ typedef struct load {
     bool stateless;      /* there are blocks, but no state to compute from */
     size_t from;         /* for a model with states: everything from this block on would have to be computed */
     int64_t patience_us; /* what is left of it, see kvferry/plan.h */
+    int64_t granted_us;  /* what it began with */
+    size_t num_missing;  /* blocks, at the beginning */
     uint32_t tier;       /* the slowest of those that have the blocks */
     int64_t deadline_us;
     size_t horizon; /* nothing after it is requested before the front has come there, because it could not be held */
@@ -36,6 +38,43 @@ static kvf_link link_of(const load *l) {
     kvf_link link = {0};
     (void)kvf_store_link(l->kv->store, l->tier, &link); /* after a fork nothing is known */
     return link;
+}
+
+/* ---- patience, see kvferry/plan.h ---- */
+
+static int64_t allowance(const load *l) {
+    const kvf_gap all = {.struct_size = sizeof all,
+                         .num_blocks = l->num_missing,
+                         .block_tokens = l->kv->block_tokens,
+                         .batch_tokens = l->kv->step};
+    kvf_plan plan = {.struct_size = sizeof plan};
+    return kvf_decide(&plan, NULL, &all, &l->kv->pace) == KVF_OK ? plan.patience_us : KVF_TRIFLE_US;
+}
+
+/* At the beginning, and again when the pace is no longer a guess. */
+static void grant(load *l) {
+    int64_t now_us = allowance(l);
+    l->patience_us += now_us - l->granted_us;
+    l->granted_us = now_us;
+}
+
+static void earn(load *l, int64_t us) {
+    l->patience_us += us;
+    if (l->kv->pace.guess_us > 0 && l->patience_us > KVF_GUESS_US) {
+        l->patience_us = KVF_GUESS_US;
+    }
+}
+
+static void charge(load *l, int64_t begin_us) {
+    l->patience_us -= kvfl_now_us() - begin_us;
+}
+
+static void be_patient_for(load *l, int64_t us) {
+    l->patience_us = l->patience_us > us ? l->patience_us : us;
+}
+
+static bool may_wait(const load *l) {
+    return kvfl_now_us() < l->deadline_us && (l->front == NULL || l->patience_us > 0);
 }
 
 /* Nothing waits for a flight beside a front that is computed, so it may take as long as the front does. */
@@ -137,16 +176,12 @@ static void import_landed(load *l) {
     const struct iovec *iov = NULL;
     size_t before = l->next;
     while (l->next < l->end && !l->stop && kvfl_flight_of(l->kv, l->next, &iov) == KVFL_HERE) {
-        l->patience_us += compute_us(l, 1);
+        earn(l, compute_us(l, 1));
         l->stop = !import_block(l, iov->iov_base, iov->iov_len);
     }
     if (l->next > before || l->stop) {
         clear_scratch(l->kv);
     }
-}
-
-static bool may_wait(const load *l) {
-    return kvfl_now_us() < l->deadline_us && (l->front == NULL || l->patience_us > 0);
 }
 
 static bool is_settled(kvfl_landing state) {
@@ -218,9 +253,13 @@ static void wait_a_little(load *l) {
 static void compute_blocks(load *l, size_t num) {
     kvf_llama *kv = l->kv;
     size_t first = kvfl_position(kv, l->next), end = kvfl_position(kv, l->next + num);
+    bool guessed = kv->pace.guess_us > 0;
     kvfl_flights_trim(kv, l->next + num);
     l->front->status = l->front->compute(l->front->ctx, first, end - first);
     l->stop = l->front->status != KVF_OK;
+    if (guessed) {
+        grant(l);
+    }
     if (!l->stop) {
         l->next += num;
     }
@@ -410,7 +449,7 @@ static void look_up(load *l) {
     kvf_llama *kv = l->kv;
     size_t first = l->next;
     int64_t begin = kvfl_now_us(), computing_us = l->report->compute_us;
-    int64_t patience_us = l->patience_us;
+    int64_t waited_us = l->report->waited_us;
     l->patience_us += KVF_LOOKUP_US;
     bool asked = kvfl_lookup_start(kv, first, l->end, flight_us(l));
     while (asked && !kv->lookup.over && !l->stop) {
@@ -421,7 +460,8 @@ static void look_up(load *l) {
         }
         kvfl_flights_look(kv);
     }
-    l->patience_us = l->patience_us < patience_us ? l->patience_us : patience_us;
+    waited_us = l->report->waited_us - waited_us;
+    l->patience_us -= waited_us < KVF_LOOKUP_US ? KVF_LOOKUP_US - waited_us : 0;
     bool answered = asked && kv->lookup.over;
     size_t end = first + (answered ? run_found(l, first) : 0);
     if (!answered) {
@@ -457,9 +497,9 @@ void kvfl_count_lost(kvf_llama_report *r, size_t tokens) {
 
 /* ---- to a state ---- */
 
-/* The deadline for an answer of a few bytes. */
+/* The deadline for an answer of a few bytes: as long as patience lasts. */
 static int64_t soon(const load *l) {
-    int64_t until = kvfl_now_us() + (l->patience_us > KVF_LOOKUP_US ? l->patience_us : KVF_LOOKUP_US);
+    int64_t until = kvfl_now_us() + l->patience_us;
     return l->front != NULL && until < l->deadline_us ? until : l->deadline_us;
 }
 
@@ -475,8 +515,10 @@ static kvf_reason await_state(load *l, size_t index, const struct iovec **bytes)
     kvf_gap gap = look_ahead(l);
     gap.num_blocks = gap.here_bytes = 0;
     if (kvfl_flight_of_state(kv, index, bytes) == KVFL_NOT_ASKED) {
-        kvf_reason why = KVF_WHY_NONE;
-        size_t len = kvfl_stored_state(kv, &why, index, soon(l));
+        kvf_reason why = why_late(&gap.link);
+        int64_t begin = kvfl_now_us();
+        size_t len = may_wait(l) ? kvfl_stored_state(kv, &why, index, soon(l)) : 0;
+        charge(l, begin);
         if (len == 0) {
             return why;
         }
@@ -594,7 +636,10 @@ static size_t load_to_state(load *l, size_t have) {
     kvfl_stash held = {0};
     size_t state_bytes = 0;
     uint32_t loaded = l->report->loaded_tokens;
+    be_patient_for(l, KVF_LOOKUP_US);
+    int64_t begin = kvfl_now_us();
     l->end = kvfl_match_state(kv, l->report, &state_bytes, l->next, l->end, soon(l));
+    charge(l, begin);
     size_t end = kvfl_position(kv, l->end);
     l->report->stored_tokens = (uint32_t)(end > have ? end - have : 0);
     if (l->report->stored_tokens == 0 ||
@@ -603,7 +648,7 @@ static size_t load_to_state(load *l, size_t have) {
     }
     l->stateless = true;
     l->from = l->next;
-    l->patience_us = l->patience_us > KVF_LOOKUP_US ? l->patience_us : KVF_LOOKUP_US;
+    be_patient_for(l, KVF_LOOKUP_US);
     if (kv->kind.num_caches == 0) {
         l->next = l->end; /* there are no blocks, only states */
     }
@@ -624,6 +669,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
               .next = have / kv->block_tokens,
               .end = kvfl_num_blocks(kv),
               .front = front,
+              .num_missing = kvfl_num_blocks(kv) - have / kv->block_tokens,
               .tier = UINT32_MAX,
               .stateless = have % kv->block_tokens != 0,
               .deadline_us = kvfl_now_us() + kv->budget_us};
@@ -631,7 +677,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
     if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
         return have;
     }
-    l.patience_us = kvf_patience_us(compute_us(&l, l.end - l.next));
+    grant(&l);
     uint32_t computed = report->computed_tokens;
     if (kv->kind.num_caches > 0) {
         look_up(&l);

@@ -185,14 +185,21 @@ static double sooner_in_batches(void) {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) != NULL ? 64 : 4;
 }
 
-/* One more token, to measure its time: the first one of a context also paid for what is made only once. */
-static void guess_pace(kvf_llama *kv) {
+/* The time of one more token; 0: it failed. */
+static int64_t time_token(kvf_llama *kv) {
     int64_t begin = kvfl_now_us();
-    if (decode_pair(kv, near_position(kv), 0, 1) == 0) {
-        llama_synchronize(kv->ctx);
-        kv->pace.guess_us = (double)(kvfl_now_us() - begin) / sooner_in_batches();
-    }
+    bool ok = decode_pair(kv, near_position(kv), 0, 1) == 0;
+    llama_synchronize(kv->ctx);
+    int64_t took = kvfl_now_us() - begin;
     llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
+    return ok ? took : 0;
+}
+
+/* Goes by the faster of two tokens after those of the probe: the first one of a context also pays for what is made only
+ * once, and on a busy machine any of them may have waited for a processor. */
+static void guess_pace(kvf_llama *kv) {
+    int64_t first = time_token(kv), second = time_token(kv);
+    kv->pace.guess_us = (double)(first < second ? first : second) / sooner_in_batches();
 }
 
 /* The caches and the state that the model's getters promise. A model with a window may have one cache (it ignores the
