@@ -20,6 +20,7 @@
  */
 #include <time.h>
 
+#define LAB_AS_STARTED
 #include "llama/lab.h"
 #include "never_slower_draw.h"
 #include "support/proxy.h"

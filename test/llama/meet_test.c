@@ -15,7 +15,12 @@
 
 #define BLOCKS 5u
 #define NUM    (BLOCKS * 64u + 20u) /* and a tail */
-#define TRIES  10
+#define TRIES  60
+
+/* Of a prefill. Servers answer later than that, or never. */
+#define BUDGET_US INT64_C(100000000)
+#define NEVER     "stall_ms=600000"
+#define LATE_MS   1000000
 
 static struct llama_model *model;
 static kvft_server *server;
@@ -23,7 +28,7 @@ static kvft_proxy *proxy;
 static llama_token *tokens;
 static float *oracle;
 static double block_us, block_bytes; /* as measured: how long one takes to compute, and how long it is */
-static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true};
+static const lab_config config = {.kv_type = GGML_TYPE_F16, .flash = true, .budget_us = BUDGET_US};
 
 static double crossover(void) {
     return block_bytes / block_us * 1e6;
@@ -56,17 +61,23 @@ static int set_up(void **state) {
     assert_int_equal(report.saved_blocks, BLOCKS + 1);
     kvft_flush_all(l.store);
     block_us = (double)report.compute_us / BLOCKS;
-    llama_memory_clear(llama_get_memory(l.ctx), true);
-    free(lab_prefill(&l, &report, 0, tokens, NUM));
+    for (int tries = 0; tries < TRIES && report.loaded_tokens != NUM - 1; tries++) {
+        llama_memory_clear(llama_get_memory(l.ctx), true);
+        free(lab_prefill(&l, &report, 0, tokens, NUM));
+    }
     assert_int_equal(report.loaded_tokens, NUM - 1);
     block_bytes = (double)report.loaded_bytes / BLOCKS;
     lab_close(&l);
     return 0;
 }
 
+/* Unless the machine is so busy that computing is sooner. */
 static void a_fast_store_is_loaded(void **state) {
     (void)state;
-    kvf_llama_report report = prefill_through(&(kvft_plan){0}, 1);
+    kvf_llama_report report = {.struct_size = sizeof report};
+    for (int tries = 0; tries < TRIES && report.computed_tokens != 1; tries++) {
+        report = prefill_through(&(kvft_plan){0}, 1);
+    }
     assert_int_equal(report.plan, KVF_LLAMA_PLAN_LOAD);
     assert_int_equal(report.computed_tokens, 1);
     assert_int_equal(report.why, KVF_WHY_NONE);
@@ -149,8 +160,11 @@ static void garbage_in_the_stream(void **state) {
 
 static void small_pieces(void **state) {
     (void)state;
-    kvf_llama_report report = prefill_through(
-        &(kvft_plan){.bytes_per_s = (uint64_t)(2 * crossover()), .slice_bytes = 9000, .latency_ms = 3}, 0);
+    kvf_llama_report report = {.struct_size = sizeof report};
+    const kvft_plan plan = {.bytes_per_s = (uint64_t)(2 * crossover()), .slice_bytes = 9000, .latency_ms = 3};
+    for (int tries = 0; tries < TRIES && report.loaded_tokens == 0; tries++) {
+        report = prefill_through(&plan, 0);
+    }
     assert_true(report.loaded_tokens > 0);
 }
 
@@ -160,11 +174,11 @@ static void a_lookup_that_hangs(void **state) {
     (void)state;
     kvf_llama_report report = {.struct_size = sizeof report};
     char url[256];
-    snprintf(url, sizeof url, "%s?stall_ms=60000", kvft_proxy_unix_url(proxy));
+    snprintf(url, sizeof url, "%s?" NEVER, kvft_proxy_unix_url(proxy));
     kvft_proxy_set(proxy, &(kvft_plan){0});
     lab l = lab_open(model, &config, url, getenv("KVF_MODEL"));
     assert_int_equal(l.status, KVF_OK);
-    kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = 120000});
+    kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = LATE_MS});
     for (int i = 0; i < 2; i++) { /* the second one finds the first one's question still open */
         llama_memory_clear(llama_get_memory(l.ctx), true);
         float *logits = lab_prefill(&l, &report, 0, tokens, NUM);
@@ -172,10 +186,44 @@ static void a_lookup_that_hangs(void **state) {
         free(logits);
         assert_int_equal(report.computed_tokens, NUM);
         assert_int_equal(report.why, KVF_WHY_BUDGET);
-        assert_true(report.waited_us < 5000000 && report.match_us < 5000000); /* its budget is 10 s */
+        assert_true(report.waited_us + report.match_us < BUDGET_US / 2);
     }
     kvft_proxy_set(proxy, &(kvft_plan){0});
     kvft_proxy_cut(proxy); /* else the handle would wait for it */
+    lab_close(&l);
+}
+
+static int token_ms; /* how much longer a token takes that is computed alone, as on a busy machine */
+
+/* Stands in front of libllama's own. */
+__attribute__((visibility("default"))) int32_t llama_decode(struct llama_context *ctx, struct llama_batch batch) {
+    int32_t (*real)(struct llama_context *, struct llama_batch) = NULL;
+    void *symbol = dlsym(RTLD_NEXT, "llama_decode");
+    memcpy(&real, &symbol, sizeof real);
+    if (token_ms > 0 && batch.n_tokens == 1) {
+        kvft_nap_ms(token_ms);
+    }
+    return real(ctx, batch);
+}
+
+/* The attach takes computing for very slow, but no prefill has been measured: a store that hangs gets little of that
+ * time. */
+static void a_guess_of_the_pace_is_not_believed(void **state) {
+    (void)state;
+    kvf_llama_report report = {.struct_size = sizeof report};
+    char url[256];
+    snprintf(url, sizeof url, "%s?" NEVER, kvft_proxy_unix_url(proxy));
+    kvft_proxy_set(proxy, &(kvft_plan){0});
+    token_ms = 2000;
+    lab l = lab_open(model, &config, url, getenv("KVF_MODEL"));
+    token_ms = 0;
+    assert_int_equal(l.status, KVF_OK);
+    kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = LATE_MS});
+    free(lab_prefill(&l, &report, 0, tokens, NUM));
+    assert_int_equal(report.computed_tokens, NUM);
+    assert_true(report.waited_us < 2500000); /* 3 % of what was guessed are 5 s */
+    kvft_proxy_set(proxy, &(kvft_plan){0});
+    kvft_proxy_cut(proxy);
     lab_close(&l);
 }
 
@@ -184,10 +232,11 @@ static void a_lookup_that_hangs(void **state) {
 static void a_lookup_that_is_late(void **state) {
     (void)state;
     kvf_llama_report report = {.struct_size = sizeof report};
+    char url[256];
     double late_ms = block_us * BLOCKS / 2000;
+    snprintf(url, sizeof url, "%s?" NEVER, kvft_proxy_unix_url(proxy));
     for (int tries = 0; tries < TRIES && (report.loaded_tokens == 0 || report.computed_tokens == 1); tries++) {
-        late_ms = late_ms < 200 ? late_ms : 200; /* the store gives up at 250 */
-        lab l = lab_open(model, &config, kvft_proxy_unix_url(proxy), getenv("KVF_MODEL"));
+        lab l = lab_open(model, &config, url, getenv("KVF_MODEL"));
         kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = (uint32_t)late_ms});
         float *logits = lab_prefill(&l, &report, 0, tokens, NUM);
         assert_true(lab_compare(oracle, logits, lab_vocab(&l)).identical);
@@ -204,19 +253,24 @@ static void a_lookup_that_is_late(void **state) {
 /* The tail flight's memory, handles and connections of all these are given back: tested by the sanitizers, and by
  * another prefill. */
 static void and_all_is_well_again(void **state) {
-    (void)state;
-    kvf_llama_report report = prefill_through(&(kvft_plan){0}, 1);
-    assert_int_equal(report.plan, KVF_LLAMA_PLAN_LOAD);
+    a_fast_store_is_loaded(state);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_fast_store_is_loaded),    cmocka_unit_test(landed_between_two_looks),
-        cmocka_unit_test(around_the_crossover_both), cmocka_unit_test(a_slow_store_is_left_alone),
-        cmocka_unit_test(a_stall_in_the_middle),     cmocka_unit_test(a_cut_in_the_middle),
-        cmocka_unit_test(garbage_in_the_stream),     cmocka_unit_test(small_pieces),
-        cmocka_unit_test(a_lookup_that_hangs),       cmocka_unit_test(a_lookup_that_is_late),
-        cmocka_unit_test(and_all_is_well_again),     cmocka_unit_test(a_flipped_bit), /* last: its block is removed */
+        cmocka_unit_test(a_fast_store_is_loaded),
+        cmocka_unit_test(landed_between_two_looks),
+        cmocka_unit_test(around_the_crossover_both),
+        cmocka_unit_test(a_slow_store_is_left_alone),
+        cmocka_unit_test(a_stall_in_the_middle),
+        cmocka_unit_test(a_cut_in_the_middle),
+        cmocka_unit_test(garbage_in_the_stream),
+        cmocka_unit_test(small_pieces),
+        cmocka_unit_test(a_lookup_that_hangs),
+        cmocka_unit_test(a_lookup_that_is_late),
+        cmocka_unit_test(a_guess_of_the_pace_is_not_believed),
+        cmocka_unit_test(and_all_is_well_again),
+        cmocka_unit_test(a_flipped_bit), /* last: its block is removed */
     };
     model = lab_model();
     server = model != NULL ? kvft_server_start(NULL) : NULL;
