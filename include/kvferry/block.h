@@ -322,8 +322,8 @@ typedef struct kvf_batch {
 typedef struct kvf_completion {
     uint64_t ticket, user;
     kvf_op op;
-    /* Load and match: the leading run; with KVF_EACH or arrivals the number of blocks that are there. Others: the number
-     * of blocks that are KVF_OK: written, removed, renewed. */
+    /* Load and match: the leading run; with KVF_EACH or arrivals the number of blocks that are there. Others: the
+     * number of blocks that are KVF_OK: written, removed, renewed. */
     size_t num_ok;
     /* Zero. */
     uint64_t reserved[2];

@@ -231,8 +231,8 @@ static uint32_t tokens_in(const kvfi_loan *lent) {
     return sound ? header.num_tokens : 0;
 }
 
-/* Whether the borrowed record is the requested block. A block with tokens says where the payload begins; of one without,
- * the record does, and the check proves it. */
+/* Whether the borrowed record is the requested block. A block with tokens says where the payload begins; of one
+ * without, the record does, and the check proves it. */
 static kvf_reason check_loan(loan *lent, const kvfi_addr *addr, const kvf_block *block) {
     const uint8_t *data = lent->loan.data;
     size_t len = lent->loan.len;

@@ -309,9 +309,9 @@ static void release_sealed(kvfi_item *item) {
     item->lent = false;
 }
 
-/* Reserves buffers for as many of the items as fit into half of the backlog now, and waits for the first of them: whoever
- * waits holds none, so two batches never wait for each other. Returns their number; at least one, which without a buffer
- * is full. */
+/* Reserves buffers for as many of the items as fit into half of the backlog now, and waits for the first of them:
+ * whoever waits holds none, so two batches never wait for each other. Returns their number; at least one, which without
+ * a buffer is full. */
 static size_t take_room(cover *covers, const kvfi_feed *feed, const kvfi_item *items, size_t num) {
     size_t taken = 0, bytes = 0;
     while (taken < num) {

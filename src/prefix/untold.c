@@ -37,8 +37,8 @@ static bool is_misfit(const kvfi_item *item) {
     return is_untold(item) && item->status == KVF_MISS && item->why == KVF_WHY_TRUNCATED;
 }
 
-/* How many of the items are still of use: of a prefix those up to the first that is missed for another reason. Returns 0
- * if none is a misfit. */
+/* How many of the items are still of use: of a prefix those up to the first that is missed for another reason. Returns
+ * 0 if none is a misfit. */
 static size_t num_useful(const kvfi_feed *feed) {
     size_t useful = 0;
     bool any = false;

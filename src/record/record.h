@@ -70,9 +70,10 @@ void kvfi_record_sum_init(kvfi_xxh3 *, const uint8_t header[KVFI_HEADER_BYTES]);
 void kvfi_record_seal(uint8_t *head, uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *, const kvf_block *block,
                       const struct iovec *payload, size_t num_iov, uint16_t flags, int64_t stored_s);
 
-/* kvfi_record_check decides whether what was read is the requested block: header, space, key, tokens, position, lengths,
- * checksum. `head` holds KVFI_HEAD_BYTES(block->num_tokens). Without block->tokens, the tokens are not compared, nor is
- * a position of 0; a record of another number of tokens is KVF_WHY_TRUNCATED. Only KVF_WHY_NONE is a hit. */
+/* kvfi_record_check decides whether what was read is the requested block: header, space, key, tokens, position,
+ * lengths, checksum. `head` holds KVFI_HEAD_BYTES(block->num_tokens). Without block->tokens, the tokens are not
+ * compared, nor is a position of 0; a record of another number of tokens is KVF_WHY_TRUNCATED. Only KVF_WHY_NONE is a
+ * hit. */
 kvf_reason kvfi_record_check(const uint8_t *head, const uint8_t sum[KVFI_SUM_BYTES], const kvfi_addr *,
                              const kvf_block *block, const struct iovec *payload, size_t num_iov);
 

@@ -164,8 +164,8 @@ kvf_status kvfi_backlog_reserve(kvfi_backlog *backlog, kvfi_staged **out, size_t
     return kvfi_backlog_await(backlog, out, payload_bytes, max_tokens, 0, NULL);
 }
 
-/* Without the lock: replaces pages that a server may still read by fresh ones. Returns the range, or NULL if that fails:
- * then the range is never used again. */
+/* Without the lock: replaces pages that a server may still read by fresh ones. Returns the range, or NULL if that
+ * fails: then the range is never used again. */
 static kvfi_staged *renew(kvfi_staged *staged) {
     if (staged->lent && kvfi_sys->forget(staged->data, staged->capacity) != 0) {
         kvfi_free(staged);
@@ -485,8 +485,8 @@ static bool is_busy(const kvfi_backlog *backlog) {
            backlog->pending_bytes > backlog->num_writers * GROUP_BYTES;
 }
 
-/* Under the lock: starts another writer if there is work for it. The first one starts in any case, since it also returns
- * idle memory. */
+/* Under the lock: starts another writer if there is work for it. The first one starts in any case, since it also
+ * returns idle memory. */
 static void call_writer(kvfi_backlog *backlog) {
     pthread_cond_signal(&backlog->more);
     if (backlog->closing || backlog->num_writers >= backlog->max_writers ||

@@ -43,8 +43,8 @@ void kvfi_store_note_lookup(kvf_store *, const kvf_key *, size_t tier, kvf_reaso
 /* A load missed: counts it, removes a damaged record, and remembers that the block must be written. Takes KVFI_AT_ONCE:
  * then a damaged record is removed from memory only. */
 void kvfi_store_note_miss(kvf_store *, const kvfi_addr *, kvf_reason why, int64_t deadline_us);
-/* Removes a record with a wrong checksum, which can never be a hit: a store that keeps the first of two equal keys would
- * keep it for ever. */
+/* Removes a record with a wrong checksum, which can never be a hit: a store that keeps the first of two equal keys
+ * would keep it for ever. */
 void kvfi_store_remove_damaged(kvf_store *, const kvfi_addr *, int64_t deadline_us);
 
 /* ---- counters of kvf_stats. Count what begins before how it ends, so that no outcome exceeds its operations. ---- */

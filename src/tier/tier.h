@@ -107,8 +107,8 @@ typedef struct kvfi_feed {
 /* The next item, or NULL: dry, cancelled, after a gap, or past the deadline. Every item that was handed out must be
  * given back by kvfi_feed_done exactly once, after the tier's last access to its memory. */
 kvfi_item *kvfi_feed_next(kvfi_feed *);
-/* The same, but an unfinished item stays unfinished: for callers that hash it piece by piece as they send it (finish.h), or
- * do not send it at all. */
+/* The same, but an unfinished item stays unfinished: for callers that hash it piece by piece as they send it
+ * (finish.h), or do not send it at all. */
 kvfi_item *kvfi_feed_draw(kvfi_feed *);
 /* Prepares a drawn item for sending: writes its header, or all of it. After anything but KVF_WHY_NONE it can't be sent,
  * and is given back with that reason. */
@@ -231,8 +231,8 @@ static inline void kvfi_tier_look(kvfi_tier *tier, const kvfi_addr *addrs, size_
     tier->ops->peek(tier, addrs, num, out, &uncounted, deadline_us);
 }
 
-/* Opens a tier from a parsed URL, which it then owns, also on failure. It fails only on what the operator must change. Each
- * kind of tier has one such function. */
+/* Opens a tier from a parsed URL, which it then owns, also on failure. It fails only on what the operator must change.
+ * Each kind of tier has one such function. */
 typedef kvf_status kvfi_tier_open(kvfi_tier **out, kvf_error *, kvfi_url *);
 
 #endif

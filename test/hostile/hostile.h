@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check-hostile: whatever stands in a store, and whatever a server says, costs at most a miss. A program
- * (store_hostile.c, llama_hostile.c) is a list of parts; a part is one way in. Each case follows from the seed, the part and its number alone, runs in a child
- * process under a watchdog, and is told by the words with which it can be run again.
+ * (store_hostile.c, llama_hostile.c) is a list of parts; a part is one way in. Each case follows from the seed, the
+ * part and its number alone, runs in a child process under a watchdog, and is told by the words with which it can be
+ * run again.
  *
  *   parse.c   the parsers alone: records, sessions, slot maps, redirects, states of llama.cpp
  *   folder.c  a folder: forged records, other files in their place, names, times, the usage file
@@ -30,7 +31,8 @@ typedef struct hostile_part {
 
 extern const hostile_part hostile_parse, hostile_folder, hostile_wire, hostile_server;
 
-/* CASES (of the whole program), SEED, PART and CASE (that one only) come from the environment. Returns the exit status. */
+/* CASES (of the whole program), SEED, PART and CASE (that one only) come from the environment. Returns the exit
+ * status. */
 int hostile_main(const hostile_part *const *parts, size_t num, unsigned cases);
 
 /* ---- for parts ---- */
@@ -45,8 +47,8 @@ void hostile_memory(size_t held, size_t allowed);
 /* Anything else that must not be. */
 void hostile_fault(const char *what);
 
-/* A prompt of four blocks in a store, once more as a tenant with a secret has it, and a session and cards beside it; and
- * all that is asked after a case has done its worst to them. */
+/* A prompt of four blocks in a store, once more as a tenant with a secret has it, and a session and cards beside it;
+ * and all that is asked after a case has done its worst to them. */
 #define HOSTILE_BLOCKS 4u
 #define HOSTILE_SEED   1u
 typedef struct hostile_use {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * examples/async.c gives up a load that falls silent, and answers as without a store. (test/shell/examples.sh runs it on
- * stores that work, or that are down.)
+ * examples/async.c gives up a load that falls silent, and answers as without a store. (test/shell/examples.sh runs it
+ * on stores that work, or that are down.)
  */
 #include <setjmp.h>
 #include <stdarg.h>

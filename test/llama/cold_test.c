@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A store holds what a cold run computes. One slot is asked prompt after prompt, as a server asks it: each goes on from
- * what the slot still holds of it (another question, a chat's next turn, an edit, a shorter prompt), in batches that end
- * anywhere, with answers in between. The oracle is each of these prompts in a context and a store of its own:
+ * what the slot still holds of it (another question, a chat's next turn, an edit, a shorter prompt), in batches that
+ * end anywhere, with answers in between. The oracle is each of these prompts in a context and a store of its own:
  *   - every record that the slot stored is one that some cold run stores, byte for byte, and so are those of a restart;
  *   - a restarted context answers every prompt as the cold run does, to the bit, whatever it finds in the store.
  * Seeds decide the prompts: KVFT_SEED=n repeats one.

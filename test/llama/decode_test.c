@@ -147,8 +147,8 @@ static void test_sequences_of_one_batch(void **state) {
     assert_true(error_of(&alone, 0, 200, first) < 1e-3);
     assert_true(error_of(&alone, 1, 150, second) < 1e-3);
     assert_true(error_of(&alone, 2, 20, third) < 1e-3);
-    /* Generated tokens of all of them, one batch a step: they are not what a prompt of these tokens computes, so a block
-     * that they fill is not stored. */
+    /* Generated tokens of all of them, one batch a step: they are not what a prompt of these tokens computes, so a
+     * block that they fill is not stored. */
     uint64_t saved = counters(&w).saved_blocks;
     assert_int_equal(saved, 3 + 1 + 1);
     for (size_t i = 0; i < 70; i++) {
@@ -311,8 +311,8 @@ static int32_t decode_in_both(world *w, size_t from, size_t end) {
     return rc;
 }
 
-/* The cells belong to both, so a shift of the one moves the other, which ends between two blocks then, as if it had been
- * cut there. */
+/* The cells belong to both, so a shift of the one moves the other, which ends between two blocks then, as if it had
+ * been cut there. */
 static void test_a_shift_moves_what_tokens_of_several_sequences_share(void **state) {
     (void)state;
     world w = open_world("mem:", 1024);

@@ -132,7 +132,8 @@ static void test_every_call_has_a_row(void **state) {
     kvft_child_covers(KVFT_LIBRARY, rows, num_rows);
 }
 
-/* After a prompt that was stored, a load of it, and a batch, so that there are threads of llama.cpp and of the store. */
+/* After a prompt that was stored, a load of it, and a batch, so that there are threads of llama.cpp and of the
+ * store. */
 static void test_every_call_in_a_child(void **state) {
     (void)state;
     struct llama_model *model = lab_toy("llama", false, 1);

@@ -582,8 +582,8 @@ static void test_modes_that_are_set_after_the_attach(void **state) {
     llama_model_free(model);
 }
 
-/* "ctx_type", "ctx_other": only of models with parts for drafting, so this context is an ordinary one that is said to be
- * one. */
+/* "ctx_type", "ctx_other": only of models with parts for drafting, so this context is an ordinary one that is said to
+ * be one. */
 static void test_contexts_that_draft_are_refused(void **state) {
     (void)state;
     settings s = settings_of();
@@ -866,8 +866,8 @@ static kvf_status attach_after(void (*change)(const site *), bool by_link, enum 
     return status;
 }
 
-/* Another folder, with another file of that name, comes in the place of the model's. The file is older than the load, and
- * mapped too: only the folder tells. */
+/* Another folder, with another file of that name, comes in the place of the model's. The file is older than the load,
+ * and mapped too: only the folder tells. */
 static void test_another_folder_names_nothing(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), a[200], b[200], c[200], of_a[250], of_b[250];
@@ -934,7 +934,8 @@ static void expect_attach(kvf_status expected, const releases *r, struct llama_c
     kvf_store_close(store);
 }
 
-/* A release is made beside the one that is loaded, comes in its place as a folder, and then a file is written into it. */
+/* A release is made beside the one that is loaded, comes in its place as a folder, and then a file is written into
+ * it. */
 static void swap_releases(enum llama_load_mode mode) {
     releases r = open_releases();
     settings s = settings_of();
@@ -996,8 +997,8 @@ static int decode_some(struct llama_context *ctx, llama_seq_id seq, const llama_
 }
 
 /* A prompt whose state is taken on the way. Then, "state-other": the rows are emptied, and computed anew one by one, as
- * generated tokens are, before the state is set again; "state-same": it is set over its own rows; "state-front": that is
- * all. Behind the state comes the rest. */
+ * generated tokens are, before the state is set again; "state-same": it is set over its own rows; "state-front": that
+ * is all. Behind the state comes the rest. */
 static int state_main(struct llama_context *ctx, const llama_token *tokens, const char *what) {
     const llama_state_seq_flags partial = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
     int rc = decode_some(ctx, 0, tokens, 0, STATE_AT, false);

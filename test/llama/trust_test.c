@@ -328,8 +328,8 @@ static bool forge_not_a_number(kvft_buffer *b) {
     return true;
 }
 
-/* Every record of the folder in turn, forged: llama.cpp gets none of it, and the process lives. Returns how many of them
- * were missed; the state in front of the last one is not asked for. */
+/* Every record of the folder in turn, forged: llama.cpp gets none of it, and the process lives. Returns how many of
+ * them were missed; the state in front of the last one is not asked for. */
 static size_t forge_each(lab *l, const char *dir, const llama_token *tokens, forgery forge) {
     static char files[LAB_MAX_FILES][400];
     size_t num = lab_list_files(dir, files, 0), forged = 0, missed = 0;

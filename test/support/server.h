@@ -50,8 +50,8 @@ void kvft_server_use_acl(bool);
 void kvft_server_signal(kvft_server *, int sig); /* SIGSTOP, SIGCONT, ... */
 void kvft_server_kill(kvft_server *);            /* kill -9 and reap; the folder stays */
 void kvft_server_restart(kvft_server *);         /* same folder, socket and port; after a kill */
-/* One that ended by itself is started again, without its snapshot; returns whether it had. A replica does so when bits of
- * what its master sends it flip on the way: it finds out by the checksum of the snapshot, and ends. */
+/* One that ended by itself is started again, without its snapshot; returns whether it had. A replica does so when bits
+ * of what its master sends it flip on the way: it finds out by the checksum of the snapshot, and ends. */
 bool kvft_server_revive(kvft_server *);
 void kvft_server_stop(kvft_server *); /* ends it, removes the folder, frees */
 /* One command, split at blanks, by a plain blocking socket; returns the first line of the reply (static buffer). For

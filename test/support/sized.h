@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Every call that takes options or fills a struct, with every size that struct_size can have. A table names the calls;
- * kvft_sized_check tries them, and kvft_sized_is_complete compares the table with a public header. The structs end where
- * memory ends, so what is read or written behind them is a crash.
+ * kvft_sized_check tries them, and kvft_sized_is_complete compares the table with a public header. The structs end
+ * where memory ends, so what is read or written behind them is a crash.
  */
 #ifndef KVFT_SIZED_H
 #define KVFT_SIZED_H
@@ -23,8 +23,8 @@
 typedef struct kvft_sized {
     const char *name;  /* of the struct */
     size_t first, now; /* its size in the first release that has it, where pointers have 64 bits; sizeof today */
-    /* A struct of that size and nothing else (`options` false: one to be filled) is passed to the call. What it holds is
-     * copied from `good`, or, of one to be filled, is rubbish. The call leaves *err alone where it takes none. */
+    /* A struct of that size and nothing else (`options` false: one to be filled) is passed to the call. What it holds
+     * is copied from `good`, or, of one to be filled, is rubbish. The call leaves *err alone where it takes none. */
     const char *call;
     kvf_status (*fn)(void *scene, void *sized, kvf_error *err);
     const void *good; /* options that the call accepts; NULL: it fills the struct */

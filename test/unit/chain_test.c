@@ -126,7 +126,8 @@ static void a_chain_continues(void **state) {
     kvfi_identity_cleanup(&identity);
 }
 
-/* Blocks before a salt keep their keys; all behind it differ from those of other salts, of none, and of another order. */
+/* Blocks before a salt keep their keys; all behind it differ from those of other salts, of none, and of another
+ * order. */
 static void a_salt_separates(void **state) {
     (void)state;
     static const char *const salts[] = {"", "a", "b", "ab", "a\0"};

@@ -420,7 +420,8 @@ static int of_another_user(int dir, const char *path, struct stat *out, int flag
     return 0;
 }
 
-/* A command to type as root is told whole or not at all, however long the path: cut short it would name another folder. */
+/* A command to type as root is told whole or not at all, however long the path: cut short it would name another
+ * folder. */
 static void test_commands_are_whole(void **state) {
     (void)state;
     static const char *const behind[] = {"", "", " && chmod 755 . && chmod 1777 tenants"};

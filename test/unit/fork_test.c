@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A forked child: every public call on what its parent opened answers at once, while threads of the parent, which do not
- * exist in the child, hold locks at the time of the fork.
+ * A forked child: every public call on what its parent opened answers at once, while threads of the parent, which do
+ * not exist in the child, hold locks at the time of the fork.
  */
 #include <poll.h>
 #include <pthread.h>

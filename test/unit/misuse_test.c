@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Wrong arguments: every public call answers each of them as its header says, and none crashes. When memory runs out or
- * the system fails, blocks have the pairs of status and reason that kvf_block lists. And the counters of kvf_stats after
- * all that: no outcome is counted more often than what it is an outcome of.
+ * the system fails, blocks have the pairs of status and reason that kvf_block lists. And the counters of kvf_stats
+ * after all that: no outcome is counted more often than what it is an outcome of.
  */
 #include <poll.h>
 #include <pthread.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a value is divided into keys (redis/cluster/key.h), and how its checksum is computed while it is sent (tier/finish.h).
+ * How a value is divided into keys (redis/cluster/key.h), and how its checksum is computed while it is sent
+ * (tier/finish.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Thousands of lives of a Redis store in a simulated world (support/sim.h): open, save, match, load, touch, remove, while
- * connections are cut, stall, lie and slow down, and slots move. One invariant: a load is byte-exact or a miss, each
- * call returns by its deadline, the store works again when the faults end, and nothing is left behind. KVFT_SEEDS is
- * the number of lives (4000), KVFT_SEED runs one.
+ * Thousands of lives of a Redis store in a simulated world (support/sim.h): open, save, match, load, touch, remove,
+ * while connections are cut, stall, lie and slow down, and slots move. One invariant: a load is byte-exact or a miss,
+ * each call returns by its deadline, the store works again when the faults end, and nothing is left behind. KVFT_SEEDS
+ * is the number of lives (4000), KVFT_SEED runs one.
  */
 #include <setjmp.h>
 #include <stdarg.h>

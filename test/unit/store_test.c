@@ -555,8 +555,8 @@ static size_t reap_one(kvf_queue *queue, kvf_completion *out) {
     return kvf_reap(queue, out, 1);
 }
 
-/* A tier that does not take the blocks is told of, though another one has them; what is known to be stored in a tier that
- * lasts is not written. */
+/* A tier that does not take the blocks is told of, though another one has them; what is known to be stored in a tier
+ * that lasts is not written. */
 static void test_a_queue_save_tells_of_every_tier(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[128];

@@ -211,7 +211,8 @@ static void get_finds_nothing(kvfi_tier *tier, kvfi_feed *feed) {
     kvfi_feed_done(feed, kvfi_feed_next(feed), KVF_MISS, KVF_WHY_ABSENT);
 }
 
-/* A record that can't be read is an error that says why; one that goes between its header and its value is not there. */
+/* A record that can't be read is an error that says why; one that goes between its header and its value is not
+ * there. */
 static void test_a_record_that_can_not_be_read(void **state) {
     (void)state;
     bench b = open_bench(false);

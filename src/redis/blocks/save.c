@@ -262,8 +262,8 @@ static kvf_reason hear(saver *s) {
     }
 }
 
-/* A cancelled batch gives its memory back soon, also when the server is silent: what is nearly over ends, and leaves the
- * connection in order. */
+/* A cancelled batch gives its memory back soon, also when the server is silent: what is nearly over ends, and leaves
+ * the connection in order. */
 static int64_t deadline_of(saver *s) {
     if (!kvfi_feed_is_cancelled(s->feed)) {
         return s->feed->deadline_us;

@@ -21,8 +21,8 @@ typedef struct kvfi_lender {
     bool never;    /* lending does not work here: write at once */
 } kvfi_lender;
 
-/* The release of a kernel as uname tells it. Before Linux 6.5 a unix socket took one page at a time, and woke its reader
- * for each. */
+/* The release of a kernel as uname tells it. Before Linux 6.5 a unix socket took one page at a time, and woke its
+ * reader for each. */
 bool kvfi_lend_is_fast_on(const char *release);
 void kvfi_lender_init(kvfi_lender *);
 void kvfi_lender_close(kvfi_lender *); /* discards the contents of the pipe; it can be used again */
