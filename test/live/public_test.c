@@ -99,7 +99,7 @@ static void test_public_1_client_is_forbidden(void **state) {
     kvft_server_stop(server);
 }
 
-/* ---- 1 and 2: a proxy that breaks a connection off, or is silent, when it sees a command that it does not know ---- */
+/* ---- 1 and 2: a proxy that breaks a connection off, or is silent, when it sees an unknown command ---- */
 
 static void test_probe(const char *command, const char *code, bool silent) {
     kvft_server *server = kvft_server_start(NULL);
@@ -221,7 +221,7 @@ static void test_public_5_nothing_is_dropped_in_silence(void **state) {
         {"redis+cluster://h1/3", "one database"},
         {"redis+cluster://h1?db=3", "one database"},
         {"redis://h/1?db=2", "twice"},
-        {"redis://h?lend=false", "unix sockets"},
+        {"rediss://h?lend=false", "over TLS"},
         {"redis://@h", "neither a user"},
         {"redis+unix://@/run/s", "neither a user"},
         {"redis://h#1", "%23"},
