@@ -55,13 +55,13 @@ def main():
             sys.exit("session_tool %s: exit status %d: %s" % (" ".join(args), done.returncode, done.stdout))
         return done.stdout.split()
 
-    def c_save(name, k, v):
+    def c_save(name, k, v, how="save"):
         for path, array in zip(files, (k, v)):
             pathlib.Path(path).write_bytes(array.tobytes())
-        c("save", url, name, *files, str(k.dtype), *map(str, k.shape))
+        c(how, url, name, *files, str(k.dtype), *map(str, k.shape))
 
-    def c_load(name):
-        said = c("load", url, name, *files)
+    def c_load(name, how="load"):
+        said = c(how, url, name, *files)
         return said, *(pathlib.Path(path).read_bytes() for path in files)
 
     def both_ways(k, v):
@@ -81,9 +81,27 @@ def main():
         same(k.tobytes(), ck, "keys, C to C")
         same(v.tobytes(), cv, "values, C to C")
         assert said == ["meta", str(k.dtype), *map(str, k.shape)], said
+        if k.nbytes < 1 << 20:
+            c_save(name, v, k, "save-pieces")  # in pieces on the C side
+            said, ck, cv = c_load(name, "load-into")
+            same(v.tobytes(), ck, "keys in pieces")
+            same(k.tobytes(), cv, "values in pieces")
+            pk, pv = manager.load_kv_cache(name)
+            same(v.tobytes(), pk, "keys in pieces, C to Python")
+            same(k.tobytes(), pv, "values in pieces, C to Python")
+            c_save(name, k, v)
         manager.save_kv_cache(name, v, k)  # a plain writer over a session with meta: the meta is not about these bytes
         done = subprocess.run([tool, "load", url, name, *files], stdout=subprocess.PIPE, text=True, timeout=120)
         assert done.returncode == (0 if k.tobytes() == v.tobytes() else 3), done
+        said, ck, cv = c_load(name, "load-raw")
+        same(v.tobytes(), ck, "keys, Python over C to C")
+        same(k.tobytes(), cv, "values, Python over C to C")
+        assert said[0] == ("meta" if k.tobytes() == v.tobytes() else "raw"), said
+        manager.save_kv_cache(name, k[:1], v)  # of another length
+        done = subprocess.run([tool, "load", url, name, *files], stdout=subprocess.PIPE, text=True, timeout=120)
+        assert done.returncode == 3 and "KVF_SESSION_RAW" in done.stdout, done
+        c("load-raw", url, name, *files)
+        same(k[:1].tobytes(), pathlib.Path(files[0]).read_bytes(), "shorter keys, Python over C to C")
         manager.r.delete(name)
         checked["sessions"] += 1
         checked["bytes"] += k.nbytes + v.nbytes
@@ -105,11 +123,13 @@ def main():
     limit = manager.r.config_get("proto-max-bulk-len")["proto-max-bulk-len"]
     manager.r.config_set("proto-max-bulk-len", 1 << 20)
     spread = rng.integers(0, 256, 5 * (1 << 19) + 3, dtype=np.uint8)
-    c_save("spread", spread, spread[::-1].copy())
+    c_save("spread", spread, spread[::-1].copy(), "save-pieces")
     same(spread.tobytes(), read_spread(manager.r, "spread", "keys"), "spread keys")
     same(spread[::-1].tobytes(), read_spread(manager.r, "spread", "values"), "spread values")
-    said, ck, cv = c_load("spread")
-    same(spread.tobytes(), ck, "spread keys, C to C")
+    for how in "load", "load-into":
+        said, ck, cv = c_load("spread", how)
+        same(spread.tobytes(), ck, "spread keys, C to C")
+        same(spread[::-1].tobytes(), cv, "spread values, C to C")
     manager.r.config_set("proto-max-bulk-len", limit)
     checked["sessions"] += 1
     checked["bytes"] += 2 * spread.nbytes

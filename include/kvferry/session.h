@@ -18,6 +18,8 @@
 #ifndef KVFERRY_SESSION_H
 #define KVFERRY_SESSION_H
 
+#include <sys/uio.h>
+
 #include "space.h"
 
 #ifdef __cplusplus
@@ -28,8 +30,9 @@ extern "C" {
 #define KVF_MAX_DIMS     8u
 #define KVF_MAX_ID_BYTES 512u
 
-/* One array, contiguous and in C order. */
+/* One array in C order: contiguous, or in pieces. */
 typedef struct kvf_tensor {
+    /* NULL if it is in pieces, or if it was not loaded. */
     const void *data;
     /* In bytes. */
     size_t len;
@@ -37,6 +40,10 @@ typedef struct kvf_tensor {
     char dtype[16];
     /* 0 = unknown. */
     uint32_t num_dims;
+    /* The array in pieces, such as one for each layer; `len` is the sum of their lengths. NULL = `data` is the array. A
+     * save copies them nowhere. */
+    uint32_t num_iov;
+    const struct iovec *iov;
     /* Their product times the size of the dtype, if that is known, must be `len`. */
     uint64_t dims[KVF_MAX_DIMS];
     /* Must be zero. */
@@ -86,6 +93,38 @@ typedef struct kvf_session {
  * (the id, the budget); KVF_NOMEM; KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_session_load(kvf_store *, kvf_session **out, kvf_error *err, const char *id,
                                                    int64_t budget_us);
+/* Flags of a load. */
+enum {
+    /* Only what is known about the arrays: lengths, dtype, shape, layout. `data` of both is NULL, and no checksum is
+     * compared. The arrays are not read, except where a tier can read a session only as a whole: a sealed one, or one
+     * in a folder that others can write to. */
+    KVF_SESSION_LOOK = 1,
+    /* A session whose arrays do not match its meta is loaded as raw bytes (has_meta 0) instead of a miss. That is what a
+     * plain client leaves that writes `keys` and `values` over a session of this library. Damaged arrays look the same,
+     * so the caller takes whatever bytes there are. */
+    KVF_SESSION_RAW = 2
+};
+
+/* Options of a load. Zero in any field but struct_size is its default. */
+typedef struct kvf_session_load_options {
+    uint32_t struct_size;
+    /* KVF_SESSION_LOOK, KVF_SESSION_RAW. */
+    uint32_t flags;
+    /* KVF_DEFAULT is 30 s. */
+    int64_t budget_us;
+    /* Memory of the caller for both arrays; both are given or neither. The sums of the lengths must be the lengths of
+     * the arrays (KVF_LIMIT if not; KVF_SESSION_LOOK tells them). Where the result is not KVF_OK, its contents are
+     * undefined. From Redis the arrays are read straight into it. NULL = memory of the library. */
+    const struct iovec *k_iov, *v_iov;
+    uint32_t num_k_iov, num_v_iov;
+} kvf_session_load_options;
+
+/* kvf_session_load_with is kvf_session_load with options, which may be NULL. With memory of the caller, `data` of both
+ * arrays is NULL, and `iov` points to the caller's iovecs. Returns what kvf_session_load does; KVF_LIMIT also for
+ * lengths that differ, an unknown flag, struct_size. */
+KVF_API KVF_MUST_CHECK kvf_status kvf_session_load_with(kvf_store *, kvf_session **out, kvf_error *err, const char *id,
+                                                        const kvf_session_load_options *options);
+
 /* kvf_session_free frees a loaded session and its arrays. */
 KVF_API void kvf_session_free(kvf_session *);
 /* kvf_session_remove removes a session from all tiers. Returns KVF_OK; KVF_MISS (there was none);

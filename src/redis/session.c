@@ -56,6 +56,11 @@ static kvf_status hear_int(kvfi_talk *talk, const char *doing) {
     return reply.kind == KVFI_RESP_INT ? KVF_OK : kvfi_talk_refused(talk, &reply, doing);
 }
 
+static kvfi_place place_of(const kvfi_part *part) {
+    return (kvfi_place){
+        .iov = part->iov != NULL ? part->iov : &part->data, .skip = part->skip, .bytes = part->data.iov_len};
+}
+
 /* HSET key name data, the data straight from its memory. */
 static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *part) {
     kvfi_cmd *out = kvfi_conn_room(talk->conn, MAX_ID_BYTES + KVFI_COMMAND_BYTES);
@@ -67,7 +72,7 @@ static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *p
     kvfi_cmd_text(out, key);
     kvfi_cmd_text(out, part->name);
     kvfi_cmd_bulk_header(out, part->data.iov_len);
-    kvfi_conn_body(talk->conn, (kvfi_place){.iov = &part->data, .bytes = part->data.iov_len});
+    kvfi_conn_body(talk->conn, place_of(part));
     kvfi_cmd_crlf(out);
     talk->unheard++;
     return hear_int(talk, "writing a session");
@@ -220,7 +225,7 @@ static kvf_status sizes(kvfi_talk *talk, const char *id, kvfi_part *parts, size_
 static kvf_status hear_field(kvfi_talk *talk, kvfi_part *part) {
     kvfi_reply reply;
     KVFI_TRY(kvfi_talk_expect(talk));
-    kvfi_resp_into(&talk->conn->in, (kvfi_place){.iov = &part->data, .bytes = part->data.iov_len});
+    kvfi_resp_into(&talk->conn->in, place_of(part));
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
     part->found = reply.kind == KVFI_RESP_BULK;
     if (reply.kind == KVFI_RESP_BULK) {

@@ -16,9 +16,10 @@ static size_t num_parts(uint64_t bytes, uint64_t part_bytes) {
     return (size_t)((bytes + part_bytes - 1) / part_bytes);
 }
 
-/* Names the parts of one array ("keys", "keys.1", ...) and maps them to its memory. */
-static void fill_parts(kvfi_part *parts, size_t num, const char *name, const uint8_t *data, uint64_t bytes,
+/* Names the parts of one array ("keys", "keys.1", ...) and maps them to its memory, if it has one. */
+static void fill_parts(kvfi_part *parts, size_t num, const char *name, kvfi_pieces memory, uint64_t bytes,
                        uint64_t part_bytes) {
+    size_t skip = 0;
     for (size_t i = 0; i < num; i++) {
         if (i == 0) {
             snprintf(parts[i].name, sizeof parts[i].name, "%s", name);
@@ -26,10 +27,16 @@ static void fill_parts(kvfi_part *parts, size_t num, const char *name, const uin
             snprintf(parts[i].name, sizeof parts[i].name, "%s.%zu", name, i);
         }
         size_t len = (size_t)(i + 1 == num ? bytes : part_bytes);
-        parts[i].data = (struct iovec){(void *)(uintptr_t)data, len};
+        parts[i].data = (struct iovec){NULL, len};
+        parts[i].iov = memory.iov;
+        parts[i].skip = skip;
         parts[i].found = false;
-        data = data == NULL ? NULL : data + len;
         bytes -= len;
+        skip += len;
+        while (memory.iov != NULL && bytes > 0 && skip >= memory.iov->iov_len) {
+            skip -= memory.iov->iov_len;
+            memory.iov++;
+        }
     }
 }
 
@@ -47,7 +54,7 @@ static kvf_status parts_init(parts *out, kvf_error *err, uint64_t keys_bytes, ui
     return out->part != NULL ? KVF_OK : kvfi_fail(err, KVF_NOMEM, "no memory for the fields of a session");
 }
 
-static void parts_fill(parts *p, const uint8_t *keys, uint64_t keys_bytes, const uint8_t *values, uint64_t values_bytes,
+static void parts_fill(parts *p, kvfi_pieces keys, uint64_t keys_bytes, kvfi_pieces values, uint64_t values_bytes,
                        uint64_t part_bytes) {
     fill_parts(p->part, p->num_keys, "keys", keys, keys_bytes, part_bytes);
     fill_parts(p->part + p->num_keys, p->num - p->num_keys, "values", values, values_bytes, part_bytes);
@@ -71,8 +78,8 @@ static kvf_status choose_part_bytes(const kvfi_session_call *call, kvfi_session_
     return KVF_OK;
 }
 
-kvf_status kvfi_session_save_fields(const kvfi_session_call *call, kvfi_session_meta *meta, const void *keys,
-                                    const void *values, uint32_t ttl_s) {
+kvf_status kvfi_session_save_fields(const kvfi_session_call *call, kvfi_session_meta *meta, kvfi_pieces keys,
+                                    kvfi_pieces values, uint32_t ttl_s) {
     parts all;
     uint8_t *text = NULL;
     size_t text_len = 0;
@@ -115,7 +122,8 @@ static kvf_status changed(const kvfi_session_call *call, bool *again, const char
     *again = true;
     return kvfi_fail(
         call->err, KVF_MISS,
-        "%s: it was replaced while it was read (twice), or a client replaced it and left an old meta, or it is damaged",
+        "%s: it was replaced while it was read (twice), or it is damaged, or a client replaced it and left an old meta "
+        "(KVF_SESSION_RAW loads that as raw bytes)",
         what);
 }
 
@@ -166,10 +174,9 @@ static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted
     return status;
 }
 
-static bool sum_fits(const kvfi_array *array, const uint8_t *data) {
+static bool sum_fits(const kvfi_array *array, kvfi_pieces memory) {
     uint8_t sum[16];
-    struct iovec iov = {(void *)(uintptr_t)data, (size_t)array->bytes};
-    kvfi_xxh3_iov(sum, &iov, 1);
+    kvfi_xxh3_iov(sum, memory.iov, memory.num);
     return memcmp(sum, array->xxh3, 16) == 0;
 }
 
@@ -180,8 +187,8 @@ typedef struct plan {
     uint64_t keys_bytes, values_bytes;
 } load_plan;
 
-static kvf_status read_arrays(const kvfi_session_call *call, kvfi_loaded *loaded, const load_plan *plan, parts *all,
-                              const uint8_t *keys, const uint8_t *values, bool *again) {
+static kvf_status read_arrays(const kvfi_session_call *call, const load_plan *plan, parts *all, kvfi_pieces keys,
+                              kvfi_pieces values, bool *again) {
     parts_fill(all, keys, plan->keys_bytes, values, plan->values_bytes, plan->meta.part_bytes);
     kvfi_part *now = kvfi_alloc(all->num * sizeof *now);
     if (now == NULL) {
@@ -196,39 +203,52 @@ static kvf_status read_arrays(const kvfi_session_call *call, kvfi_loaded *loaded
         status = changed(call, again, "the checksum of the session differs");
     }
     kvfi_free(now);
-    if (status == KVF_OK) {
-        kvfi_loaded_describe(loaded, plan->has_meta ? &plan->meta : NULL, keys, plan->keys_bytes, values,
-                             plan->values_bytes);
-    }
     return status;
 }
 
-static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, bool *again) {
+/* Reads the arrays into the caller's memory, or into memory of the library. */
+static kvf_status load_arrays(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, parts *all,
+                              bool *again) {
     enum { PAGE = 4096 };
+    const kvf_session_load_options *want = &call->want;
+    bool look = (want->flags & KVF_SESSION_LOOK) != 0, own = !look && want->k_iov == NULL;
+    size_t values_at = (size_t)((plan->keys_bytes + PAGE - 1) / PAGE * PAGE);
+    kvfi_loaded *loaded = kvfi_loaded_new(own ? values_at + (size_t)plan->values_bytes : 1);
+    if (loaded == NULL) {
+        return kvfi_fail(call->err, KVF_NOMEM, "no memory for a session of %llu bytes",
+                         (unsigned long long)(plan->keys_bytes + plan->values_bytes));
+    }
+    uint8_t *keys = own ? loaded->mem : NULL, *values = own ? loaded->mem + values_at : NULL;
+    kvf_status status = KVF_OK;
+    if (own) {
+        struct iovec k = {keys, (size_t)plan->keys_bytes}, v = {values, (size_t)plan->values_bytes};
+        status = read_arrays(call, plan, all, (kvfi_pieces){&k, 1}, (kvfi_pieces){&v, 1}, again);
+    } else if (!look) {
+        status = read_arrays(call, plan, all, (kvfi_pieces){want->k_iov, want->num_k_iov},
+                             (kvfi_pieces){want->v_iov, want->num_v_iov}, again);
+    }
+    if (status != KVF_OK) {
+        kvfi_loaded_free(loaded);
+        return status;
+    }
+    kvfi_loaded_describe(loaded, plan->has_meta ? &plan->meta : NULL, keys, plan->keys_bytes, values,
+                         plan->values_bytes);
+    *out = loaded;
+    return KVF_OK;
+}
+
+static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, bool *again) {
     parts all;
-    kvfi_loaded *loaded = NULL;
+    KVFI_TRY(kvfi_session_check_memory(call, plan->keys_bytes, plan->values_bytes));
     KVFI_TRY(parts_init(&all, call->err, plan->keys_bytes, plan->values_bytes, plan->meta.part_bytes, 0));
     kvf_status status = KVF_OK;
     if (all.num > 2) {
-        parts_fill(&all, NULL, plan->keys_bytes, NULL, plan->values_bytes, plan->meta.part_bytes);
+        kvfi_pieces none = {NULL, 0};
+        parts_fill(&all, none, plan->keys_bytes, none, plan->values_bytes, plan->meta.part_bytes);
         status = check_sizes(call, &all, again);
     }
-    if (status != KVF_OK) {
-        goto out;
-    }
-    size_t values_at = (size_t)((plan->keys_bytes + PAGE - 1) / PAGE * PAGE);
-    loaded = kvfi_loaded_new(values_at + (size_t)plan->values_bytes);
-    if (loaded == NULL) {
-        status = kvfi_fail(call->err, KVF_NOMEM, "no memory for a session of %llu bytes",
-                           (unsigned long long)(plan->keys_bytes + plan->values_bytes));
-        goto out;
-    }
-    status = read_arrays(call, loaded, plan, &all, loaded->mem, loaded->mem + values_at, again);
-out:
     if (status == KVF_OK) {
-        *out = loaded;
-    } else {
-        kvfi_loaded_free(loaded);
+        status = load_arrays(call, out, plan, &all, again);
     }
     kvfi_free(all.part);
     return status;
@@ -247,7 +267,8 @@ static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, c
     return KVF_OK;
 }
 
-static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bool *again) {
+/* `raw`: whatever its meta says. */
+static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bool *again, bool raw) {
     kvfi_part found[3] = {{.name = "meta"}, {.name = "keys"}, {.name = "values"}};
     load_plan plan = {0};
     *again = false;
@@ -258,7 +279,7 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bo
     if (!found[1].found || !found[2].found) {
         return kvfi_fail(call->err, KVF_MISS, "the session has no field \"%s\"", found[1].found ? "values" : "keys");
     }
-    plan.has_meta = found[0].found;
+    plan.has_meta = found[0].found && !raw;
     plan.keys_bytes = found[1].data.iov_len;
     plan.values_bytes = found[2].data.iov_len;
     if (plan.has_meta) {
@@ -271,9 +292,12 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bo
 
 kvf_status kvfi_session_load_fields(const kvfi_session_call *call, kvfi_loaded **out) {
     bool again = false;
-    kvf_status status = load_once(call, out, &again);
+    kvf_status status = load_once(call, out, &again, false);
     if (status == KVF_MISS && again) {
-        status = load_once(call, out, &again);
+        status = load_once(call, out, &again, false);
+    }
+    if (status == KVF_MISS && again && (call->want.flags & KVF_SESSION_RAW) != 0) {
+        status = load_once(call, out, &again, true);
     }
     return status;
 }

@@ -22,16 +22,21 @@ kvfi_loaded *kvfi_loaded_new(size_t mem_bytes) {
     return loaded;
 }
 
-void kvfi_loaded_free(kvfi_loaded *loaded) {
-    if (loaded == NULL) {
-        return;
-    }
+void kvfi_loaded_drop(kvfi_loaded *loaded) {
     if (loaded->mapped) {
         kvfi_sys->unmap(loaded->mem, loaded->mem_bytes);
     } else {
         kvfi_free(loaded->mem);
     }
-    kvfi_free(loaded);
+    loaded->mem = NULL;
+    loaded->mapped = false;
+}
+
+void kvfi_loaded_free(kvfi_loaded *loaded) {
+    if (loaded != NULL) {
+        kvfi_loaded_drop(loaded);
+        kvfi_free(loaded);
+    }
 }
 
 static void describe_array(kvf_tensor *out, const kvfi_array *array, const uint8_t *data, uint64_t bytes) {
@@ -55,4 +60,19 @@ void kvfi_loaded_describe(kvfi_loaded *loaded, const kvfi_session_meta *meta, co
         memcpy(pub->layout, meta->layout, sizeof pub->layout);
         pub->space = meta->space;
     }
+}
+
+kvf_status kvfi_session_check_memory(const kvfi_session_call *call, uint64_t keys_bytes, uint64_t values_bytes) {
+    const kvf_session_load_options *want = &call->want;
+    if (want->k_iov == NULL || (want->flags & KVF_SESSION_LOOK) != 0) {
+        return KVF_OK;
+    }
+    uint64_t keys = kvfi_iov_bytes(want->k_iov, want->num_k_iov), values = kvfi_iov_bytes(want->v_iov, want->num_v_iov);
+    if (keys == keys_bytes && values == values_bytes) {
+        return KVF_OK;
+    }
+    return kvfi_fail(call->err, KVF_LIMIT,
+                     "the arrays of the session have %llu and %llu bytes, and the memory given has %llu and %llu",
+                     (unsigned long long)keys_bytes, (unsigned long long)values_bytes, (unsigned long long)keys,
+                     (unsigned long long)values);
 }

@@ -45,6 +45,10 @@ static kvf_status take_tensor(kvfi_array *out, kvf_error *err, const kvf_tensor 
     if (!kvfi_reserved_is_zero(tensor->reserved)) {
         return kvfi_fail(err, KVF_LIMIT, "kvf_tensor: `reserved` of %s is not zero", name);
     }
+    if (tensor->iov != NULL && kvfi_iov_bytes(tensor->iov, tensor->num_iov) != tensor->len) {
+        return kvfi_fail(err, KVF_LIMIT, "the pieces of %s have %zu bytes together, and its len is %zu", name,
+                         kvfi_iov_bytes(tensor->iov, tensor->num_iov), tensor->len);
+    }
     out->bytes = tensor->len;
     out->num_dims = tensor->num_dims;
     memcpy(out->dtype, tensor->dtype, sizeof out->dtype);
@@ -52,9 +56,10 @@ static kvf_status take_tensor(kvfi_array *out, kvf_error *err, const kvf_tensor 
     return kvfi_array_check(out, err, name);
 }
 
-static void take_sum(kvfi_array *out, const kvf_tensor *tensor) {
-    struct iovec iov = {(void *)(uintptr_t)tensor->data, tensor->len};
-    kvfi_xxh3_iov(out->xxh3, &iov, 1);
+/* `one`: the only piece of an array that is contiguous. */
+static kvfi_pieces pieces_of(const kvf_tensor *tensor, struct iovec *one) {
+    *one = (struct iovec){(void *)(uintptr_t)tensor->data, tensor->len};
+    return tensor->iov != NULL ? (kvfi_pieces){tensor->iov, tensor->num_iov} : (kvfi_pieces){one, 1};
 }
 
 static kvf_status take_layout(kvfi_session_meta *meta, kvf_error *err, const char *layout) {
@@ -85,8 +90,6 @@ static kvf_status take_arguments(kvfi_session_meta *meta, kvf_error *err, const 
         meta->has_space = true;
         meta->space = *options->space;
     }
-    take_sum(&meta->keys, k);
-    take_sum(&meta->values, v);
     return KVF_OK;
 }
 
@@ -119,10 +122,14 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
         .tenant = tenant_of(store, 0),
     };
     uint32_t ttl_s = own.ttl_s == 0 ? DEFAULT_TTL_S : own.ttl_s;
+    struct iovec one[2];
+    kvfi_pieces keys = pieces_of(k, &one[0]), values = pieces_of(v, &one[1]);
+    kvfi_xxh3_iov(meta.keys.xxh3, keys.iov, keys.num);
+    kvfi_xxh3_iov(meta.values.xxh3, values.iov, values.num);
     if (has_fields(&call)) {
-        return kvfi_session_save_fields(&call, &meta, k->data, v->data, ttl_s);
+        return kvfi_session_save_fields(&call, &meta, keys, values, ttl_s);
     }
-    kvf_status status = kvfi_session_save_value(&call, &meta, k->data, v->data, ttl_s);
+    kvf_status status = kvfi_session_save_value(&call, &meta, keys, values, ttl_s);
     if (status == KVF_OK && num_ways(store) > 1) { /* the session that it replaces may be under the previous secret */
         call.tenant = tenant_of(store, 1);
         call.err = NULL;
@@ -131,25 +138,62 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
     return status;
 }
 
+/* The arrays are in memory of the caller. */
+static void show_memory(kvf_session *pub, const kvf_session_load_options *want) {
+    if (want->k_iov != NULL && (want->flags & KVF_SESSION_LOOK) == 0) {
+        pub->k.iov = want->k_iov;
+        pub->k.num_iov = want->num_k_iov;
+        pub->v.iov = want->v_iov;
+        pub->v.num_iov = want->num_v_iov;
+    }
+}
+
 static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {
     return has_fields(call) ? kvfi_session_load_fields(call, out) : kvfi_session_load_value(call, out);
 }
 
+KVFI_SIZED(kvf_session_load_options, num_v_iov, 40, num_v_iov);
+
+static kvf_status take_load_options(kvf_session_load_options *own, kvf_error *err,
+                                    const kvf_session_load_options *options) {
+    KVFI_TRY(kvfi_take(own, err, options, &kvf_session_load_options_sized));
+    KVFI_TRY(kvfi_take_budget(&own->budget_us, err, BUDGET_US, false));
+    if ((own->flags & ~(uint32_t)(KVF_SESSION_LOOK | KVF_SESSION_RAW)) != 0) {
+        return kvfi_fail(err, KVF_LIMIT, "kvf_session_load_options: unknown flag in %#x", own->flags);
+    }
+    if ((own->k_iov == NULL) != (own->v_iov == NULL)) {
+        return kvfi_fail(err, KVF_LIMIT, "kvf_session_load_options: give memory for both arrays or for neither");
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err, const char *id, int64_t budget_us) {
+    kvf_session_load_options options = {.struct_size = sizeof options, .budget_us = budget_us};
+    return kvf_session_load_with(store, out, err, id, &options);
+}
+
 /* The first tier that has the session wins. If none has, a failure says more than a miss: the session may be in the
  * tier that failed. */
-kvf_status kvf_session_load(kvf_store *store, kvf_session **out, kvf_error *err, const char *id, int64_t budget_us) {
-    KVFI_TRY(kvfi_take_budget(&budget_us, err, BUDGET_US, false));
+kvf_status kvf_session_load_with(kvf_store *store, kvf_session **out, kvf_error *err, const char *id,
+                                 const kvf_session_load_options *options) {
+    kvf_session_load_options own;
+    KVFI_TRY(take_load_options(&own, err, options));
     KVFI_TRY(check_call(store, err, id));
-    int64_t deadline_us = kvfi_deadline(budget_us);
+    int64_t deadline_us = kvfi_deadline(own.budget_us);
     kvf_error worst = {.status = KVF_OK};
     size_t tiers = kvfi_store_num_tiers(store);
     for (size_t i = 0; i < tiers * num_ways(store); i++) {
         kvf_error mine = {.status = KVF_MISS, .what = "no such session"};
-        kvfi_session_call call = {kvfi_store_tier(store, i % tiers), &mine, id, deadline_us,
-                                  tenant_of(store, i / tiers)};
+        kvfi_session_call call = {.tier = kvfi_store_tier(store, i % tiers),
+                                  .err = &mine,
+                                  .id = id,
+                                  .deadline_us = deadline_us,
+                                  .tenant = tenant_of(store, i / tiers),
+                                  .want = own};
         kvfi_loaded *loaded = NULL;
         kvf_status status = load_from(&call, &loaded);
         if (status == KVF_OK) {
+            show_memory(&loaded->pub, &own);
             *out = &loaded->pub;
             return KVF_OK;
         }
@@ -167,8 +211,11 @@ kvf_status kvf_session_remove(kvf_store *store, kvf_error *err, const char *id) 
     size_t tiers = kvfi_store_num_tiers(store);
     for (size_t i = 0; i < tiers * num_ways(store); i++) {
         kvf_error mine = {.status = KVF_OK};
-        kvfi_session_call call = {kvfi_store_tier(store, i % tiers), &mine, id, kvfi_deadline(BUDGET_US),
-                                  tenant_of(store, i / tiers)};
+        kvfi_session_call call = {.tier = kvfi_store_tier(store, i % tiers),
+                                  .err = &mine,
+                                  .id = id,
+                                  .deadline_us = kvfi_deadline(BUDGET_US),
+                                  .tenant = tenant_of(store, i / tiers)};
         kvf_status status = has_fields(&call) ? call.tier->ops->session_remove(call.tier, &mine, id, call.deadline_us)
                                               : kvfi_session_remove_value(&call);
         if (status != KVF_OK && status != KVF_MISS) {

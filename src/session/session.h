@@ -52,6 +52,12 @@ uint32_t kvfi_dtype_bytes(const char *dtype);
  * message. */
 kvf_status kvfi_array_check(const kvfi_array *, kvf_error *, const char *name);
 
+/* The memory of an array, in pieces. */
+typedef struct kvfi_pieces {
+    const struct iovec *iov;
+    size_t num;
+} kvfi_pieces;
+
 /* A session in memory: `pub`, and one piece of memory that holds both arrays. */
 typedef struct kvfi_loaded {
     kvf_session pub;
@@ -63,7 +69,8 @@ typedef struct kvfi_loaded {
 /* Memory for a session: page-aligned and unmapped at once when it is large. NULL without memory. */
 kvfi_loaded *kvfi_loaded_new(size_t mem_bytes);
 void kvfi_loaded_free(kvfi_loaded *);
-/* Sets pub from a meta (NULL: none) and the places of the arrays. */
+void kvfi_loaded_drop(kvfi_loaded *); /* frees only the memory of the arrays */
+/* Sets pub from a meta (NULL: none) and the places of the arrays (NULL: not in memory of the library). */
 void kvfi_loaded_describe(kvfi_loaded *, const kvfi_session_meta *, const uint8_t *keys, uint64_t keys_bytes,
                           const uint8_t *values, uint64_t values_bytes);
 
@@ -75,13 +82,18 @@ typedef struct kvfi_session_call {
     int64_t deadline_us;
     /* the session is sealed under this secret, and is one value in every tier; NULL = plain */
     const kvfi_tenant *tenant;
+    /* of a load: what the caller wants, by value; k_iov is NULL, or both are the caller's memory */
+    kvf_session_load_options want;
 } kvfi_session_call;
 
-kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, const void *keys,
-                                    const void *values, uint32_t ttl_s);
+/* KVF_OK, or KVF_LIMIT: the caller's memory is not as long as the arrays. */
+kvf_status kvfi_session_check_memory(const kvfi_session_call *, uint64_t keys_bytes, uint64_t values_bytes);
+
+kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, kvfi_pieces keys,
+                                    kvfi_pieces values, uint32_t ttl_s);
 kvf_status kvfi_session_load_fields(const kvfi_session_call *, kvfi_loaded **out);
 
-kvf_status kvfi_session_save_value(const kvfi_session_call *, kvfi_session_meta *, const void *keys, const void *values,
+kvf_status kvfi_session_save_value(const kvfi_session_call *, kvfi_session_meta *, kvfi_pieces keys, kvfi_pieces values,
                                    uint32_t ttl_s);
 kvf_status kvfi_session_load_value(const kvfi_session_call *, kvfi_loaded **out);
 kvf_status kvfi_session_remove_value(const kvfi_session_call *);

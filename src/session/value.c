@@ -151,11 +151,63 @@ static kvf_status seal_value(const kvfi_session_call *call, kvfi_loaded **out, k
     return whole ? KVF_OK : kvfi_fail(call->err, KVF_NOMEM, "no memory to seal a session");
 }
 
-kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_meta *meta, const void *keys,
-                                   const void *values, uint32_t ttl_s) {
+static struct iovec *put_pieces(struct iovec *to, kvfi_pieces pieces) {
+    memcpy(to, pieces.iov, pieces.num * sizeof *to);
+    return to + pieces.num;
+}
+
+/* The payload and the checksum of the record in `iov`, which has room for all pieces and three more. `head`: the whole
+ * front of it, header first. */
+static void lay_out(struct iovec *iov, uint8_t *head, size_t meta_len, kvfi_pieces keys, uint64_t keys_bytes,
+                    kvfi_pieces values, uint8_t sum[KVFI_SUM_BYTES]) {
     static const uint8_t zeros[ALIGN];
-    uint8_t *head = NULL;
-    size_t meta_len = 0;
+    iov[0] = (struct iovec){head + KVFI_HEADER_BYTES, 4 + meta_len};
+    struct iovec *at = put_pieces(iov + 1, keys);
+    *at = (struct iovec){(void *)(uintptr_t)zeros, gap_behind(keys_bytes)};
+    at = put_pieces(at + 1, values);
+    *at = (struct iovec){sum, KVFI_SUM_BYTES};
+}
+
+/* Writes what lay_out has arranged. */
+static kvf_status write_value(const kvfi_session_call *call, kvfi_item *item, uint8_t *head, int64_t stored_s) {
+    struct iovec *iov = item->iov;
+    uint32_t payload = item->num_iov - 1;
+    kvfi_loaded *sealed = NULL;
+    kvf_status status = KVF_OK;
+    kvf_reason why = KVF_WHY_NONE;
+    stored before = {.num = 0};
+    unsigned place = 0;
+    if (call->tenant != NULL) {
+        before = find_stored(call);
+        item->whole = kvfi_stays_whole(true, KVFI_HEADER_BYTES + kvfi_iov_bytes(iov, item->num_iov));
+        place = before.num == 0 || (item->whole && before.whole) ? before.place : 1 - before.place;
+    }
+    kvfi_session_addr(&item->addr, call->id, call->tenant, place);
+    if (call->tenant != NULL) {
+        status = seal_value(call, &sealed, item, iov, payload, stored_s);
+    } else {
+        kvf_block block = {0};
+        kvfi_record_seal(head, iov[payload].iov_base, &item->addr, &block, iov, payload, 0, stored_s);
+        iov[0] = (struct iovec){head, KVFI_HEADER_BYTES + iov[0].iov_len};
+        item->bytes = kvfi_iov_bytes(iov, item->num_iov);
+    }
+    if (status == KVF_OK) {
+        status = transfer(call, call->tier->ops->put, item, &why);
+    }
+    kvfi_loaded_free(sealed);
+    if (status == KVF_OK && before.num > (place == before.place ? 1 : 0)) {
+        kvfi_session_call quiet = *call;
+        quiet.err = NULL;
+        (void)remove_at(&quiet, 1 - place);
+    }
+    return status == KVF_MISS ? kvfi_fail(call->err, KVF_IO, "the store refused the session: %s", kvf_reason_name(why))
+                              : status;
+}
+
+kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_meta *meta, kvfi_pieces keys,
+                                   kvfi_pieces values, uint32_t ttl_s) {
+    uint8_t *head = NULL, sum[KVFI_SUM_BYTES];
+    size_t meta_len = 0, num_iov = keys.num + values.num + 3;
     if (meta->keys.bytes + meta->values.bytes > KVF_MAX_PAYLOAD_BYTES - KVFI_MAX_META_BYTES - 2 * ALIGN) {
         return kvfi_fail(call->err, KVF_LIMIT, "a session in this store may have 16G at most");
     }
@@ -164,47 +216,18 @@ kvf_status kvfi_session_save_value(const kvfi_session_call *call, kvfi_session_m
     memcpy(meta->id, call->id, strlen(call->id) + 1);
     KVFI_TRY(kvfi_session_meta_encode(&head, &meta_len, call->err, meta, FRONT, ALIGN));
     kvfi_put32(head + KVFI_HEADER_BYTES, (uint32_t)meta_len);
-
-    uint8_t sum[KVFI_SUM_BYTES];
-    struct iovec iov[5] = {
-        {head + KVFI_HEADER_BYTES, 4 + meta_len},
-        {(void *)(uintptr_t)keys, (size_t)meta->keys.bytes},
-        {(void *)(uintptr_t)zeros, gap_behind(meta->keys.bytes)},
-        {(void *)(uintptr_t)values, (size_t)meta->values.bytes},
-        {sum, sizeof sum},
-    };
-    kvfi_item item = {.iov = iov, .num_iov = 5, .ttl_s = ttl_s};
-    kvfi_loaded *sealed = NULL;
-    kvf_status status = KVF_OK;
-    kvf_reason why = KVF_WHY_NONE;
-    stored before = {.num = 0};
-    unsigned place = 0;
-    if (call->tenant != NULL) {
-        before = find_stored(call);
-        item.whole = kvfi_stays_whole(true, KVFI_HEADER_BYTES + kvfi_iov_bytes(iov, 5));
-        place = before.num == 0 || (item.whole && before.whole) ? before.place : 1 - before.place;
-    }
-    kvfi_session_addr(&item.addr, call->id, call->tenant, place);
-    if (call->tenant != NULL) {
-        status = seal_value(call, &sealed, &item, iov, 4, meta->stored_s);
+    kvf_status status = KVF_NOMEM;
+    struct iovec *iov = kvfi_alloc_zero(num_iov, sizeof *iov);
+    if (iov != NULL) {
+        kvfi_item item = {.iov = iov, .num_iov = (uint32_t)num_iov, .ttl_s = ttl_s};
+        lay_out(iov, head, meta_len, keys, meta->keys.bytes, values, sum);
+        status = write_value(call, &item, head, meta->stored_s);
     } else {
-        kvf_block block = {0};
-        kvfi_record_seal(head, sum, &item.addr, &block, iov, 4, 0, meta->stored_s);
-        iov[0] = (struct iovec){head, FRONT + meta_len};
-        item.bytes = kvfi_iov_bytes(iov, 5);
+        (void)kvfi_fail(call->err, status, "no memory for the pieces of a session");
     }
-    if (status == KVF_OK) {
-        status = transfer(call, call->tier->ops->put, &item, &why);
-    }
-    kvfi_loaded_free(sealed);
+    kvfi_free(iov);
     kvfi_free(head);
-    if (status == KVF_OK && before.num > (place == before.place ? 1 : 0)) {
-        kvfi_session_call quiet = *call;
-        quiet.err = NULL;
-        (void)remove_at(&quiet, 1 - place);
-    }
-    return status == KVF_MISS ? kvfi_fail(call->err, KVF_IO, "the store refused the session: %s", kvf_reason_name(why))
-                              : status;
+    return status;
 }
 
 /* ---- load */
@@ -269,14 +292,32 @@ static kvf_status read_value(const kvfi_session_call *call, kvfi_loaded *loaded,
     return *why == KVF_WHY_NONE ? KVF_OK : outcome(call->err, KVF_MISS, *why);
 }
 
-static kvf_status describe(const kvfi_session_call *call, kvfi_loaded *loaded, uint64_t payload_bytes) {
+static void copy_out(const struct iovec *iov, size_t num, const uint8_t *from) {
+    for (size_t i = 0; i < num; i++) {
+        if (iov[i].iov_len > 0) {
+            memcpy(iov[i].iov_base, from, iov[i].iov_len);
+            from += iov[i].iov_len;
+        }
+    }
+}
+
+/* Describes a session by its payload, which the session does not keep if the caller wants no arrays, or has memory. */
+static kvf_status describe(const kvfi_session_call *call, kvfi_loaded *loaded, const uint8_t *payload,
+                           uint64_t payload_bytes) {
+    const kvf_session_load_options *want = &call->want;
+    bool look = (want->flags & KVF_SESSION_LOOK) != 0, own = !look && want->k_iov == NULL;
     kvfi_session_meta meta;
     const uint8_t *keys = NULL, *values = NULL;
-    KVFI_TRY(cut(&meta, &keys, &values, call->err, loaded->mem + KVFI_HEADER_BYTES, payload_bytes));
+    KVFI_TRY(cut(&meta, &keys, &values, call->err, payload, payload_bytes));
     if (meta.expires_s != 0 && kvfi_sys->wall_us() / 1000000 >= meta.expires_s) {
         return kvfi_fail(call->err, KVF_MISS, "no such session (it has expired)");
     }
-    kvfi_loaded_describe(loaded, &meta, keys, meta.keys.bytes, values, meta.values.bytes);
+    KVFI_TRY(kvfi_session_check_memory(call, meta.keys.bytes, meta.values.bytes));
+    if (!look && !own) {
+        copy_out(want->k_iov, want->num_k_iov, keys);
+        copy_out(want->v_iov, want->num_v_iov, values);
+    }
+    kvfi_loaded_describe(loaded, &meta, own ? keys : NULL, meta.keys.bytes, own ? values : NULL, meta.values.bytes);
     return KVF_OK;
 }
 
@@ -290,8 +331,38 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, co
     }
     kvf_status status = read_value(call, loaded, addr, payload_bytes, why);
     if (status == KVF_OK) {
-        status = describe(call, loaded, payload_bytes);
+        status = describe(call, loaded, loaded->mem + KVFI_HEADER_BYTES, payload_bytes);
     }
+    if (status != KVF_OK) {
+        kvfi_loaded_free(loaded);
+        return status;
+    }
+    if ((call->want.flags & KVF_SESSION_LOOK) != 0 || call->want.k_iov != NULL) {
+        kvfi_loaded_drop(loaded);
+    }
+    *out = loaded;
+    return KVF_OK;
+}
+
+/* Looks at the meta where it lies. KVF_AGAIN: the tier can't lend the value, so it must be read. */
+static kvf_status look_in_place(const kvfi_session_call *call, kvfi_loaded **out, const kvfi_addr *addr) {
+    kvfi_header header;
+    kvfi_loan loan;
+    kvfi_tier *tier = call->tier;
+    if (tier->ops->borrow == NULL || call->tenant != NULL ||
+        tier->ops->borrow(tier, &loan, addr, 0, call->deadline_us) != KVF_WHY_NONE) {
+        return KVF_AGAIN;
+    }
+    kvf_status status = KVF_AGAIN;
+    kvfi_loaded *loaded = NULL;
+    if (loan.len >= KVFI_HEADER_BYTES && kvfi_header_decode(&header, loan.data) == KVF_WHY_NONE &&
+        memcmp(&header.addr, addr, sizeof *addr) == 0 && kvfi_header_admit(&header, NULL) == KVF_WHY_NONE &&
+        header.num_tokens == 0 && kvfi_record_bytes(&header) == loan.len) {
+        loaded = kvfi_loaded_new(1);
+        status = loaded != NULL ? describe(call, loaded, loan.data + KVFI_HEADER_BYTES, header.payload_bytes)
+                                : kvfi_fail(call->err, KVF_NOMEM, "no memory for a session");
+    }
+    tier->ops->give_back(tier, &loan);
     if (status != KVF_OK) {
         kvfi_loaded_free(loaded);
         return status;
@@ -304,7 +375,13 @@ static kvf_status load_at(const kvfi_session_call *call, kvfi_loaded **out, unsi
     kvfi_addr addr;
     kvf_reason why = KVF_WHY_NONE;
     kvfi_session_addr(&addr, call->id, call->tenant, place);
-    kvf_status status = load_once(call, out, &addr, &why);
+    kvf_status status = KVF_AGAIN;
+    if ((call->want.flags & KVF_SESSION_LOOK) != 0) {
+        status = look_in_place(call, out, &addr);
+    }
+    if (status == KVF_AGAIN) {
+        status = load_once(call, out, &addr, &why);
+    }
     /* Another writer may have replaced it by one of another length after the lookup. */
     if (status == KVF_MISS && (why == KVF_WHY_TRUNCATED || why == KVF_WHY_CHECKSUM)) {
         status = load_once(call, out, &addr, &why);

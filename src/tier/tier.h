@@ -145,7 +145,10 @@ typedef struct kvfi_loan {
 typedef struct kvfi_part {
     char name[32];
     struct iovec data; /* put: the bytes; get: the destination, and iov_len becomes the stored length */
-    bool found;        /* get, out */
+    /* not NULL: the bytes lie in these instead, from byte `skip` of the first on; only data.iov_len is used */
+    const struct iovec *iov;
+    size_t skip;
+    bool found; /* get, out */
 } kvfi_part;
 
 #define KVFI_SIGHT_BYTES 4096u

@@ -398,6 +398,11 @@ static bool session_load(void *scene_) {
     kvf_session *session = NULL;
     return kvf_session_load(s->store, &session, &s->err, "s", KVF_DEFAULT) == KVF_CLOSED;
 }
+static bool session_load_with(void *scene_) {
+    scene *s = scene_;
+    kvf_session *session = NULL;
+    return kvf_session_load_with(s->store, &session, &s->err, "s", NULL) == KVF_CLOSED;
+}
 static bool session_remove(void *scene_) {
     scene *s = scene_;
     return kvf_session_remove(s->store, &s->err, "s") == KVF_CLOSED;
@@ -493,6 +498,7 @@ static const kvft_child_row rows[] = {
     {"kvf_reap", reap},
     {"kvf_session_save", session_save},
     {"kvf_session_load", session_load},
+    {"kvf_session_load_with", session_load_with},
     {"kvf_session_remove", session_remove},
     {"kvf_walk", walk},
     {"kvf_clear", clear},

@@ -83,6 +83,23 @@ static kvf_status answer(fake *f, kvf_error *err) {
     return f->answer == KVF_OK ? KVF_OK : kvfi_fail(err, f->answer, "the fake says so");
 }
 
+/* Copies between the memory of a part, in pieces or not, and bytes. */
+static void copy_part(const kvfi_part *part, uint8_t *bytes, size_t len, bool out) {
+    const struct iovec *iov = part->iov != NULL ? part->iov : &part->data;
+    size_t skip = part->skip;
+    while (len > 0) {
+        size_t now = iov->iov_len - skip < len ? iov->iov_len - skip : len;
+        uint8_t *at = (uint8_t *)iov->iov_base + skip;
+        if (now > 0) {
+            memcpy(out ? bytes : at, out ? at : bytes, now);
+        }
+        bytes += now;
+        len -= now;
+        skip = 0;
+        iov++;
+    }
+}
+
 static kvf_status fake_put(kvfi_tier *tier, kvf_error *err, const char *id, const kvfi_part *parts, size_t num,
                            uint32_t ttl_s, int64_t deadline_us) {
     fake *f = (fake *)tier;
@@ -94,7 +111,10 @@ static kvf_status fake_put(kvfi_tier *tier, kvf_error *err, const char *id, cons
     for (size_t i = 0; i < num; i++) {
         bool fits = f->max_part == 0 || parts[i].data.iov_len <= f->max_part;
         assert_true(fits || strcmp(parts[i].name, "meta") == 0); /* no server has a limit as small as in these tests */
-        fake_set(f, parts[i].name, parts[i].data.iov_base, parts[i].data.iov_len);
+        uint8_t *bytes = malloc(parts[i].data.iov_len + 1);
+        copy_part(&parts[i], bytes, parts[i].data.iov_len, true);
+        fake_set(f, parts[i].name, bytes, parts[i].data.iov_len);
+        free(bytes);
     }
     return KVF_OK;
 }
@@ -132,7 +152,7 @@ static kvf_status fake_get(kvfi_tier *tier, kvf_error *err, const char *id, kvfi
             return kvfi_fail(err, KVF_LIMIT, "longer than its memory");
         }
         if (at->len > 0) {
-            memcpy(parts[i].data.iov_base, at->data, at->len);
+            copy_part(&parts[i], at->data, at->len, false);
         }
         parts[i].data.iov_len = at->len;
     }
@@ -288,6 +308,140 @@ static void a_plain_writer(void **state) {
     kvf_session_free(session);
     kvf_session_free(NULL);
     close_bench(b);
+}
+
+/* A plain client writes both fields over a session of ours, whose meta stays: a miss that names the flag, and raw bytes
+ * with it, whatever their lengths. With the flag, a session whose meta is right is loaded as ever. */
+static void a_plain_writer_over_ours(void **state) {
+    (void)state;
+    static const size_t lengths[] = {KEYS_BYTES, KEYS_BYTES - 1, KEYS_BYTES + 1, 0};
+    kvf_session_load_options raw = {.struct_size = sizeof raw, .flags = KVF_SESSION_RAW};
+    uint8_t other[KEYS_BYTES + 1];
+    memset(other, 'o', sizeof other);
+    for (size_t i = 0; i < 2 * sizeof lengths / sizeof *lengths; i++) {
+        bench *b = open_bench();
+        kvf_session *session = NULL;
+        b->fake.max_part = i % 2 == 0 ? 0 : 128; /* also spread: the further fields stay, too */
+        assert_int_equal(save(&b->store, &b->err, "id"), KVF_OK);
+        assert_int_equal(kvf_session_load_with(&b->store, &session, &b->err, "id", &raw), KVF_OK);
+        assert_true(session->has_meta);
+        kvf_session_free(session);
+        fake_set(&b->fake, "keys", other, lengths[i / 2]);
+        fake_set(&b->fake, "values", "VV", 2);
+        check_misses(&b->store, "id", "KVF_SESSION_RAW");
+        assert_int_equal(kvf_session_load_with(&b->store, &session, &b->err, "id", &raw), KVF_OK);
+        assert_false(session->has_meta);
+        assert_int_equal(session->k.len, lengths[i / 2]);
+        assert_memory_equal(session->k.data, other, lengths[i / 2]);
+        assert_int_equal(session->v.len, 2);
+        assert_memory_equal(session->v.data, "VV", 2);
+        assert_string_equal(session->k.dtype, "");
+        kvf_session_free(session);
+        close_bench(b);
+    }
+}
+
+/* ---- in pieces, into the caller's memory, and only looked at; in every form of a session */
+static kvf_store *store_in_form(bench *b, size_t form, char **dir) {
+    char url[300];
+    *dir = NULL;
+    if (form < 3) {
+        b->fake.max_part = form == 0 ? 0 : form == 1 ? 128 : 64;
+        return &b->store;
+    }
+    *dir = kvft_temp_dir();
+    snprintf(url, sizeof url, "file:%s", *dir);
+    return kvft_store(form == 3 ? "mem:" : url);
+}
+
+/* Cuts memory into pieces of growing lengths, the first empty. Returns their number. */
+static size_t cut_up(struct iovec *iov, uint8_t *at, size_t len) {
+    size_t num = 0;
+    for (size_t next = 0; len > 0; next += 7) {
+        next = next < len ? next : len;
+        iov[num++] = (struct iovec){at, next};
+        at += next;
+        len -= next;
+    }
+    return num;
+}
+
+static void check_looks(kvf_store *store) {
+    kvf_session *session = NULL;
+    kvf_error err = {0};
+    kvf_session_load_options look = {.struct_size = sizeof look, .flags = KVF_SESSION_LOOK};
+    assert_int_equal(kvf_session_load_with(store, &session, &err, "id", &look), KVF_OK);
+    assert_true(session->has_meta);
+    assert_null(session->k.data);
+    assert_null(session->v.data);
+    assert_int_equal(session->k.len, KEYS_BYTES);
+    assert_int_equal(session->v.len, VALUES_BYTES);
+    assert_string_equal(session->v.dtype, "float32");
+    assert_int_equal(session->k.dims[1], 5);
+    assert_int_equal(session->num_tokens, 42);
+    assert_string_equal(session->layout, "LHTD");
+    kvf_session_free(session);
+    assert_int_equal(kvf_session_load_with(store, &session, &err, "nobody", &look), KVF_MISS);
+}
+
+static void check_loads_into(kvf_store *store, struct iovec *k, size_t num_k, struct iovec *v, size_t num_v) {
+    kvf_session *session = NULL;
+    kvf_error err = {0};
+    kvf_session_load_options into = {
+        .struct_size = sizeof into, .k_iov = k, .num_k_iov = (uint32_t)num_k, .v_iov = v, .num_v_iov = (uint32_t)num_v};
+    assert_int_equal(kvf_session_load_with(store, &session, &err, "id", &into), KVF_OK);
+    assert_null(session->k.data);
+    assert_ptr_equal(session->k.iov, k);
+    assert_int_equal(session->v.num_iov, num_v);
+    assert_int_equal(session->v.len, VALUES_BYTES);
+    assert_int_equal(session->k.num_dims, 3);
+    kvf_session_free(session);
+    v[num_v - 1].iov_len--;
+    assert_int_equal(kvf_session_load_with(store, &session, &err, "id", &into), KVF_LIMIT);
+    assert_non_null(strstr(err.what, "210 and 400"));
+    v[num_v - 1].iov_len++;
+    into.v_iov = NULL;
+    assert_int_equal(kvf_session_load_with(store, &session, &err, "id", &into), KVF_LIMIT);
+    into.flags = 4;
+    assert_int_equal(kvf_session_load_with(store, &session, &err, "id", &into), KVF_LIMIT);
+}
+
+static void in_pieces(void **state) {
+    (void)state;
+    for (size_t form = 0; form < 5; form++) {
+        bench *b = open_bench();
+        char *dir = NULL;
+        kvf_store *store = store_in_form(b, form, &dir);
+        kvf_error err = {0};
+        kvf_tensor k = keys_tensor(), v = values_tensor();
+        struct iovec k_iov[KEYS_BYTES], v_iov[VALUES_BYTES];
+        static const kvf_digest space = {{1, 2, 3}};
+        kvf_session_options options = {
+            .struct_size = sizeof options, .num_tokens = 42, .layout = "LHTD", .space = &space, .ttl_s = 100};
+        k.data = v.data = NULL;
+        k.iov = k_iov;
+        k.num_iov = (uint32_t)cut_up(k_iov, keys_bytes, KEYS_BYTES);
+        v.iov = v_iov;
+        v.num_iov = (uint32_t)cut_up(v_iov, values_bytes, VALUES_BYTES);
+        assert_int_equal(kvf_session_save(store, &err, "id", &k, &v, &options), KVF_OK);
+        check_loads(store, "id"); /* the same as from one piece */
+        check_looks(store);
+
+        uint8_t k_got[KEYS_BYTES] = {0}, v_got[VALUES_BYTES] = {0};
+        size_t num_k = cut_up(k_iov, k_got, KEYS_BYTES), num_v = cut_up(v_iov, v_got, VALUES_BYTES);
+        check_loads_into(store, k_iov, num_k, v_iov, num_v);
+        assert_memory_equal(k_got, keys_bytes, KEYS_BYTES);
+        assert_memory_equal(v_got, values_bytes, VALUES_BYTES);
+
+        k.len--; /* not the sum of the pieces */
+        assert_int_equal(kvf_session_save(store, &err, "id", &k, &v, &options), KVF_LIMIT);
+        assert_non_null(strstr(err.what, "pieces"));
+        if (store != &b->store) {
+            kvf_store_close(store);
+            kvft_remove_dir(dir);
+        }
+        close_bench(b);
+    }
 }
 
 static void spread_over_fields(void **state) {
@@ -646,10 +800,13 @@ static void a_value_expires(void **state) {
     kvf_error err = {0};
     kvf_tensor k = keys_tensor(), v = values_tensor();
     kvfi_session_meta meta = {.stored_s = 1000};
-    kvfi_session_call call = {kvfi_store_tier(store, 0), &err, "id", kvfi_deadline(1000000), NULL};
+    kvfi_session_call call = {
+        .tier = kvfi_store_tier(store, 0), .err = &err, .id = "id", .deadline_us = kvfi_deadline(1000000)};
+    struct iovec keys = {keys_bytes, KEYS_BYTES}, values = {values_bytes, VALUES_BYTES};
     meta.keys.bytes = k.len;
     meta.values.bytes = v.len;
-    assert_int_equal(kvfi_session_save_value(&call, &meta, k.data, v.data, 60), KVF_OK); /* ended in 1970 */
+    assert_int_equal(kvfi_session_save_value(&call, &meta, (kvfi_pieces){&keys, 1}, (kvfi_pieces){&values, 1}, 60),
+                     KVF_OK); /* ended in 1970 */
     check_misses(store, "id", "expired");
     kvf_store_close(store);
 }
@@ -714,7 +871,8 @@ static void the_longest_value(void **state) {
         kvfi_session_call call = {.id = "id", .err = &err};
         kvfi_session_meta meta = {.keys = {.bytes = most - most / 2 + beyond}, .values = {.bytes = most / 2}};
         kvft_faults_arm(KVFT_ALLOC, 1);
-        kvf_status status = kvfi_session_save_value(&call, &meta, NULL, NULL, 1);
+        kvfi_pieces none = {NULL, 0};
+        kvf_status status = kvfi_session_save_value(&call, &meta, none, none, 1);
         kvft_faults_disarm();
         assert_int_equal(status, beyond == 0 ? KVF_NOMEM : KVF_LIMIT);
     }
@@ -765,6 +923,23 @@ static void use_all(kvf_store *store) {
         assert_true(loaded == KVF_NOMEM || loaded == KVF_IO || loaded == KVF_MISS);
         assert_true(err.status == loaded && err.what[0] != '\0');
     }
+    uint8_t k_got[KEYS_BYTES], v_got[VALUES_BYTES];
+    struct iovec k[2] = {{k_got, 9}, {k_got + 9, KEYS_BYTES - 9}},
+                 v[2] = {{v_got, 100}, {v_got + 100, VALUES_BYTES - 100}};
+    kvf_session_load_options ways[] = {
+        {.struct_size = sizeof *ways, .flags = KVF_SESSION_LOOK},
+        {.struct_size = sizeof *ways, .k_iov = k, .num_k_iov = 2, .v_iov = v, .num_v_iov = 2}};
+    for (size_t i = 0; i < 2; i++) {
+        loaded = kvf_session_load_with(store, &session, &err, "id", &ways[i]);
+        if (loaded == KVF_OK) {
+            assert_int_equal(session->k.len, KEYS_BYTES);
+            assert_true(i == 0 || memcmp(k_got, keys_bytes, KEYS_BYTES) == 0);
+            assert_true(i == 0 || memcmp(v_got, values_bytes, VALUES_BYTES) == 0);
+            kvf_session_free(session);
+        } else {
+            assert_true(loaded == KVF_NOMEM || loaded == KVF_IO || loaded == KVF_MISS);
+        }
+    }
     kvf_status removed = kvf_session_remove(store, &err, "id");
     assert_true(removed == KVF_OK || removed == KVF_NOMEM || removed == KVF_IO || removed == KVF_MISS);
 }
@@ -809,6 +984,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fields_there_and_back),
         cmocka_unit_test(a_plain_writer),
+        cmocka_unit_test(a_plain_writer_over_ours),
+        cmocka_unit_test(in_pieces),
         cmocka_unit_test(spread_over_fields),
         cmocka_unit_test(a_missing_part),
         cmocka_unit_test(too_many_parts),

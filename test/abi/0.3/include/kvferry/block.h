@@ -26,11 +26,12 @@ typedef struct kvf_view kvf_view;
 /* One block of a load or a save. */
 typedef struct kvf_block {
     kvf_key key;
-    /* The block's tokens: compared by a load, stored by a save. NULL if only the engine knows them. */
+    /* The block's tokens: compared by a load, stored by a save. NULL if only the engine knows them: then the key names
+     * them, and a load takes a record with or without tokens. */
     const uint32_t *tokens;
     /* 0 if tokens is NULL. */
     uint32_t num_tokens;
-    /* The position of the first token in the prompt. A load compares it too. */
+    /* The position of the first token in the prompt. A load compares it too; not if there are no tokens and it is 0. */
     uint32_t first_token;
     /* Source or destination of the payload. The sum of the lengths is the payload's length. NULL: `slot` is used. */
     struct iovec *iov;
@@ -56,8 +57,8 @@ typedef struct kvf_block {
  *            KVF_MISS   and why
  *            KVF_LIMIT  KVF_WHY_MISUSE
  *   saved    KVF_OK     accepted (kvf_save), written to every tier (a queue), or known to be stored
- *            KVF_AGAIN  shed: KVF_WHY_FULL (no room in the backlog), or KVF_WHY_AFTER_GAP after a block that was not
- *                       accepted
+ *            KVF_AGAIN  shed: KVF_WHY_FULL (kvf_save: no room in the backlog), or KVF_WHY_AFTER_GAP after a block that
+ *                       was not accepted
  *            KVF_MISS   not accepted, or not written, and why: KVF_WHY_NOMEM, KVF_WHY_CLOSED, or the store's reason
  *            KVF_LIMIT  KVF_WHY_MISUSE */
 
@@ -109,6 +110,11 @@ KVF_API size_t kvf_save(kvf_space *, kvf_block *blocks, size_t num, kvf_view *vi
 /* kvf_knows returns nonzero if the store is known to have the block, because this process matched, loaded or wrote it.
  * Saving it would be skipped, so it need not be exported. Does no I/O. */
 KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
+/* kvf_forget drops what this process knows of these blocks: the next save writes them, without looking first whether
+ * the store has them. It is for a process that saves while another one matches and loads, and notices that the server
+ * has evicted blocks. Removes nothing from the store, and does no I/O. A block that is being written becomes known when
+ * that is done. Of more than some thousand keys some may be forgotten only in part: a save then looks first. */
+KVF_API void kvf_forget(kvf_space *, const kvf_key *keys, size_t num);
 
 /* ---- without a copy: borrow, reserve -----------------------------------------------------------------------------
  *
@@ -158,8 +164,8 @@ typedef struct kvf_reserved {
 KVF_API KVF_MUST_CHECK kvf_status kvf_reserve(kvf_space *, kvf_reserved *out, size_t payload_bytes);
 /* kvf_commit hands the first `used_bytes` of a reservation to the writers, as kvf_save does. block->iov and slot are
  * not used, and its status is not written. After any return except KVF_CLOSED the reservation is used up. Returns
- * KVF_OK; KVF_LIMIT (the block breaks a rule, more bytes are used than were reserved, or nothing is reserved);
- * KVF_NOMEM (no random bytes to seal it with); KVF_CLOSED. */
+ * KVF_OK; KVF_LIMIT (the block breaks a rule, `reserved` is not zero, more bytes are used than were reserved, or there
+ * is no reservation); KVF_NOMEM (no random bytes to seal it with); KVF_CLOSED. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_commit(kvf_space *, kvf_reserved *, const kvf_block *block, size_t used_bytes);
 /* kvf_abandon gives a reservation back unused. */
 KVF_API void kvf_abandon(kvf_space *, kvf_reserved *);

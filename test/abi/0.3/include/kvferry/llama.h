@@ -8,7 +8,8 @@
  *
  * One kvf_llama belongs to one llama_context, and to the thread that uses that context. It needs one sequence id of the
  * context for itself (scratch): create the context with kv_unified = true and n_seq_max one larger than you need. Link
- * with -lkvferry-llama and the libllama that your program uses. docs/llama.md explains what is promised.
+ * with -lkvferry-llama and the libllama that your program uses. docs/llama.md explains what is promised; examples/llama.c
+ * is a whole program.
  *
  * The rest of this header is for programs with their own decode loop, for adapters that change, and for counters.
  */
@@ -78,7 +79,7 @@ typedef struct kvf_llama_options {
  * Returns KVF_OK; KVF_REFUSED with the reason (not unified, not causal, an evaluation callback, an unknown or unproven
  * kind of memory, no free sequence or cells, a model file that is not proven to be the one that was loaded); KVF_LIMIT
  * (an option is missing or out of range: the message names it); KVF_CONFIG (the model file can't be read, or is not a
- * GGUF file); KVF_IO; KVF_NOMEM. */
+ * GGUF file); KVF_IO; KVF_NOMEM; KVF_CLOSED (the store belongs to another process). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_attach(kvf_llama **out, kvf_error *err, kvf_store *,
                                                    struct llama_context *ctx, const kvf_llama_options *options);
 /* kvf_llama_detach frees the handle. The context stays as it is. */
@@ -157,14 +158,15 @@ typedef struct kvf_llama_report {
  * A fault of the store is never an error here. Returns KVF_OK; KVF_LIMIT (no tokens, more than the context holds, one
  * that is not in the vocabulary, no such sequence, or a report whose struct_size was not set); KVF_REFUSED (attention
  * is not causal); KVF_IO (llama_decode failed, with its code; the sequence is cleared); KVF_CLOSED (stopped by
- * progress). */
+ * progress, or in a forked child). */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_prefill(kvf_llama *, kvf_llama_report *report, kvf_error *err,
                                                     llama_seq_id seq, const llama_token *tokens, size_t num);
 
 /* ---- the two halves of a prefill --------------------------------------------------------------------------------- */
 
 /* kvf_llama_load clears the sequence and loads the longest stored prefix of at most num - 1 tokens into it. Returns the
- * number of tokens loaded, 0 in any doubt. */
+ * number of tokens loaded, 0 in any doubt. Arguments that kvf_llama_prefill refuses load nothing, save nothing, and
+ * leave the sequence as it is. */
 KVF_API size_t kvf_llama_load(kvf_llama *, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
                               size_t num);
 /* kvf_llama_save saves the whole blocks of the `num` tokens that the sequence holds, as they are, however they were
@@ -185,11 +187,11 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
 
 /* ---- your own decode loop, any number of sequences --------------------------------------------------------------- */
 
-/* kvf_llama_decode replaces llama_decode: same batch, same return values. If the batch continues a sequence and its
- * next blocks are stored, they are loaded instead of computed. What another sequence of the context holds is copied,
- * into separate cells. The rest is decoded, and new whole blocks are handed to the writers. A prompt, the tokens up to
- * one with an output, is cut as kvf_llama_prefill cuts it, so the answer is the same with and without a hit. Tokens
- * after the first output of their sequence in the batch are computed as they are.
+/* kvf_llama_decode replaces llama_decode: same batch, same return values (-2 in a forked child). If the batch continues
+ * a sequence and its next blocks are stored, they are loaded instead of computed. What another sequence of the context
+ * holds is copied, into separate cells. The rest is decoded, and new whole blocks are handed to the writers. A prompt,
+ * the tokens up to one with an output, is cut as kvf_llama_prefill cuts it, so the answer is the same with and without
+ * a hit. Tokens after the first output of their sequence in the batch are computed as they are.
  *
  * A prompt that continues what its sequence still holds (after an answer, or from the middle of a block) is computed
  * from there, because that is fastest. Its last bits may then differ from those of a cold run, so nothing of it is
@@ -217,7 +219,7 @@ KVF_API int32_t kvf_llama_output(const kvf_llama *, int32_t i);
 KVF_API void kvf_llama_forget(kvf_llama *, llama_seq_id seq);
 
 /* kvf_llama_prompt_report reports the last prompt (of two or more tokens) that was decoded in this sequence. All zero
- * if there was none. Returns KVF_OK, or KVF_LIMIT if out->struct_size was not set. */
+ * if there was none. Returns KVF_OK; KVF_LIMIT (out->struct_size was not set); KVF_CLOSED. */
 KVF_API kvf_status kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *out, llama_seq_id seq);
 
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
@@ -230,8 +232,8 @@ KVF_API kvf_status kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *
  * earlier llama_decode.
  *
  * Returns KVF_OK; KVF_LIMIT (two cells are not free now, or loads of earlier sets are still under way: call it again
- * later); KVF_REFUSED, KVF_IO, KVF_NOMEM as kvf_llama_attach. After a failure nothing is loaded or saved until a call
- * succeeds; decoding continues. */
+ * later); KVF_REFUSED, KVF_IO, KVF_NOMEM, KVF_CLOSED as kvf_llama_attach. After a failure nothing is loaded or saved
+ * until a call succeeds; decoding continues. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_llama_set_adapters(kvf_llama *, kvf_error *err, const char *adapters);
 
 /* kvf_llama_space returns the space of the current adapters, valid until they change. NULL: there is none, and nothing
@@ -291,7 +293,7 @@ typedef struct kvf_llama_counters {
     /* Sums of the times in the reports. */
     uint64_t match_us, load_us, import_us, compute_us, waited_us;
 } kvf_llama_counters;
-/* kvf_llama_count reads the counters. Returns KVF_OK, or KVF_LIMIT if out->struct_size was not set. */
+/* kvf_llama_count reads the counters. Returns KVF_OK; KVF_LIMIT (out->struct_size was not set); KVF_CLOSED. */
 KVF_API kvf_status kvf_llama_count(const kvf_llama *, kvf_llama_counters *out);
 
 #ifdef __cplusplus

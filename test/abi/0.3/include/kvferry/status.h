@@ -24,10 +24,12 @@
  *    which must be zero: anything else is KVF_LIMIT. Initialise such structs with `{...}` or memset.
  *  - Every call lists what it returns, and returns nothing else. Lists of blocks are answered block by block: see
  *    kvf_block.
- *  - In a forked child the stores, spaces, views and queues of the parent must not be used. No call waits there: calls
- *    that return a kvf_status return KVF_CLOSED, blocks are misses with KVF_WHY_CLOSED, calls that close, free or give
- *    back something do nothing, and calls that only read a space (kvf_chain, kvf_space_fields ...) work. A child can
- *    open its own stores.
+ *  - A forked child can't use its parent's stores, spaces, views, queues and llama.cpp handles. Every call on them
+ *    returns at once there. Calls that return a kvf_status return KVF_CLOSED (kvf_match returns KVF_OK and a run of 0).
+ *    Blocks are misses with KVF_WHY_CLOSED, numbers are 0 (of kvf_queue_fd -1, of kvf_llama_decode -2), and calls that
+ *    close, release, abandon, forget, cancel or trim do nothing. Calls that only read a space or a handle (kvf_chain,
+ *    kvf_space_fields, kvf_llama_cut ...) work. A kvf_session, a kvf_earlier and a text for kvf_free are the child's own
+ *    copies. A child can open its own stores and views.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H
