@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters that change while slots hold KV: a LoRA by request (llama_set_adapters_lora), a control vector
 (llama_set_adapter_cvec). Every answer is that of a server without the shim."""
-import json, os, struct, subprocess, sys, time
+import json, os, struct, subprocess
 import lab, lora
+from lab import check
 
 ARGS = ["-np", "4", "--kv-unified", "-c", "2048", "--cache-ram", "0"]
 LAYERS, WIDTH = 30, 576  # of the model
-
-
-def check(what, condition, detail=""):
-    print(f"{'ok  ' if condition else 'FAIL'} {what} {detail}", flush=True)
-    if not condition:
-        raise AssertionError(what)
 
 
 def ask(server, tokens, slot, scale=None, **more):
@@ -148,18 +143,4 @@ def test_a_program_that_moves_positions(folder):
         check("and all that it stored is what a cold run stores", len(same) > 0 and other == 0, str((len(found[what]), len(same), other)))
 
 
-lab.need_all()
-with lab.folder() as top:
-    wanted = sys.argv[1:]
-    tests = [(n, f) for n, f in list(globals().items()) if n.startswith("test_") and (not wanted or any(w in n for w in wanted))]
-    failed = []
-    for name, test in tests:
-        begin = time.monotonic()
-        try:
-            test(top)
-        except Exception as e:
-            failed.append(name)
-            print(f"FAIL {name}: {type(e).__name__}: {e}")
-        print(f"     {name}: {time.monotonic() - begin:.1f} s", flush=True)
-    print(f"{len(tests) - len(failed)} passed, {len(failed)} failed")
-    sys.exit(1 if failed else 0)
+lab.main(globals())

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store holds what a cold run computes, whatever the slot of a server did before: the same record bytes, the same answer."""
-import os, sys
+import os
 import lab
+from lab import check
 
 ARGS = ["-np", "2", "--kv-unified", "-c", "4096"]
-
-
-def check(what, condition, detail=""):
-    print(f"{'ok  ' if condition else 'FAIL'} {what} {detail}", flush=True)
-    if not condition:
-        raise AssertionError(what)
 
 
 def records(store):
@@ -67,13 +62,4 @@ def test_a_chat(folder):
     check("the turn has a cold run's answer after a restart", again == alone, repr(again))
 
 
-lab.need_all()
-with lab.folder() as top:
-    failed = []
-    for name, test in [(n, f) for n, f in list(globals().items()) if n.startswith("test_") and (not sys.argv[1:] or any(w in n for w in sys.argv[1:]))]:
-        try:
-            test(top)
-        except Exception as e:
-            failed.append(name)
-            print(f"FAIL {name}: {type(e).__name__}: {e}", flush=True)
-    sys.exit(1 if failed else 0)
+lab.main(globals())

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama-server through its HTTP interface, with and without the shim: everything works the same, and a hit changes no answer."""
-import json, os, shutil, signal, socket, subprocess, sys, time
+import json, os, shutil, signal, socket, subprocess
 import lab, lora, short_model
+from lab import check
 
 ARGS = ["-np", "4", "--kv-unified", "-c", "4096"]
-
-
-def check(what, condition, detail=""):
-    print(f"{'ok  ' if condition else 'FAIL'} {what} {detail}", flush=True)
-    if not condition:
-        raise AssertionError(what)
 
 
 def prompts(server, num, length):
@@ -169,14 +164,21 @@ def test_cache_reuse(folder):
     check("what was moved is left alone", s.stats()["aside_tokens"]["moved"] > 0 and other["content"] != "")
 
 
+def begin_stream(server, prompt):
+    """A client that asks for a long answer."""
+    c = socket.create_connection(("127.0.0.1", server.port))
+    body = b'{"prompt": %s, "n_predict": 400, "ignore_eos": true, "stream": true}' % str(prompt).encode()
+    c.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return c
+
+
 def test_an_aborted_request(folder):
     with lab.Server(folder, f"file:{folder}/abort", ARGS) as s:
         p = prompts(s, 2, 300)
-        c = socket.create_connection(("127.0.0.1", s.port))
-        body = b'{"prompt": %s, "n_predict": 400, "stream": true}' % str(p[0]).encode()
-        c.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        time.sleep(1.0)
-        c.close()
+        for is_answered in (False, True):
+            with begin_stream(s, p[0]) as c:
+                if is_answered:
+                    c.recv(1)
         check("an aborted request leaves the server well", s.ask(p[1], 8)["tokens_predicted"] == 8)
         check("and its prompt", s.ask(p[0], 8)["tokens_predicted"] == 8)
         s.stop()
@@ -264,10 +266,7 @@ def redis(folder):
         return None, None
     sock = f"{folder}/redis.sock"
     p = subprocess.Popen([path, "--port", "0", "--unixsocket", sock, "--save", "", "--dir", folder], stdout=subprocess.DEVNULL)
-    for _ in range(100):
-        if os.path.exists(sock):
-            break
-        time.sleep(0.05)
+    lab.wait_until("the socket of redis-server", lambda: os.path.exists(sock))
     return p, f"redis+unix://{sock}"
 
 
@@ -281,12 +280,11 @@ def test_a_store_that_dies(folder):
             p = prompts(s, 3, 260)
             texts = [s.ask(x, 12, id_slot=0, cache_prompt=False)["content"] for x in p]
             warm = s.ask(p[0], 12, id_slot=0, cache_prompt=False)["content"]
-            stream = lab.parallel([lambda: s.stream(p[1], 100, ignore_eos=True),
-                                   lambda: (time.sleep(0.5), server.send_signal(signal.SIGKILL))])
+            stream = s.stream(p[1], 100, on_first=server.kill, ignore_eos=True)
             dead = [s.ask(x, 12, id_slot=0, cache_prompt=False)["content"] for x in p]
             check("answers from Redis, and without it, are the same", warm == texts[0] and dead == texts)
             check("a dead store is named", "does not answer" in explained(s), explained(s))
-            check("a stream goes on while the store dies", stream[0][2]["tokens_predicted"] == 100)
+            check("a stream goes on while the store dies", stream[2]["tokens_predicted"] == 100)
             s.stop()
     finally:
         server.kill()
@@ -298,14 +296,11 @@ def test_sigterm_under_load(folder):
     codes, store = [], f"file:{folder}/term"
     for url in (None, store):
         with lab.Server(folder, url, ARGS) as s:
-            clients = []
-            for p in prompts(s, 4, 300):
-                body = b'{"prompt": %s, "n_predict": 400, "stream": true}' % str(p).encode()
-                clients.append(socket.create_connection(("127.0.0.1", s.port)))
-                clients[-1].sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            time.sleep(2)
+            clients = [begin_stream(s, p) for p in prompts(s, 4, 300)]
+            for c in clients:
+                c.recv(1)  # of the answer
             s.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            lab.wait_until("llama-server takes no more clients", lambda: not s.listens())
             for c in clients:
                 c.close()
             try:
@@ -317,18 +312,4 @@ def test_sigterm_under_load(folder):
     check("and leaves a store that is whole", whole.returncode == 0, whole.stdout[-200:].strip())
 
 
-lab.need_all()
-with lab.folder() as top:
-    wanted = sys.argv[1:]
-    tests = [(n, f) for n, f in list(globals().items()) if n.startswith("test_") and (not wanted or any(w in n for w in wanted))]
-    failed = []
-    for name, test in tests:
-        begin = time.monotonic()
-        try:
-            test(top)
-        except Exception as e:
-            failed.append(name)
-            print(f"FAIL {name}: {type(e).__name__}: {e}")
-        print(f"     {name}: {time.monotonic() - begin:.1f} s", flush=True)
-    print(f"{len(tests) - len(failed)} passed, {len(failed)} failed")
-    sys.exit(1 if failed else 0)
+lab.main(globals())

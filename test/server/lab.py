@@ -86,8 +86,15 @@ class Server:
             raise RuntimeError(f"{status}: {answer}")
         return answer
 
-    def stream(self, prompt, n=16, **more):
-        """(seconds to the first token, the text, the last event)"""
+    def listens(self):
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 5).close()
+            return True
+        except OSError:
+            return False
+
+    def stream(self, prompt, n=16, on_first=lambda: None, **more):
+        """(seconds to the first token, the text, the last event); on_first is called at the first token"""
         c, text, first, last = self.connect(), "", None, None
         begin = time.monotonic()
         body = {"prompt": prompt, "n_predict": n, "temperature": 0, "seed": 1, "stream": True, **more}
@@ -100,6 +107,7 @@ class Server:
                 last = json.loads(line[6:])
                 if first is None and (last.get("tokens") or last.get("content") or last.get("stop")):
                     first = time.monotonic() - begin
+                    on_first()
                 text += last.get("content", "")
         c.close()
         return first, text, last
@@ -162,3 +170,37 @@ def prompt_of(server, num_tokens):
     while len(tokens) < num_tokens:
         tokens += tokens
     return tokens[:num_tokens]
+
+
+def check(what, condition, detail=""):
+    print(f"{'ok  ' if condition else 'FAIL'} {what} {detail}", flush=True)
+    if not condition:
+        raise AssertionError(what)
+
+
+def wait_until(what, condition, seconds=300):
+    """Waits for a state. The bound is for a state that never comes, not for a slow machine."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds} s for this: {what}")
+        time.sleep(0.02)
+
+
+def main(names):
+    """Runs the functions test_... of a module (its globals()), or those whose names contain an argument. Ends the program."""
+    need_all()
+    wanted = sys.argv[1:]
+    tests = [(n, f) for n, f in names.items() if n.startswith("test_") and (not wanted or any(w in n for w in wanted))]
+    failed = 0
+    with folder() as top:
+        for name, test in tests:
+            begin = time.monotonic()
+            try:
+                test(top)
+            except Exception as e:
+                failed += 1
+                print(f"FAIL {name}: {type(e).__name__}: {e}")
+            print(f"     {name}: {time.monotonic() - begin:.1f} s", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed")
+    sys.exit(1 if failed or not tests else 0)
