@@ -6,6 +6,7 @@
  */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <sys/wait.h>
 
 #include "lab.h"
@@ -164,10 +165,18 @@ typedef enum class {
 typedef struct setting {
     const char *name;
     class class;
-    void (*set)(settings *);
+    size_t offset, size; /* of a field of settings, see FIELD; size 0: none */
+    const void *value;
     const toy *toy;                        /* NULL: the plain one */
-    void (*apply)(struct llama_context *); /* after the context was made, instead of `set` */
+    void (*set)(settings *);               /* instead of a field */
+    void (*apply)(struct llama_context *); /* the same, after the context was made */
 } setting;
+
+#define FIELD(field, what)                                                          \
+    .offset = offsetof(settings, field), .size = sizeof(((settings *)NULL)->field), \
+    .value = &(__typeof__(((settings *)NULL)->field)) {                             \
+        what                                                                        \
+    }
 
 static bool go_on(float progress, void *ctx) {
     (void)progress;
@@ -204,166 +213,19 @@ static struct llama_sampler *greedy(void) {
     return chain; /* kept: contexts point to it */
 }
 
-#define SET(what) static void set_##what(settings *s)
-/* llama_model_params */
-SET(devices) {
-    s->model.devices = no_devices;
-}
-SET(tensor_buft_overrides) {
+static void set_tensor_buft_overrides(settings *s) {
     some_pattern[0].buft = ggml_backend_dev_buffer_type(cpu());
     s->model.tensor_buft_overrides = some_pattern;
 }
-SET(no_buft_overrides) {
-    s->model.tensor_buft_overrides = no_pattern;
-}
-SET(n_gpu_layers) {
-    s->model.n_gpu_layers = 3;
-}
-SET(split_mode) {
-    s->model.split_mode = LLAMA_SPLIT_MODE_NONE;
-}
-SET(load_mode) {
-    s->model.load_mode = LLAMA_LOAD_MODE_NONE;
-}
-SET(lazy_mode) {
-    s->model.lazy_mode = LLAMA_LAZY_MODE_OFF;
-}
-SET(main_gpu) {
-    s->model.main_gpu = 1;
-}
-SET(tensor_split) {
-    s->model.tensor_split = split;
-}
-SET(progress_callback) {
-    s->model.progress_callback = go_on;
-}
-SET(progress_callback_user_data) {
-    s->model.progress_callback_user_data = s;
-}
-SET(kv_overrides) {
-    s->model.kv_overrides = epsilon;
-}
-SET(check_tensors) {
-    s->model.check_tensors = true;
-}
-SET(use_extra_bufts) {
-    s->model.use_extra_bufts = false;
-}
-SET(no_host) {
-    s->model.no_host = true;
-}
-SET(load_mtp) {
-    s->model.load_mtp = true;
-}
-/* llama_context_params */
-SET(n_ctx) {
-    s->context.n_ctx = 512;
-}
-SET(n_batch) {
-    s->context.n_batch = 128;
-}
-SET(n_ubatch) {
-    s->context.n_ubatch = 64;
-}
-SET(small_ubatch) {
-    s->context.n_ubatch = 48;
-}
-SET(n_seq_max) {
-    s->context.n_seq_max = 7;
-}
-SET(n_rs_seq) {
-    s->context.n_rs_seq = 2;
-}
-SET(n_outputs_max) {
-    s->context.n_outputs_max = 8;
-}
-SET(n_outputs_max_per_seq) {
-    s->context.n_outputs_max_per_seq = 2;
-}
-SET(n_threads) {
-    s->context.n_threads = 1;
-}
-SET(n_threads_batch) {
-    s->context.n_threads_batch = 1;
-}
-SET(rope_scaling_type) {
+static void set_rope_scaling_type(settings *s) {
     s->context.rope_scaling_type = LLAMA_ROPE_SCALING_TYPE_LINEAR;
     s->context.rope_freq_scale = 0.5f;
 }
-SET(pooling_type) {
-    s->context.pooling_type = LLAMA_POOLING_TYPE_NONE;
-}
-SET(attention_type) {
-    s->context.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL;
-}
-SET(flash_attn_type) {
-    s->context.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
-}
-SET(rope_freq_base) {
-    s->context.rope_freq_base = 5000;
-}
-SET(rope_freq_scale) {
-    s->context.rope_freq_scale = 0.5f;
-}
-SET(yarn_ext_factor) {
-    s->context.yarn_ext_factor = 1;
-}
-SET(yarn_attn_factor) {
-    s->context.yarn_attn_factor = 1.5f;
-}
-SET(yarn_beta_fast) {
-    s->context.yarn_beta_fast = 16;
-}
-SET(yarn_beta_slow) {
-    s->context.yarn_beta_slow = 2;
-}
-SET(yarn_orig_ctx) {
-    s->context.yarn_orig_ctx = 512;
-}
-SET(defrag_thold) {
-    s->context.defrag_thold = 0.5f;
-}
-SET(cb_eval) {
-    s->context.cb_eval = look;
-}
-SET(cb_eval_user_data) {
-    s->context.cb_eval_user_data = s;
-}
-SET(type_k) {
-    s->context.type_k = GGML_TYPE_Q8_0;
-}
-SET(type_v) {
-    s->context.type_v = GGML_TYPE_Q8_0;
-}
-SET(abort_callback) {
-    s->context.abort_callback = do_not_stop;
-}
-SET(abort_callback_data) {
-    s->context.abort_callback_data = s;
-}
-SET(embeddings) {
-    s->context.embeddings = true;
-}
-SET(offload_kqv) {
-    s->context.offload_kqv = false;
-}
-SET(no_perf) {
-    s->context.no_perf = false;
-}
-SET(op_offload) {
-    s->context.op_offload = false;
-}
-SET(samplers) {
+static void set_samplers(settings *s) {
     static struct llama_sampler_seq_config config;
     config.sampler = greedy();
     s->context.samplers = &config;
     s->context.n_samplers = 1;
-}
-SET(swa_full) {
-    s->context.swa_full = true;
-}
-SET(kv_unified) {
-    s->context.kv_unified = false;
 }
 
 /* Functions. */
@@ -414,70 +276,70 @@ static const toy windows = {.arch = "gemma3", .more = {{"attention.sliding_windo
 static const toy recurrent = {.arch = "jamba", .hybrid = true};
 
 static const setting all[] = {
-    {"devices", NOTHING, set_devices, NULL, NULL}, /* NUMBERS where there are any but CPUs */
-    {"tensor_buft_overrides", NUMBERS, set_tensor_buft_overrides, NULL, NULL},
-    {"tensor_buft_overrides", NOTHING, set_no_buft_overrides, NULL, NULL},
-    {"n_gpu_layers", NOTHING, set_n_gpu_layers, NULL, NULL},
-    {"split_mode", NOTHING, set_split_mode, NULL, NULL},
-    {"load_mode", NOTHING, set_load_mode, NULL, NULL},
-    {"lazy_mode", NOTHING, set_lazy_mode, NULL, NULL},
-    {"main_gpu", NOTHING, set_main_gpu, NULL, NULL},
-    {"tensor_split", NOTHING, set_tensor_split, NULL, NULL},
-    {"progress_callback", NOTHING, set_progress_callback, NULL, NULL},
-    {"progress_callback_user_data", NOTHING, set_progress_callback_user_data, NULL, NULL},
-    {"kv_overrides", SPACE, set_kv_overrides, NULL, NULL},
-    {"check_tensors", NOTHING, set_check_tensors, NULL, NULL},
-    {"use_extra_bufts", NUMBERS, set_use_extra_bufts, NULL, NULL},
-    {"no_host", NUMBERS, set_no_host, NULL, NULL},
-    {"load_mtp", NOTHING, set_load_mtp, NULL, NULL},
-    {"n_ctx", NOTHING, set_n_ctx, NULL, NULL},
-    {"n_batch", NOTHING, set_n_batch, NULL, NULL},
-    {"n_ubatch", NOTHING, set_n_ubatch, NULL, NULL},
-    {"n_ubatch", SPACE, set_small_ubatch, NULL, NULL},
-    {"n_seq_max", NOTHING, set_n_seq_max, NULL, NULL},
-    {"n_seq_max", NOTHING, set_n_seq_max, &recurrent, NULL},
-    {"n_rs_seq", NOTHING, set_n_rs_seq, NULL, NULL},
-    {"n_outputs_max", NOTHING, set_n_outputs_max, NULL, NULL},
-    {"n_outputs_max_per_seq", NOTHING, set_n_outputs_max_per_seq, NULL, NULL},
-    {"n_threads", NOTHING, set_n_threads, NULL, NULL},
-    {"n_threads_batch", NOTHING, set_n_threads_batch, NULL, NULL},
-    {"rope_scaling_type", SPACE, set_rope_scaling_type, NULL, NULL},
-    {"pooling_type", NOTHING, set_pooling_type, NULL, NULL},
-    {"attention_type", REFUSED, set_attention_type, NULL, NULL},
-    {"flash_attn_type", SPACE, set_flash_attn_type, NULL, NULL},
-    {"rope_freq_base", SPACE, set_rope_freq_base, NULL, NULL},
-    {"rope_freq_scale", SPACE, set_rope_freq_scale, NULL, NULL},
-    {"yarn_ext_factor", SPACE, set_yarn_ext_factor, NULL, NULL},
-    {"yarn_attn_factor", SPACE, set_yarn_attn_factor, NULL, NULL},
-    {"yarn_beta_fast", SPACE, set_yarn_beta_fast, NULL, NULL},
-    {"yarn_beta_slow", SPACE, set_yarn_beta_slow, NULL, NULL},
-    {"yarn_orig_ctx", SPACE, set_yarn_orig_ctx, NULL, NULL},
-    {"defrag_thold", NOTHING, set_defrag_thold, NULL, NULL},
-    {"cb_eval", REFUSED, set_cb_eval, NULL, NULL},
-    {"cb_eval_user_data", NOTHING, set_cb_eval_user_data, NULL, NULL},
-    {"type_k", SPACE, set_type_k, NULL, NULL},
-    {"type_v", SPACE, set_type_v, NULL, NULL},
-    {"abort_callback", NOTHING, set_abort_callback, NULL, NULL},
-    {"abort_callback_data", NOTHING, set_abort_callback_data, NULL, NULL},
-    {"embeddings", NOTHING, set_embeddings, NULL, NULL},
-    {"offload_kqv", NOTHING, set_offload_kqv, NULL, NULL},
-    {"no_perf", NOTHING, set_no_perf, NULL, NULL},
-    {"op_offload", NOTHING, set_op_offload, NULL, NULL},
-    {"samplers", NOTHING, set_samplers, NULL, NULL}, /* and "n_samplers" */
-    {"swa_full", NOTHING, set_swa_full, NULL, NULL},
-    {"swa_full", SPACE, set_swa_full, &windows, NULL},
-    {"kv_unified", REFUSED, set_kv_unified, NULL, NULL},
-    {"llama_set_n_threads", NOTHING, NULL, NULL, apply_n_threads},
-    {"llama_attach_threadpool", NOTHING, NULL, NULL, apply_threadpool},
-    {"llama_detach_threadpool", NOTHING, NULL, NULL, apply_detach_threadpool},
-    {"llama_set_embeddings", NOTHING, NULL, NULL, apply_embeddings},
-    {"llama_set_causal_attn", REFUSED, NULL, NULL, apply_causal_attn},
-    {"llama_set_warmup", NOTHING, NULL, NULL, apply_warmup},
-    {"llama_set_warmup", NOTHING, NULL, &experts, apply_warmup},
-    {"llama_set_abort_callback", NOTHING, NULL, NULL, apply_abort_callback},
-    {"llama_set_sampler", NOTHING, NULL, NULL, apply_sampler},
-    {"llama_set_adapter_cvec", NUMBERS, NULL, NULL, apply_cvec},
-    {"llama_numa_init", NOTHING, NULL, NULL, apply_numa},
+    {"devices", NOTHING, FIELD(model.devices, no_devices)}, /* NUMBERS where there are any but CPUs */
+    {"tensor_buft_overrides", NUMBERS, .set = set_tensor_buft_overrides},
+    {"tensor_buft_overrides", NOTHING, FIELD(model.tensor_buft_overrides, no_pattern)},
+    {"n_gpu_layers", NOTHING, FIELD(model.n_gpu_layers, 3)},
+    {"split_mode", NOTHING, FIELD(model.split_mode, LLAMA_SPLIT_MODE_NONE)},
+    {"load_mode", NOTHING, FIELD(model.load_mode, LLAMA_LOAD_MODE_NONE)},
+    {"lazy_mode", NOTHING, FIELD(model.lazy_mode, LLAMA_LAZY_MODE_OFF)},
+    {"main_gpu", NOTHING, FIELD(model.main_gpu, 1)},
+    {"tensor_split", NOTHING, FIELD(model.tensor_split, split)},
+    {"progress_callback", NOTHING, FIELD(model.progress_callback, go_on)},
+    {"progress_callback_user_data", NOTHING, FIELD(model.progress_callback_user_data, no_devices)},
+    {"kv_overrides", SPACE, FIELD(model.kv_overrides, epsilon)},
+    {"check_tensors", NOTHING, FIELD(model.check_tensors, true)},
+    {"use_extra_bufts", NUMBERS, FIELD(model.use_extra_bufts, false)},
+    {"no_host", NUMBERS, FIELD(model.no_host, true)},
+    {"load_mtp", NOTHING, FIELD(model.load_mtp, true)},
+    {"n_ctx", NOTHING, FIELD(context.n_ctx, 512)},
+    {"n_batch", NOTHING, FIELD(context.n_batch, 128)},
+    {"n_ubatch", NOTHING, FIELD(context.n_ubatch, 64)},
+    {"n_ubatch", SPACE, FIELD(context.n_ubatch, 48)},
+    {"n_seq_max", NOTHING, FIELD(context.n_seq_max, 7)},
+    {"n_seq_max", NOTHING, FIELD(context.n_seq_max, 7), .toy = &recurrent},
+    {"n_rs_seq", NOTHING, FIELD(context.n_rs_seq, 2)},
+    {"n_outputs_max", NOTHING, FIELD(context.n_outputs_max, 8)},
+    {"n_outputs_max_per_seq", NOTHING, FIELD(context.n_outputs_max_per_seq, 2)},
+    {"n_threads", NOTHING, FIELD(context.n_threads, 1)},
+    {"n_threads_batch", NOTHING, FIELD(context.n_threads_batch, 1)},
+    {"rope_scaling_type", SPACE, .set = set_rope_scaling_type},
+    {"pooling_type", NOTHING, FIELD(context.pooling_type, LLAMA_POOLING_TYPE_NONE)},
+    {"attention_type", REFUSED, FIELD(context.attention_type, LLAMA_ATTENTION_TYPE_NON_CAUSAL)},
+    {"flash_attn_type", SPACE, FIELD(context.flash_attn_type, LLAMA_FLASH_ATTN_TYPE_DISABLED)},
+    {"rope_freq_base", SPACE, FIELD(context.rope_freq_base, 5000)},
+    {"rope_freq_scale", SPACE, FIELD(context.rope_freq_scale, 0.5f)},
+    {"yarn_ext_factor", SPACE, FIELD(context.yarn_ext_factor, 1)},
+    {"yarn_attn_factor", SPACE, FIELD(context.yarn_attn_factor, 1.5f)},
+    {"yarn_beta_fast", SPACE, FIELD(context.yarn_beta_fast, 16)},
+    {"yarn_beta_slow", SPACE, FIELD(context.yarn_beta_slow, 2)},
+    {"yarn_orig_ctx", SPACE, FIELD(context.yarn_orig_ctx, 512)},
+    {"defrag_thold", NOTHING, FIELD(context.defrag_thold, 0.5f)},
+    {"cb_eval", REFUSED, FIELD(context.cb_eval, look)},
+    {"cb_eval_user_data", NOTHING, FIELD(context.cb_eval_user_data, no_devices)},
+    {"type_k", SPACE, FIELD(context.type_k, GGML_TYPE_Q8_0)},
+    {"type_v", SPACE, FIELD(context.type_v, GGML_TYPE_Q8_0)},
+    {"abort_callback", NOTHING, FIELD(context.abort_callback, do_not_stop)},
+    {"abort_callback_data", NOTHING, FIELD(context.abort_callback_data, no_devices)},
+    {"embeddings", NOTHING, FIELD(context.embeddings, true)},
+    {"offload_kqv", NOTHING, FIELD(context.offload_kqv, false)},
+    {"no_perf", NOTHING, FIELD(context.no_perf, false)},
+    {"op_offload", NOTHING, FIELD(context.op_offload, false)},
+    {"samplers", NOTHING, .set = set_samplers}, /* and "n_samplers" */
+    {"swa_full", NOTHING, FIELD(context.swa_full, true)},
+    {"swa_full", SPACE, FIELD(context.swa_full, true), .toy = &windows},
+    {"kv_unified", REFUSED, FIELD(context.kv_unified, false)},
+    {"llama_set_n_threads", NOTHING, .apply = apply_n_threads},
+    {"llama_attach_threadpool", NOTHING, .apply = apply_threadpool},
+    {"llama_detach_threadpool", NOTHING, .apply = apply_detach_threadpool},
+    {"llama_set_embeddings", NOTHING, .apply = apply_embeddings},
+    {"llama_set_causal_attn", REFUSED, .apply = apply_causal_attn},
+    {"llama_set_warmup", NOTHING, .apply = apply_warmup},
+    {"llama_set_warmup", NOTHING, .toy = &experts, .apply = apply_warmup},
+    {"llama_set_abort_callback", NOTHING, .apply = apply_abort_callback},
+    {"llama_set_sampler", NOTHING, .apply = apply_sampler},
+    {"llama_set_adapter_cvec", NUMBERS, .apply = apply_cvec},
+    {"llama_numa_init", NOTHING, .apply = apply_numa},
 };
 
 static void check(const setting *s, const identity *before, const identity *after) {
@@ -526,6 +388,9 @@ static void test_every_setting(void **state) {
         const setting *s = &all[i];
         const toy *t = s->toy != NULL ? s->toy : &plain;
         settings changed = settings_of();
+        if (s->size > 0) {
+            memcpy((uint8_t *)&changed + s->offset, s->value, s->size);
+        }
         if (s->set != NULL) {
             s->set(&changed);
         }
