@@ -16,7 +16,7 @@
 #define NUM        1300u /* 20 blocks of 64, a tail of 19 tokens, and the last one; states at 1024, 1280 and 1299 */
 #define SHARED     1100u /* of another prompt */
 #define GREEDY     8u
-#define MAX_FAULTS 8u
+#define MAX_FAULTS 4u
 
 typedef struct kind {
     const char *arch;
