@@ -285,8 +285,8 @@ def must(command, **more):
 
 def copy_tree():
     """Brings the copy up to date; what has not changed keeps its time."""
-    tops = ("src", "include", "engines", "cli", "test", "checks", "bench", "CMakeLists.txt", "kvferry.pc.in")
-    paths = [p for top in tops for p in ((ROOT / top).rglob("*") if (ROOT / top).is_dir() else [ROOT / top])]
+    tops = ("src", "include", "engines", "cli", "test", "checks", "bench", "examples")
+    paths = [ROOT / "CMakeLists.txt", *ROOT.glob("*.in"), *(p for top in tops for p in (ROOT / top).rglob("*"))]
     wanted = {str(p.relative_to(ROOT)) for p in paths if p.is_file()}
     for path in [p for p in TREE.rglob("*") if p.is_file()]:
         if str(path.relative_to(TREE)) not in wanted:
