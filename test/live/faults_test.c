@@ -156,6 +156,9 @@ static void fail_each(const char *what, const char *url, kvft_fault_kind kind) {
         loaded = live_once(url, prompt);
         uint64_t live = kvft_faults_live_allocs();
         hit = kvft_faults_disarm();
+        if (kind == KVFT_ZERO && loaded != BLOCKS) {
+            fail_msg("%s: %zu blocks loaded with call %llu", what, loaded, (unsigned long long)n);
+        }
         if (live != 0) {
             fail_msg("%s: %llu blocks of memory leaked when call %llu failed", what, (unsigned long long)live,
                      (unsigned long long)n);
@@ -178,6 +181,8 @@ static void fail_all(const char *kind, const char *url) {
     fail_each(what, url, KVFT_CALL);
     snprintf(what, sizeof what, "%s, short transfer", kind);
     fail_each(what, url, KVFT_SHORT);
+    snprintf(what, sizeof what, "%s, descriptor 0", kind);
+    fail_each(what, url, KVFT_ZERO);
 }
 
 static void test_memory(void **state) {

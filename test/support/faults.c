@@ -5,7 +5,11 @@
 #include "support/faults.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "base/sys.h"
 
@@ -31,6 +35,34 @@ static bool fails(int error) {
     }
     errno = error;
     return true;
+}
+
+static _Atomic int input = -1; /* the standard input, while its number is another descriptor's */
+
+/* The descriptor has the number 0 from now on, if it is its turn. */
+static int number(int fd) {
+    if (fd <= 0 || !turn(KVFT_ZERO)) {
+        return fd;
+    }
+    atomic_store(&input, fcntl(0, F_DUPFD_CLOEXEC, 3));
+    if (dup3(fd, 0, O_CLOEXEC) != 0 || close(fd) != 0) {
+        abort();
+    }
+    return 0;
+}
+
+static void restore_input(void) {
+    int fd = atomic_exchange(&input, -1);
+    if (fd < 0) {
+        return;
+    }
+    if (fcntl(0, F_GETFD) != -1) {
+        fprintf(stderr, "faults: descriptor 0 was not closed\n");
+        abort();
+    }
+    if (dup2(fd, 0) != 0 || close(fd) != 0) {
+        abort();
+    }
 }
 
 static void *alive(void *p) {
@@ -99,13 +131,22 @@ static int f_random(void *out, size_t bytes) {
     return fails(EIO) ? -1 : below->random(out, bytes);
 }
 
+/* No child process may get a descriptor of the library. The flag has one value for files, sockets and pipes. */
+static int closed_on_exec(int flags) {
+    if ((flags & O_CLOEXEC) == 0) {
+        fprintf(stderr, "faults: a descriptor is made without O_CLOEXEC\n");
+        abort();
+    }
+    return flags;
+}
+
 /* ---- files */
 static int f_open(const char *path, int flags, mode_t mode) {
-    return fails(EMFILE) ? -1 : below->open(path, flags, mode);
+    return fails(EMFILE) ? -1 : number(below->open(path, closed_on_exec(flags), mode));
 }
 
 static int f_openat(int dir, const char *path, int flags, mode_t mode) {
-    return fails(EMFILE) ? -1 : below->openat(dir, path, flags, mode);
+    return fails(EMFILE) ? -1 : number(below->openat(dir, path, closed_on_exec(flags), mode));
 }
 
 /* close is not failed: Linux frees the descriptor whatever it answers, and nobody can do anything about it. */
@@ -208,7 +249,7 @@ static int f_resolve(const char *host, const char *service, const struct addrinf
 }
 
 static int f_socket(int family, int type, int protocol) {
-    return fails(EMFILE) ? -1 : below->socket(family, type, protocol);
+    return fails(EMFILE) ? -1 : number(below->socket(family, closed_on_exec(type), protocol));
 }
 
 static int f_connect(int fd, const struct sockaddr *address, socklen_t len) {
@@ -246,7 +287,12 @@ static ssize_t f_writev(int fd, const struct iovec *iov, int num) {
 }
 
 static int f_pipe(int out_fds[2], int flags, size_t bytes) {
-    return fails(EMFILE) ? -1 : below->pipe(out_fds, flags, bytes);
+    if (fails(EMFILE) || below->pipe(out_fds, closed_on_exec(flags), bytes) != 0) {
+        return -1;
+    }
+    out_fds[0] = number(out_fds[0]);
+    out_fds[1] = number(out_fds[1]);
+    return 0;
 }
 
 static ssize_t f_vmsplice(int fd, const struct iovec *iov, size_t num, unsigned flags) {
@@ -269,7 +315,7 @@ static int f_poll(struct pollfd *fds, nfds_t num, int timeout_ms) {
 }
 
 static int f_eventfd(unsigned initial, int flags) {
-    return fails(EMFILE) ? -1 : below->eventfd(initial, flags);
+    return fails(EMFILE) ? -1 : number(below->eventfd(initial, closed_on_exec(flags)));
 }
 
 static int f_thread(void *out_pthread, void *(*run)(void *), void *arg) {
@@ -343,6 +389,7 @@ bool kvft_faults_disarm(void) {
     if (kvfi_sys_table == &faulty) {
         kvfi_sys_table = below;
     }
+    restore_input();
     return atomic_exchange(&hit, false);
 }
 

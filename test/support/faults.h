@@ -16,7 +16,10 @@
 typedef enum kvft_fault_kind {
     KVFT_ALLOC, /* alloc, resize and map of anonymous memory fail with ENOMEM */
     KVFT_CALL,  /* every other fallible call fails with an errno of its kind (EIO, ENOSPC, ECONNRESET, EMFILE, ...) */
-    KVFT_SHORT  /* readv, writev, preadv, pwritev transfer one byte only (not an error: it must work all the same) */
+    KVFT_SHORT, /* readv, writev, preadv, pwritev transfer one byte only (not an error: it must work all the same) */
+    /* a call that makes a descriptor makes 0, as in a program without a standard input (not an error either); the
+     * scenario must close it */
+    KVFT_ZERO
 } kvft_fault_kind;
 
 void kvft_faults_arm(kvft_fault_kind,

@@ -5,6 +5,7 @@
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -46,6 +47,8 @@ static struct {
     int num_sockets, num_open;
     int poll_error; /* what the next wait fails with */
     unsigned waits;
+    int options[128]; /* of the last socket: by name, of the TCP level; 0: not set */
+    bool keeps_alive, is_reno;
 } net;
 
 static kvfi_systable table;
@@ -82,10 +85,14 @@ static int net_socket(int family, int type, int protocol) {
 
 static int net_setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
     (void)fd;
-    (void)level;
-    (void)name;
-    (void)value;
-    (void)len;
+    if (level == IPPROTO_TCP && name == TCP_CONGESTION) {
+        net.is_reno = len == 4 && memcmp(value, "reno", 4) == 0;
+    } else if (level == IPPROTO_TCP && len == sizeof(int)) {
+        assert_in_range(name, 0, 127);
+        memcpy(&net.options[name], value, sizeof(int));
+    } else if (level == SOL_SOCKET && name == SO_KEEPALIVE) {
+        net.keeps_alive = *(const int *)value == 1;
+    }
     return 0;
 }
 
@@ -252,6 +259,21 @@ static void test_nobody_answers(void **state) {
     assert_int_equal(answered, 0);
 }
 
+/* A peer that vanished is noticed after half a minute; what is written is not held back, and nothing paces it on the
+ * loopback. */
+static void test_options(void **state) {
+    (void)state;
+    static const address one[] = {ANSWERS};
+    memset(net.options, 0, sizeof net.options);
+    net.keeps_alive = net.is_reno = false;
+    assert_int_equal(dial(1, one), 0);
+    assert_true(net.keeps_alive && net.is_reno);
+    assert_int_equal(net.options[TCP_NODELAY], 1);
+    assert_int_equal(net.options[TCP_KEEPIDLE], 15);
+    assert_int_equal(net.options[TCP_KEEPINTVL], 5);
+    assert_int_equal(net.options[TCP_KEEPCNT], 3);
+}
+
 /* What answered last is tried first the next time, and the others behind it in their order. */
 static void test_what_answered_is_first(void **state) {
     (void)state;
@@ -354,6 +376,7 @@ int main(void) {
                                        TEST(test_what_answered_is_first),
                                        TEST(test_many_addresses),
                                        TEST(test_waits_that_fail),
-                                       TEST(test_a_busy_unix_socket)};
+                                       TEST(test_a_busy_unix_socket),
+                                       TEST(test_options)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

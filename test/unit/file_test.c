@@ -667,6 +667,42 @@ static void test_a_slow_disk_costs_the_deadline(void **state) {
 
 /* ---- the bound */
 
+/* What this process thinks that the folder holds, without counting it again. */
+static int64_t counted(const place *p) {
+    kvfi_file *file = (kvfi_file *)p->tier;
+    return (int64_t)file->shared_bytes + atomic_load(&file->pending_bytes);
+}
+
+/* Whatever adds a value or takes one away is counted as it happens. */
+static void test_the_count_follows(void **state) {
+    (void)state;
+    place p = open_place("?max=1M&ttl=100");
+    kvfi_addr addr;
+    for (uint64_t seed = 0; seed < 5; seed++) {
+        assert_int_equal(kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
+    }
+    assert_int_equal(counted(&p), 5 * CHARGE);
+    assert_int_equal(kvft_put(p.tier, 0, SIZE + 4096), KVF_WHY_NONE); /* replaced */
+    assert_int_equal(counted(&p), 5 * CHARGE + 4096);
+    assert_int_equal(truncate(path_of(&p, 1), SIZE / 2), 0);
+    p.tier->ops->close(p.tier);
+    unlink(below(&p, "usage"));
+    p.tier = kvft_tier(p.url);
+    int64_t before = counted(&p), half = (SIZE / 2 + 4095) / 4096 * 4096;
+    assert_int_equal(before, 4 * CHARGE + 4096 + half);
+    assert_int_equal(kvft_get(p.tier, 1, SIZE), KVF_WHY_TRUNCATED); /* dropped */
+    assert_false(exists(path_of(&p, 1)));
+    assert_int_equal(counted(&p), before - half);
+    set_age(path_of(&p, 2), 1000);
+    assert_int_equal(kvft_get(p.tier, 2, SIZE), KVF_WHY_ABSENT); /* expired */
+    assert_false(exists(path_of(&p, 2)));
+    assert_int_equal(counted(&p), before - half - CHARGE);
+    kvft_addr(&addr, 3);
+    assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
+    assert_int_equal(counted(&p), before - half - 2 * CHARGE);
+    close_place(&p);
+}
+
 static void test_the_oldest_go_first(void **state) {
     (void)state;
     place p = open_place("?max=1M");
@@ -767,6 +803,7 @@ static void test_very_many_files_are_swept(void **state) {
     ((kvfi_file *)p.tier)->max_bytes = LEFT * 4096;
     kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
     assert_in_range(kvft_count(p.tier).records, 1, LEFT);
+    assert_int_equal(counted(&p), (int64_t)kvft_count(p.tier).records * 4096);
     close_place(&p);
 }
 
@@ -987,6 +1024,26 @@ static void test_temporaries_of_the_dead_go(void **state) {
     assert_true(exists(below(&p, "tmp/live")));
     assert_true(exists(below(&p, "tmp/young")));
     close(fd);
+    close_place(&p);
+}
+
+/* A link in the place of their folder leads to what is not of the store. */
+static void test_no_link_to_temporaries_is_followed(void **state) {
+    (void)state;
+    place p = open_place("");
+    char other[PATH_MAX], file[2 * PATH_MAX];
+    snprintf(other, sizeof other, "%s/other", p.dir);
+    snprintf(file, sizeof file, "%s/old", other);
+    assert_int_equal(mkdir(other, 0700), 0);
+    make_file(file, 1000);
+    set_age(file, 1000);
+    p.tier->ops->close(p.tier);
+    unlink(below(&p, "usage"));
+    (void)rmdir(below(&p, "tmp"));
+    assert_int_equal(symlink(other, below(&p, "tmp")), 0);
+    p.tier = kvft_tier(p.url);
+    kvfi_file_sweep((kvfi_file *)p.tier, 1, KVFI_NEVER);
+    assert_true(exists(file));
     close_place(&p);
 }
 
@@ -1739,34 +1796,37 @@ static int visit(void *ctx, const kvfi_sight *sight) {
     return 0;
 }
 
-/* What is there is a hit, or a miss with a reason; which one depends on what failed. The third value makes it evict. */
-static void scenario(const char *text, uint64_t salt) {
+/* What is there is a hit, or a miss with a reason; which one depends on what failed. The third value makes it evict.
+ * Returns how many calls were hits or done. */
+static unsigned scenario(const char *text, uint64_t salt) {
     enum { BIG = 400000 };
+    unsigned fine = 0;
     kvfi_url *url = NULL;
     kvfi_tier *tier = NULL;
     kvf_error err;
     if (kvfi_url_parse(&url, NULL, text) != KVF_OK || kvfi_file_open(&tier, NULL, url) != KVF_OK) {
-        return;
+        return 0;
     }
     for (uint64_t seed = 0; seed < 3; seed++) {
-        (void)kvft_put(tier, salt + seed, BIG);
-        (void)kvft_get(tier, salt + seed, BIG);
+        fine += kvft_put(tier, salt + seed, BIG) == KVF_WHY_NONE;
+        fine += kvft_get(tier, salt + seed, BIG) == KVF_WHY_NONE;
     }
-    (void)kvft_borrow(tier, salt + 2, BIG);
-    (void)kvft_peek(tier, salt + 2);
-    (void)kvft_put(tier, salt + 2, BIG + 1); /* replaces */
-    (void)kvft_get(tier, salt + 2, BIG + 1);
-    (void)kvft_get(tier, salt + 2, BIG);
-    (void)tier->ops->walk(tier, &err, NULL, true, visit, NULL, KVF_MS(1000));
+    fine += kvft_borrow(tier, salt + 2, BIG) == KVF_WHY_NONE;
+    fine += kvft_peek(tier, salt + 2) == KVF_WHY_NONE;
+    fine += kvft_put(tier, salt + 2, BIG + 1) == KVF_WHY_NONE; /* replaces */
+    fine += kvft_get(tier, salt + 2, BIG + 1) == KVF_WHY_NONE;
+    fine += kvft_get(tier, salt + 2, BIG) == KVF_WHY_NONE;
+    fine += tier->ops->walk(tier, &err, NULL, true, visit, NULL, KVF_MS(1000)) == KVF_OK;
     kvfi_addr addr;
     kvft_addr(&addr, salt + 2);
-    (void)tier->ops->remove(tier, &err, &addr, KVFI_NEVER);
+    fine += tier->ops->remove(tier, &err, &addr, KVFI_NEVER) == KVF_OK;
     (void)diagnose(tier);
     if (salt % 3 == 0) {
         uint64_t removed;
-        (void)tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(1000));
+        fine += tier->ops->clear(tier, &removed, &err, NULL, KVF_MS(1000)) == KVF_OK;
     }
     tier->ops->close(tier);
+    return fine;
 }
 
 static void test_faults(void **state) {
@@ -1775,11 +1835,15 @@ static void test_faults(void **state) {
     char url[PATH_MAX];
     snprintf(url, sizeof url, "file:%s/store?max=1M", dir);
     int fds = kvft_num_fds();
-    for (int kind = KVFT_ALLOC; kind <= KVFT_SHORT; kind++) {
+    for (int kind = KVFT_ALLOC; kind <= KVFT_ZERO; kind++) {
         uint64_t points = 0;
         for (uint64_t nth = 1;; nth++) {
+            uint64_t salt = nth % 100 * 10;
             kvft_faults_arm((kvft_fault_kind)kind, nth);
-            scenario(url, nth % 100 * 10);
+            unsigned fine = scenario(url, salt);
+            if (kind >= KVFT_SHORT) {
+                assert_int_equal(fine, salt % 3 == 0 ? 13 : 12);
+            }
             uint64_t live = kvft_faults_live_allocs();
             bool hit = kvft_faults_disarm();
             assert_int_equal(live, 0);
@@ -1835,6 +1899,8 @@ int main(void) {
         cmocka_unit_test(test_time_to_live),
         cmocka_unit_test(test_without_unnamed_files),
         cmocka_unit_test(test_temporaries_of_the_dead_go),
+        cmocka_unit_test(test_no_link_to_temporaries_is_followed),
+        cmocka_unit_test(test_the_count_follows),
         cmocka_unit_test(test_remove_and_clear),
         cmocka_unit_test(test_remove_many),
         cmocka_unit_test(test_the_walk_names_files),

@@ -207,18 +207,18 @@ static void memory_that_is_not_there(void **state) {
     kvfi_lender_close(&lender);
 }
 
-/* One call of each kind fails or does a single byte only, at every place. */
+/* One call of each kind fails, does a single byte only, or makes descriptor 0, at every place. */
 static void faults(void **state) {
     (void)state;
-    const kvft_fault_kind kinds[] = {KVFT_CALL, KVFT_SHORT};
-    for (size_t k = 0; k < 2; k++) {
-        for (uint64_t nth = 1; nth < 40; nth++) {
+    const kvft_fault_kind kinds[] = {KVFT_CALL, KVFT_SHORT, KVFT_ZERO};
+    for (size_t k = 0; k < 3; k++) {
+        for (uint64_t nth = 1; nth < (kinds[k] == KVFT_ZERO ? 3 : 40); nth++) {
             kvfi_lender lender;
             kvfi_lender_init(&lender);
             kvft_faults_arm(kinds[k], nth);
             carry(&lender, 7);
-            assert_true(kvft_faults_disarm());
             kvfi_lender_close(&lender);
+            assert_true(kvft_faults_disarm());
         }
     }
 }

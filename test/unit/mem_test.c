@@ -49,6 +49,28 @@ static void test_what_is_put_is_got(void **state) {
     tier->ops->close(tier);
 }
 
+/* How much the store grows by a value of so many bytes, all included. */
+static uint64_t cost_of(size_t bytes) {
+    kvfi_tier *tier = kvft_tier("mem:");
+    uint64_t before = used(tier);
+    assert_int_equal(kvft_put(tier, 1, bytes - KVFT_VALUE_EXTRA), KVF_WHY_NONE);
+    uint64_t cost = used(tier) - before;
+    tier->ops->close(tier);
+    return cost;
+}
+
+/* Memory comes in pieces of 64 bytes, for large values in pages. What fills them to the last byte costs no more. */
+static void test_a_full_piece_costs_no_more(void **state) {
+    (void)state;
+    static const size_t units[][2] = {{640, 64}, {1 << 20, 4096}};
+    for (size_t i = 0; i < 2; i++) {
+        size_t full = units[i][0], unit = units[i][1];
+        assert_int_equal(cost_of(full), cost_of(full - 1));
+        assert_int_equal(cost_of(full), cost_of(full - unit + 1));
+        assert_int_equal(cost_of(full + 1), cost_of(full) + unit);
+    }
+}
+
 static void test_the_bound_holds_and_the_oldest_goes(void **state) {
     (void)state;
     kvfi_tier *tier = kvft_tier("mem:?max=1M");
@@ -390,6 +412,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_put_is_got),
         cmocka_unit_test(test_the_bound_holds_and_the_oldest_goes),
         cmocka_unit_test(test_touch_and_remove),
+        cmocka_unit_test(test_a_full_piece_costs_no_more),
         cmocka_unit_test(test_mixed_sizes_stay_within_the_bound),
         cmocka_unit_test(test_what_can_not_fit_is_refused),
         cmocka_unit_test(test_borrowed_bytes_outlive_eviction),

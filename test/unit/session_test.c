@@ -980,8 +980,28 @@ static void every_fault_once(void **state) {
     assert_true(points > 40);
 }
 
+/* The size of an element, by which a shape is compared with its bytes. */
+static void test_dtypes(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t bytes;
+        const char *names[8];
+    } rows[] = {{1, {"int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3", "float8_e4m3fnuz"}},
+                {2, {"float16", "bfloat16", "int16", "uint16"}},
+                {4, {"float32", "int32", "uint32"}},
+                {8, {"float64", "int64", "uint64", "complex64"}},
+                {16, {"complex128"}},
+                {0, {"float", "int4", ""}}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t k = 0; k < 8 && rows[i].names[k] != NULL; k++) {
+            assert_int_equal(kvfi_dtype_bytes(rows[i].names[k]), rows[i].bytes);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dtypes),
         cmocka_unit_test(fields_there_and_back),
         cmocka_unit_test(a_plain_writer),
         cmocka_unit_test(a_plain_writer_over_ours),

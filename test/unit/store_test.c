@@ -222,6 +222,27 @@ static void test_a_full_backlog_sheds_and_never_waits(void **state) {
     kvf_store_close(store);
 }
 
+/* What has no room in memory has failed where there is only memory, and not where another tier takes it. */
+static void test_no_room_is_a_failure_of_the_last_tier(void **state) {
+    (void)state;
+    enum { NUM = 100 }; /* of more bytes than the memory has */
+    char *dir = kvft_temp_dir(), url[200];
+    snprintf(url, sizeof url, "file:%s", dir);
+    for (int two = 0; two < 2; two++) {
+        kvf_store *store = two ? kvft_store2("mem:?max=1M", url) : kvft_store("mem:?max=1M");
+        kvf_space *space = kvft_space(store, "m", 16);
+        kvft_prompt *prompt = kvft_prompt_new(space, 7, NUM, PAYLOAD);
+        assert_int_equal(kvf_save(space, prompt->blocks, NUM, NULL), NUM);
+        (void)kvft_flush(store);
+        size_t num = stats_of(store).save_failures[KVF_WHY_FULL];
+        assert_in_range(num, two ? 0 : 1, two ? 0 : NUM);
+        kvft_prompt_free(prompt);
+        kvf_space_close(space);
+        kvf_store_close(store);
+    }
+    kvft_remove_dir(dir);
+}
+
 static void test_reserve_and_commit(void **state) {
     (void)state;
     bench b = open_bench("mem:", 1);
@@ -547,6 +568,21 @@ static void test_what_can_not_be_told_is_unknown(void **state) {
     kvf_store_close(store);
 }
 
+static void count_by_tier(void *ctx, const kvf_finding *finding) {
+    assert_in_range(finding->tier, 0, 1);
+    ((unsigned *)ctx)[finding->tier]++;
+}
+
+/* The doctor looks at every tier, and says which one a finding is about. */
+static void test_the_doctor_sees_every_tier(void **state) {
+    (void)state;
+    unsigned num[2] = {0};
+    kvf_store *store = kvft_store2("mem:", "redis://127.0.0.1:1");
+    assert_int_equal(kvf_doctor(store, NULL, count_by_tier, num), KVF_OK);
+    assert_true(num[0] > 0 && num[1] > 0);
+    kvf_store_close(store);
+}
+
 /* ---- queue ---- */
 
 static size_t reap_one(kvf_queue *queue, kvf_completion *out) {
@@ -777,6 +813,7 @@ int main(void) {
         cmocka_unit_test(test_known_blocks_are_not_written_again),
         cmocka_unit_test(test_what_was_forgotten_is_written_again),
         cmocka_unit_test(test_a_full_backlog_sheds_and_never_waits),
+        cmocka_unit_test(test_no_room_is_a_failure_of_the_last_tier),
         cmocka_unit_test(test_reserve_and_commit),
         cmocka_unit_test(test_borrow_lends_and_survives_removal),
         cmocka_unit_test(test_borrow_checks_the_tokens),
@@ -791,6 +828,7 @@ int main(void) {
         cmocka_unit_test(test_tiers_fall_through_and_promote),
         cmocka_unit_test(test_a_tier_without_time_stores_nothing),
         cmocka_unit_test(test_what_can_not_be_told_is_unknown),
+        cmocka_unit_test(test_the_doctor_sees_every_tier),
         cmocka_unit_test(test_queue_saves_matches_and_loads),
         cmocka_unit_test(test_a_queue_save_tells_of_every_tier),
         cmocka_unit_test(test_a_watched_load_goes_over_gaps),

@@ -236,8 +236,31 @@ static void test_a_record_that_can_not_be_read(void **state) {
     close_bench(&b);
 }
 
+static int see_one_token(void *ctx, const kvf_entry *entry) {
+    if (entry->kind == KVF_ENTRY_BLOCK) {
+        assert_int_equal(entry->num_tokens, 1);
+        assert_non_null(entry->tokens);
+        assert_int_equal(entry->tokens[0], *(const uint32_t *)ctx);
+    }
+    return 0;
+}
+
+static void test_blocks_of_one_token(void **state) {
+    (void)state;
+    kvf_store *store = kvft_store("mem:");
+    kvf_space *space = kvft_space(store, "m", 1);
+    kvft_prompt *prompt = kvft_prompt_new(space, 3, 1, PAYLOAD);
+    kvf_walk_options options = {.struct_size = sizeof options, .whole = 1};
+    kvft_save_all(space, store, prompt);
+    assert_int_equal(kvf_walk(store, NULL, see_one_token, prompt->tokens, &options), KVF_OK);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks_of_one_token),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_damage),
