@@ -684,7 +684,7 @@ static int forks_left;
 
 static void maybe_fork(void) {
     static bool inside;
-    if (forks_left > 0 && !inside && pthread_equal(pthread_self(), forking_thread)) {
+    if (pthread_equal(pthread_self(), forking_thread) && forks_left > 0 && !inside) {
         inside = true;
         forks_left--;
         kvft_child_calls(rows, num_rows, forked_scene);
@@ -726,10 +726,10 @@ static void test_a_child_of_a_thread_that_holds_a_lock(void **state) {
     table.readv = fork_and_readv;
     table.thread = fork_and_start;
     table.now_us = fork_and_tell_time;
+    forking_thread = pthread_self(); /* before there are others, which read it */
     kvfi_sys_table = &table;
     open_scene(&s, dir);
     forked_scene = &s;
-    forking_thread = pthread_self();
     forks_left = 150;
     kvft_prompt *other = kvft_prompt_new(s.space, 2, BLOCKS, PAYLOAD);
     begin_batch(&s);

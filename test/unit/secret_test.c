@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -304,13 +305,15 @@ static void rotation_watched(void **state) {
 /* Who looks while blocks land is never told that one is missing which then comes. */
 typedef struct looker {
     uint8_t each[BLOCKS];
-    bool wrong;
+    atomic_bool wrong; /* told by any thread that loads */
 } looker;
 
 static void look(void *arg) {
     looker *l = arg;
     for (size_t i = 0; i + 1 < BLOCKS; i++) {
-        l->wrong = l->wrong || l->each[i] >= KVFI_ITEM_MISSED;
+        if (__atomic_load_n(&l->each[i], __ATOMIC_ACQUIRE) >= KVFI_ITEM_MISSED) {
+            l->wrong = true;
+        }
     }
 }
 
