@@ -16,7 +16,7 @@
 #define NUM        1300u /* 20 blocks of 64, a tail of 19 tokens, and the last one; states at 1024, 1280 and 1299 */
 #define SHARED     1100u /* of another prompt */
 #define GREEDY     8u
-#define MAX_FAULTS 4u
+#define MAX_FAULTS 8u
 
 typedef struct kind {
     const char *arch;
@@ -229,8 +229,15 @@ static void damage_each(const site *s, const answer *expected) {
         expect_same(s, gone ? "a record is gone" : "a record is damaged", &a, expected);
     }
     assert_true(whole < runs); /* some of them were needed */
-    answer mended = ask_for_stored(s, s->tokens, NUM - 1);
-    expect_same(s, "mended", &mended, expected);
+    /* On a busy machine a run may have computed what it did not find damaged. So the damage may be found only now, and
+     * these runs are not stopped: they store again what was lost. */
+    uint32_t loaded = 0;
+    for (int tries = 0; tries < LAB_PATIENCE && loaded != NUM - 1; tries++) {
+        answer a = ask(s, s->url, s->tokens);
+        loaded = a.report.loaded_tokens;
+        expect_same(s, "mended", &a, expected);
+    }
+    assert_int_equal(loaded, NUM - 1);
 }
 
 static void expect_foreign_is_not_loaded(const site *s) {
