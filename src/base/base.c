@@ -230,7 +230,9 @@ bool kvfi_parse_size(uint64_t *out, const char *text, size_t len) {
 size_t kvfi_iov_bytes(const struct iovec *iov, size_t num) {
     size_t bytes = 0;
     for (size_t i = 0; i < num; i++) {
-        bytes += iov[i].iov_len;
+        if (__builtin_add_overflow(bytes, iov[i].iov_len, &bytes)) {
+            return SIZE_MAX;
+        }
     }
     return bytes;
 }

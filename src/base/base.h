@@ -113,7 +113,7 @@ void kvfi_gcm_add(kvfi_gcm *, void *out, const void *in, size_t len);
 bool kvfi_gcm_end(kvfi_gcm *, uint8_t tag[16]);
 
 /* ---- iovecs */
-size_t kvfi_iov_bytes(const struct iovec *, size_t num);
+size_t kvfi_iov_bytes(const struct iovec *, size_t num); /* SIZE_MAX where the sum is more than that */
 /* kvfi_iov_skip moves *iov and *num past `bytes`, changing the first iovec that is left. */
 void kvfi_iov_skip(struct iovec **iov, size_t *num, size_t bytes);
 

@@ -15,13 +15,7 @@ bool kvfi_has_sound_tokens(const kvf_space *space, const kvf_block *block) {
 }
 
 bool kvfi_has_sound_iov(const kvf_block *block) {
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < block->num_iov; i++) {
-        if (__builtin_add_overflow(bytes, block->iov[i].iov_len, &bytes)) {
-            return false;
-        }
-    }
-    return bytes <= KVF_MAX_PAYLOAD_BYTES;
+    return kvfi_iov_bytes(block->iov, block->num_iov) <= KVF_MAX_PAYLOAD_BYTES;
 }
 
 bool kvfi_is_sound(const kvf_space *space, const kvf_block *block, const kvf_view *view) {

@@ -305,6 +305,13 @@ static kvf_status poll_session_load(bench *b, int64_t us) {
     kvf_session_free(session);
     return status;
 }
+static kvf_status poll_session_load_with(bench *b, int64_t us) {
+    kvf_session_load_options options = {.struct_size = sizeof options, .budget_us = us};
+    kvf_session *session = NULL;
+    kvf_status status = kvf_session_load_with(b->store, &session, &b->err, "s", &options);
+    kvf_session_free(session);
+    return status;
+}
 static int see_nothing(void *ctx, const kvf_entry *entry) {
     (void)ctx;
     (void)entry;
@@ -332,6 +339,7 @@ static const struct {
     {"kvf_options", poll_open, true},
     {"kvf_session_save", poll_session_save, false},
     {"kvf_session_load", poll_session_load, false},
+    {"kvf_session_load_with", poll_session_load_with, false},
     {"kvf_walk", poll_walk, false},
 };
 
@@ -656,6 +664,55 @@ static kvf_status session_with_reserved(bench *b) {
     tensor.reserved[1] = 1;
     return save_session(b, "s", &tensor, NULL);
 }
+/* Its sum is 2, if nobody minds the overflow. */
+static char few_bytes[4];
+static const struct iovec overflow[2] = {{few_bytes, SIZE_MAX}, {few_bytes, 3}};
+static const struct iovec right_size[1] = {{few_bytes, 2}};
+static const struct iovec wrong_size[1] = {{few_bytes, 3}};
+static kvf_status session_in_pieces(bench *b, const struct iovec *iov, uint32_t num) {
+    kvf_tensor tensor = {.len = 2, .iov = iov, .num_iov = num};
+    return save_session(b, "s", &tensor, NULL);
+}
+static kvf_status session_of_endless_pieces(bench *b) {
+    return session_in_pieces(b, overflow, 2);
+}
+static kvf_status session_of_longer_pieces(bench *b) {
+    return session_in_pieces(b, wrong_size, 1);
+}
+static kvf_status session_of_no_pieces(bench *b) {
+    return session_in_pieces(b, right_size, 0);
+}
+static kvf_status load_session_with(bench *b, kvf_session_load_options options) {
+    kvf_session *session = NULL;
+    options.struct_size = options.struct_size == 0 ? sizeof options : 0;
+    assert_int_equal(save_session(b, "w", &two_bytes, NULL), KVF_OK);
+    kvf_status status = kvf_session_load_with(b->store, &session, &b->err, "w", &options);
+    assert_true((session != NULL) == (status == KVF_OK));
+    kvf_session_free(session);
+    return status;
+}
+static kvf_status session_load_without_size(bench *b) {
+    return load_session_with(b, (kvf_session_load_options){.struct_size = 1});
+}
+static kvf_status session_load_with_unknown_flag(bench *b) {
+    return load_session_with(b, (kvf_session_load_options){.flags = UINT32_C(1) << 31});
+}
+static kvf_status session_load_into_one(bench *b) {
+    return load_session_with(b, (kvf_session_load_options){.k_iov = right_size, .num_k_iov = 1});
+}
+static kvf_status session_load_into(bench *b, const struct iovec *iov, uint32_t num) {
+    return load_session_with(
+        b, (kvf_session_load_options){.k_iov = right_size, .num_k_iov = 1, .v_iov = iov, .num_v_iov = num});
+}
+static kvf_status session_load_into_its_size(bench *b) {
+    return session_load_into(b, right_size, 1);
+}
+static kvf_status session_load_into_another_size(bench *b) {
+    return session_load_into(b, wrong_size, 1);
+}
+static kvf_status session_load_into_endless_memory(bench *b) {
+    return session_load_into(b, overflow, 2);
+}
 
 #define ROW(call, status) \
     { #call, call, status }
@@ -721,6 +778,15 @@ static const struct {
     ROW(session_of_an_endless_shape, KVF_LIMIT),
     ROW(session_of_an_open_dtype, KVF_LIMIT),
     ROW(session_with_reserved, KVF_LIMIT),
+    ROW(session_of_endless_pieces, KVF_LIMIT),
+    ROW(session_of_longer_pieces, KVF_LIMIT),
+    ROW(session_of_no_pieces, KVF_LIMIT),
+    ROW(session_load_without_size, KVF_LIMIT),
+    ROW(session_load_with_unknown_flag, KVF_LIMIT),
+    ROW(session_load_into_one, KVF_LIMIT),
+    ROW(session_load_into_its_size, KVF_OK),
+    ROW(session_load_into_another_size, KVF_LIMIT),
+    ROW(session_load_into_endless_memory, KVF_LIMIT),
 };
 
 static void test_calls_with_wrong_arguments(void **state) {
