@@ -31,7 +31,7 @@ def answers(folder, name, prompts):
 
 def test_another_question_before(folder):
     """Both go on from the middle of a block. What the second one makes of that is its answer, and nobody else's."""
-    document = lab.document()[:4500]
+    document = lab.document()[:3000]  # more than one batch of 512 tokens
     q0, q = document + "\nQ: What is kvferry?\nA:", document + "\nQ: Which stores?\nA:"
     (alone,), cold = answers(folder, "alone", [q])
     (alone0,), cold0 = answers(folder, "alone0", [q0])
