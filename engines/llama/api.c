@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "llama/engine.h"
 
 #define DEFAULT_BUDGET_US KVF_MS(10000)
@@ -80,7 +80,7 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
     return kv;
 }
 
-KVFI_SIZED(kvf_llama_options, previous_secret_len, 112, previous_secret_len);
+KVF_SIZED(kvf_llama_options, previous_secret_len, 112, previous_secret_len);
 
 /* Before it is copied: kvf_space_open has the same bounds. */
 static kvf_status check_secret(kvf_error *err, const void *secret, size_t len) {
@@ -96,7 +96,7 @@ static kvf_status take_options(kvf_llama_options *out, kvf_error *err, kvf_store
     if (o == NULL) {
         return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: they are needed");
     }
-    kvf_status status = kvfi_take(out, err, o, &kvf_llama_options_sized);
+    kvf_status status = kvf_sized_take(out, err, o, &kvf_llama_options_sized);
     if (status != KVF_OK) {
         return status;
     }

@@ -8,9 +8,9 @@
 #include <math.h>
 
 #include "base/base.h"
-#include "base/sized.h"
 #include "kvferry/block.h"
 #include "kvferry/plan.h"
+#include "kvferry/sized.h"
 
 /* The weight of the latest batch. */
 #define NEW_PACE 0.4
@@ -135,7 +135,7 @@ static kvf_status check_gap(kvf_error *err, const kvf_gap *gap) {
     if ((gap->flags & ~ALL_FLAGS) != 0) {
         return kvfi_fail(err, KVF_LIMIT, "kvf_gap: unknown flags 0x%x", gap->flags & ~ALL_FLAGS);
     }
-    return kvfi_reserved_is_zero(gap->link.reserved)
+    return kvf_reserved_is_zero(gap->link.reserved)
                ? KVF_OK
                : kvfi_fail(err, KVF_LIMIT, "kvf_link: `reserved` of the gap's link is not zero");
 }
@@ -193,17 +193,17 @@ static kvf_plan plan_of(const kvf_gap *gap, const kvf_pace *pace) {
     return plan;
 }
 
-KVFI_SIZED(kvf_gap, link, 96, link);
-KVFI_SIZED(kvf_plan, patience_us, 48, patience_us);
+KVF_SIZED(kvf_gap, link, 96, link);
+KVF_SIZED(kvf_plan, patience_us, 48, patience_us);
 
 kvf_status kvf_decide(kvf_plan *out, kvf_error *err, const kvf_gap *gap, const kvf_pace *pace) {
     kvf_gap own;
     uint32_t size = 0;
-    KVFI_TRY(kvfi_size_of(&size, err, out, &kvf_plan_sized));
-    KVFI_TRY(kvfi_take(&own, err, gap, &kvf_gap_sized));
+    KVFI_TRY(kvf_sized_size(&size, err, out, &kvf_plan_sized));
+    KVFI_TRY(kvf_sized_take(&own, err, gap, &kvf_gap_sized));
     KVFI_TRY(check_gap(err, &own));
     kvf_plan plan = plan_of(&own, pace);
-    return kvfi_give(out, &plan, &kvf_plan_sized);
+    return kvf_sized_give(out, &plan, &kvf_plan_sized);
 }
 
 /* ---- batches ---- */

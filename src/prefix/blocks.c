@@ -2,7 +2,7 @@
  *
  * Turns a caller's blocks into the items of a batch, with one allocation for all items, headers and iovecs.
  */
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
 static size_t num_runs_of(const kvf_block *block, const kvf_view *view) {
@@ -11,7 +11,7 @@ static size_t num_runs_of(const kvf_block *block, const kvf_view *view) {
 
 bool kvfi_has_sound_tokens(const kvf_space *space, const kvf_block *block) {
     return block->num_tokens <= space->identity.block_tokens && (block->tokens != NULL || block->num_tokens == 0) &&
-           block->first_token <= UINT32_MAX - block->num_tokens && kvfi_reserved_is_zero(block->reserved);
+           block->first_token <= UINT32_MAX - block->num_tokens && kvf_reserved_is_zero(block->reserved);
 }
 
 bool kvfi_has_sound_iov(const kvf_block *block) {

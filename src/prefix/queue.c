@@ -4,7 +4,7 @@
  */
 #include <sys/eventfd.h>
 
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
 #define MAX_DEPTH 4096u
@@ -142,7 +142,7 @@ static void give_slot(kvf_queue *queue, slot *s) {
     pthread_mutex_unlock(&queue->lock);
 }
 
-KVFI_SIZED(kvf_batch, found, 80, patience_us);
+KVF_SIZED(kvf_batch, found, 80, patience_us);
 
 /* Memory alone can answer. */
 static bool reads(kvf_op op) {
@@ -154,12 +154,12 @@ static bool is_sound(const kvf_queue *queue, const kvf_batch *batch) {
     bool watched = batch->arrivals != NULL;
     return batch->num <= KVF_MAX_BLOCKS && (unsigned)batch->op <= KVF_OP_TOUCH && (batch->flags & ~flags) == 0 &&
            batch->space->store == queue->store &&
-           (!watched || (batch->op == KVF_OP_LOAD && kvfi_reserved_is_zero(batch->arrivals->reserved)));
+           (!watched || (batch->op == KVF_OP_LOAD && kvf_reserved_is_zero(batch->arrivals->reserved)));
 }
 
 kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *batch) {
     kvf_batch own;
-    KVFI_TRY(kvfi_take(&own, NULL, batch, &kvf_batch_sized));
+    KVFI_TRY(kvf_sized_take(&own, NULL, batch, &kvf_batch_sized));
     if (!is_sound(queue, &own)) {
         return KVF_LIMIT;
     }

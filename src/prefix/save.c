@@ -2,7 +2,7 @@
  *
  * Saves blocks: stages them in the backlog, builds and seals their records.
  */
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
 static bool is_known(kvf_space *space, const kvf_key *key) {
@@ -89,7 +89,7 @@ kvf_status kvf_commit(kvf_space *space, kvf_reserved *reserved, const kvf_block 
         return KVF_LIMIT;
     }
     kvfi_store_count_saves(store, 1);
-    if (!kvfi_has_sound_tokens(space, block) || !kvfi_reserved_is_zero(reserved->reserved) ||
+    if (!kvfi_has_sound_tokens(space, block) || !kvf_reserved_is_zero(reserved->reserved) ||
         used_bytes > reserved->len) {
         count_failure(store, KVF_WHY_MISUSE);
         give_back(store, reserved);

@@ -2,7 +2,7 @@
  *
  * Opens and closes spaces, and saves the card that describes a space.
  */
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
 #define CARD_AGAIN_US (20 * 60 * 1000000LL) /* well within the TTL of one hour */
@@ -38,12 +38,12 @@ static kvf_status open_identities(kvf_space *space, kvf_error *err, const kvf_fi
     return KVF_OK;
 }
 
-KVFI_SIZED(kvf_space_options, previous_secret_len, 40, previous_secret_len);
+KVF_SIZED(kvf_space_options, previous_secret_len, 40, previous_secret_len);
 
 kvf_status kvf_space_open(kvf_space **out, kvf_error *err, kvf_store *store, const kvf_field *fields, size_t num_fields,
                           const kvf_space_options *options) {
     kvf_space_options own;
-    KVFI_TRY(kvfi_take(&own, err, options, &kvf_space_options_sized));
+    KVFI_TRY(kvf_sized_take(&own, err, options, &kvf_space_options_sized));
     KVFI_TRY(kvfi_store_check_ours(store, err));
     kvf_space *space = kvfi_alloc_zero(1, sizeof *space);
     if (space == NULL) {

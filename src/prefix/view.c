@@ -4,7 +4,7 @@
  */
 #include <unistd.h>
 
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
 #define MAX_REGIONS 4096u
@@ -57,7 +57,7 @@ kvf_status kvf_view_open(kvf_view **out, kvf_error *err, const kvf_region *regio
         return kvfi_fail(err, KVF_LIMIT, "a view has 1 to %u regions and 1 to %zu slots", MAX_REGIONS, MAX_SLOTS);
     }
     for (size_t i = 0; i < num_regions; i++) {
-        if (!kvfi_reserved_is_zero(regions[i].reserved)) {
+        if (!kvf_reserved_is_zero(regions[i].reserved)) {
             return kvfi_fail(err, KVF_LIMIT, "kvf_region: `reserved` of region %zu is not zero", i);
         }
     }

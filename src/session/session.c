@@ -3,7 +3,7 @@
  * The session API: checks arguments, chooses the tier, and passes on to the form in which that tier keeps sessions.
  */
 #include "session/session.h"
-#include "base/sized.h"
+#include "kvferry/sized.h"
 
 #include "store/store.h"
 
@@ -42,7 +42,7 @@ static kvf_status check_call(const kvf_store *store, kvf_error *err, const char 
 }
 
 static kvf_status take_tensor(kvfi_array *out, kvf_error *err, const kvf_tensor *tensor, const char *name) {
-    if (!kvfi_reserved_is_zero(tensor->reserved)) {
+    if (!kvf_reserved_is_zero(tensor->reserved)) {
         return kvfi_fail(err, KVF_LIMIT, "kvf_tensor: `reserved` of %s is not zero", name);
     }
     if (tensor->iov != NULL && kvfi_iov_bytes(tensor->iov, tensor->num_iov) != tensor->len) {
@@ -104,13 +104,13 @@ static kvfi_tier *tier_for_save(const kvf_store *store) {
     return kvfi_store_tier(store, 0);
 }
 
-KVFI_SIZED(kvf_session_options, space, 40, space);
+KVF_SIZED(kvf_session_options, space, 40, space);
 
 kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, const kvf_tensor *k, const kvf_tensor *v,
                             const kvf_session_options *options) {
     kvf_session_options own;
     kvfi_session_meta meta = {0};
-    KVFI_TRY(kvfi_take(&own, err, options, &kvf_session_options_sized));
+    KVFI_TRY(kvf_sized_take(&own, err, options, &kvf_session_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.budget_us, err, BUDGET_US, false));
     KVFI_TRY(check_call(store, err, id));
     KVFI_TRY(take_arguments(&meta, err, k, v, &own));

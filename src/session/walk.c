@@ -2,8 +2,8 @@
  *
  * kvf_walk. It is here, above src/store, because it distinguishes sessions from blocks.
  */
-#include "base/sized.h"
 #include "kvferry/admin.h"
+#include "kvferry/sized.h"
 
 #include "session/session.h"
 #include "store/store.h"
@@ -269,11 +269,11 @@ static kvf_status see_tier(walk *w, kvfi_tier *tier, kvf_error *err, const kvf_w
     return see_one(w, tier, err, &addr, kvfi_deadline(options->budget_us));
 }
 
-KVFI_SIZED(kvf_walk_options, key, 32, key);
+KVF_SIZED(kvf_walk_options, key, 32, key);
 
 kvf_status kvf_walk(kvf_store *store, kvf_error *err, kvf_visit_fn visit, void *ctx, const kvf_walk_options *options) {
     kvf_walk_options own;
-    KVFI_TRY(kvfi_take(&own, err, options, &kvf_walk_options_sized));
+    KVFI_TRY(kvf_sized_take(&own, err, options, &kvf_walk_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.budget_us, err, STEP_US, false));
     if (own.key != NULL && own.space == NULL) {
         return kvfi_fail(err, KVF_LIMIT, "kvf_walk_options: a key is looked for in a space: set `space` too");

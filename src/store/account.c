@@ -4,7 +4,7 @@
  */
 #include "store/private.h"
 
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "kvferry/store.h"
 
 #define REMOVE_BUDGET_US 200000
@@ -186,7 +186,7 @@ void kvfi_store_count_unsaved(kvf_store *store, kvf_reason why) {
     atomic_fetch_add(&store->stats.save_failures[why], 1);
 }
 
-KVFI_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
+KVF_SIZED(kvf_stats, backlog_peak_bytes, 640, backlog_peak_bytes);
 
 kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
     kvfi_counters *c = &store->stats;
@@ -218,5 +218,5 @@ kvf_status kvf_store_stats(kvf_store *store, kvf_stats *out) {
     stats.backlog_bytes = store->backlog.pending_bytes;
     stats.backlog_peak_bytes = store->backlog.peak_bytes;
     pthread_mutex_unlock(&store->backlog.lock);
-    return kvfi_give(out, &stats, &kvf_stats_sized);
+    return kvf_sized_give(out, &stats, &kvf_stats_sized);
 }

@@ -3,7 +3,7 @@
  * The public calls that look after a store: clear, remove, describe a space, doctor, tier info.
  */
 #include "kvferry/admin.h"
-#include "base/sized.h"
+#include "kvferry/sized.h"
 
 #include "store/private.h"
 #include "tier/value.h"
@@ -141,7 +141,7 @@ kvf_status kvf_doctor(kvf_store *store, kvf_error *err, kvf_finding_fn found, vo
     return KVF_OK;
 }
 
-KVFI_SIZED(kvf_tier_info, num_refusing, 304, num_refusing);
+KVF_SIZED(kvf_tier_info, num_refusing, 304, num_refusing);
 
 kvf_status kvf_tier_info_get(kvf_store *store, kvf_tier_info *out, uint32_t tier) {
     if (!kvfi_store_is_ours(store)) {
@@ -153,5 +153,5 @@ kvf_status kvf_tier_info_get(kvf_store *store, kvf_tier_info *out, uint32_t tier
     kvf_tier_info info = {.num_records = -1, .used_bytes = -1, .max_bytes = -1};
     memcpy(info.url, store->tiers[tier]->url->text, sizeof info.url);
     store->tiers[tier]->ops->info(store->tiers[tier], &info);
-    return kvfi_give(out, &info, &kvf_tier_info_sized);
+    return kvf_sized_give(out, &info, &kvf_tier_info_sized);
 }

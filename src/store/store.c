@@ -4,8 +4,8 @@
  */
 #include "store/private.h"
 
-#include "base/sized.h"
 #include "file/file.h"
+#include "kvferry/sized.h"
 #include "kvferry/store.h"
 #include "mem/mem.h"
 #include "redis/redis.h"
@@ -97,7 +97,7 @@ static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *opt
     return KVF_OK;
 }
 
-KVFI_SIZED(kvf_options, secret_files, 72, secret_files);
+KVF_SIZED(kvf_options, secret_files, 72, secret_files);
 
 kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls,
                           const kvf_options *options) {
@@ -105,7 +105,7 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
         return kvfi_fail(err, KVF_CONFIG, "a store has 1 to %u tiers, not %zu", KVFI_MAX_TIERS, num_urls);
     }
     kvf_options own;
-    KVFI_TRY(kvfi_take(&own, err, options, &kvf_options_sized));
+    KVFI_TRY(kvf_sized_take(&own, err, options, &kvf_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.drain_us, err, DRAIN_US, true));
     kvf_store *store = kvfi_alloc_zero(1, sizeof *store);
     if (store == NULL) {

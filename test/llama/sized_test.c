@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "base/sized.h"
+#include "kvferry/sized.h"
 #include "llama/lab.h"
 #include "support/sized.h"
 
@@ -37,8 +37,8 @@ static kvf_status prefill(void *scene_, void *sized, kvf_error *err) {
 
 /* Calls that return a number fill a report that is sized, and only such. */
 static kvf_status was_filled(const kvf_llama_report *report) {
-    return report->struct_size >= KVFI_END_OF(kvf_llama_report, num_tokens) && report->num_tokens == NUM ? KVF_OK
-                                                                                                         : KVF_LIMIT;
+    return report->struct_size >= KVF_END_OF(kvf_llama_report, num_tokens) && report->num_tokens == NUM ? KVF_OK
+                                                                                                        : KVF_LIMIT;
 }
 
 static kvf_status load(void *scene_, void *sized, kvf_error *err) {

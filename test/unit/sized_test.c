@@ -2,7 +2,7 @@
  *
  * Structs that grow: each call that takes or fills one, with the sizes that older and newer programs have.
  */
-#include "base/sized.h"
+#include "kvferry/sized.h"
 
 #include <poll.h>
 
@@ -160,14 +160,14 @@ typedef struct grown {
     uint64_t b;
 } grown;
 
-KVFI_SIZED(grown, a, 8, b);
+KVF_SIZED(grown, a, 8, b);
 
 static void older_programs(void **state) {
     (void)state;
     const old_form old = {.struct_size = sizeof old, .a = 7};
     const void *volatile theirs = &old; /* hides the size: with sanitizers the compiler warns of bytes never read */
     grown own = {.b = 9};
-    assert_int_equal(kvfi_take(&own, NULL, theirs, &grown_sized), KVF_OK);
+    assert_int_equal(kvf_sized_take(&own, NULL, theirs, &grown_sized), KVF_OK);
     assert_int_equal(own.struct_size, sizeof own); /* so that it can be passed on */
     assert_int_equal(own.a, 7);
     assert_int_equal(own.b, 0);
@@ -177,7 +177,7 @@ static void older_programs(void **state) {
         uint32_t behind;
     } out = {.form = {.struct_size = sizeof out.form}, .behind = 0xdddddddd};
     const grown from = {.a = 5, .b = 6};
-    assert_int_equal(kvfi_give(&out, &from, &grown_sized), KVF_OK);
+    assert_int_equal(kvf_sized_give(&out, &from, &grown_sized), KVF_OK);
     assert_int_equal(out.form.struct_size, sizeof out.form);
     assert_int_equal(out.form.a, 5);
     assert_int_equal(out.behind, 0xdddddddd);
@@ -186,7 +186,7 @@ static void older_programs(void **state) {
 static void no_options(void **state) {
     (void)state;
     grown own = {.a = 1, .b = 9};
-    assert_int_equal(kvfi_take(&own, NULL, NULL, &grown_sized), KVF_OK);
+    assert_int_equal(kvf_sized_take(&own, NULL, NULL, &grown_sized), KVF_OK);
     assert_int_equal(own.struct_size, sizeof own);
     assert_true(own.a == 0 && own.b == 0);
 }
