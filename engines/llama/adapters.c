@@ -11,7 +11,7 @@
 
 static kvfl_identity *find(kvf_llama *kv, const char *adapters) {
     for (size_t i = 0; i < KVFL_IDENTITIES; i++) {
-        kvfl_identity *identity = &kv->identities[i];
+        kvfl_identity *identity = &kv->calls->identities[i];
         if (identity->number != 0 && strcmp(identity->adapters, adapters) == 0) {
             return identity;
         }
@@ -20,7 +20,7 @@ static kvfl_identity *find(kvf_llama *kv, const char *adapters) {
 }
 
 static void take(kvf_llama *kv, kvfl_identity *identity) {
-    identity->used = ++kv->identity_clock;
+    identity->used = ++kv->calls->identity_clock;
     kv->identity = identity->number;
     kv->space = identity->space;
 }
@@ -39,13 +39,13 @@ static void clear(kvfl_identity *identity) {
 /* A free place, or that of the set that was used longest ago. NULL: its space may be in use by a cancelled load that
  * has not ended yet. */
 static kvfl_identity *place(kvf_llama *kv) {
-    kvfl_identity *oldest = &kv->identities[0];
+    kvfl_identity *oldest = &kv->calls->identities[0];
     for (size_t i = 1; i < KVFL_IDENTITIES; i++) {
-        oldest = kv->identities[i].used < oldest->used ? &kv->identities[i] : oldest;
+        oldest = kv->calls->identities[i].used < oldest->used ? &kv->calls->identities[i] : oldest;
     }
     if (oldest->number != 0) {
         kvfl_flights_look(kv);
-        if (kvfl_flights_busy(kv) || (kv->lookup.ticket != 0 && !kv->lookup.over)) {
+        if (kvfl_flights_busy(kv) || (kv->fetch->lookup.ticket != 0 && !kv->fetch->lookup.over)) {
             return NULL;
         }
         clear(oldest);
@@ -66,14 +66,14 @@ kvf_status kvfl_open_identity(kvf_llama *kv, kvf_error *err, const char *adapter
         clear(identity);
         return status;
     }
-    identity->number = kv->identity_clock + 1; /* take() relies on it */
+    identity->number = kv->calls->identity_clock + 1; /* take() relies on it */
     take(kv, identity);
     return KVF_OK;
 }
 
 void kvfl_close_identities(kvf_llama *kv) {
     for (size_t i = 0; i < KVFL_IDENTITIES; i++) {
-        clear(&kv->identities[i]);
+        clear(&kv->calls->identities[i]);
     }
 }
 
@@ -86,14 +86,14 @@ static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
     if (!kvfl_needs_probe(kv)) {
         return KVF_OK;
     }
-    if (kv->paused == KVF_ASIDE_ATTENTION || !kvfl_computes_as_named(kv)) {
+    if (kv->calls->paused == KVF_ASIDE_ATTENTION || !kvfl_computes_as_named(kv)) {
         return kvfl_fail(err, KVF_LIMIT,
                          "attention is in another mode than for prompts: the adapters can't be probed now");
     }
     if (!kvfl_has_probe_cells(kv)) {
         return kvfl_fail(err, KVF_LIMIT, "the context is full: no cell is free to probe the adapters in");
     }
-    kv->num_mapped = 0; /* the outputs of the last batch are gone */
+    kv->calls->num_mapped = 0; /* the outputs of the last batch are gone */
     return kvfl_probe(kv, err);
 }
 
@@ -102,7 +102,7 @@ static kvf_status probe_now(kvf_llama *kv, kvf_error *err) {
 static void note_behind(kvf_llama *kv) {
     uint64_t now = kv->identity != 0 ? kv->identity : UINT64_MAX;
     for (llama_seq_id seq = 0; seq < (llama_seq_id)kv->num_seqs; seq++) {
-        kvfl_history *h = &kv->histories[seq];
+        kvfl_history *h = &kv->follow->histories[seq];
         size_t holds = (size_t)(llama_memory_seq_pos_max(kv->mem, seq) + 1);
         if (holds <= h->num) {
             h->behind = 0;

@@ -2,41 +2,25 @@
  *
  * Attaches kvferry to a llama.cpp context and detaches it: checks the options, allocates the handle, opens the space.
  */
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "kvferry/sized.h"
 #include "llama/engine.h"
 
 #define DEFAULT_BUDGET_US KVF_MS(10000)
-
-int64_t kvfl_now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
-
-kvf_status kvfl_fail(kvf_error *err, kvf_status status, const char *format, ...) {
-    if (err != NULL) {
-        va_list args;
-        va_start(args, format);
-        err->status = status;
-        vsnprintf(err->what, sizeof err->what, format, args);
-        va_end(args);
-    }
-    return status;
-}
-
-kvf_status kvfl_check_ours(const kvf_llama *kv, kvf_error *err) {
-    return kvfl_is_ours(kv) ? KVF_OK
-                            : kvfl_fail(err, KVF_CLOSED,
-                                        "this context was attached by another process: make a new one after a fork");
-}
+#define MIN_SECRET_BYTES  16u
+#define MAX_SECRET_BYTES  1024u
 
 /* ---- the handle ---- */
+
+/* One allocation for the handle and what each room keeps in it. */
+typedef struct handle {
+    kvf_llama kv;
+    kvfl_cells cells;
+    kvfl_follow follow;
+    kvfl_fetch fetch;
+    kvfl_calls calls;
+} handle;
 
 /* As many tokens as one physical batch takes, in whole tiles. A context with batches smaller than a tile uses its batch
  * size. */
@@ -46,25 +30,16 @@ static uint32_t choose_step(const struct llama_context *ctx) {
     return most >= KVFL_MIN_BATCH ? most / KVFL_MIN_BATCH * KVFL_MIN_BATCH : most;
 }
 
-static bool make_buffers(kvf_llama *kv) {
-    size_t max_blocks = kv->n_ctx / kv->block_tokens + 2; /* and the tail */
-    kv->group = KVFL_GROUP_BYTES / kv->stride > 0 ? KVFL_GROUP_BYTES / kv->stride : 1;
-    kv->keys = calloc(max_blocks, sizeof *kv->keys);
-    kv->tokens = calloc(kv->n_ctx, sizeof *kv->tokens);
-    return kv->keys != NULL && kv->tokens != NULL;
-}
-
-static bool make_residents(kvf_llama *kv) {
-    kv->num_seqs = llama_n_seq_max(kv->ctx);
-    kv->residents = calloc(kv->num_seqs, sizeof *kv->residents);
-    return kv->residents != NULL;
-}
-
 static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const kvf_llama_options *o) {
-    kvf_llama *kv = calloc(1, sizeof *kv);
-    if (kv == NULL) {
+    handle *h = calloc(1, sizeof *h);
+    if (h == NULL) {
         return NULL;
     }
+    kvf_llama *kv = &h->kv;
+    kv->cells = &h->cells;
+    kv->follow = &h->follow;
+    kv->fetch = &h->fetch;
+    kv->calls = &h->calls;
     kv->pid = getpid();
     kv->ctx = ctx;
     kv->model = llama_get_model(ctx);
@@ -73,9 +48,9 @@ static kvf_llama *new_handle(struct llama_context *ctx, kvf_store *store, const 
     kv->scratch = o->scratch_seq;
     kv->n_ctx = llama_n_ctx(ctx);
     kv->step = choose_step(ctx);
-    kv->budget_us = o->budget_us != KVF_DEFAULT ? o->budget_us : DEFAULT_BUDGET_US;
-    kv->progress = o->progress;
-    kv->progress_ctx = o->progress_ctx;
+    kv->num_seqs = llama_n_seq_max(ctx);
+    kv->calls->progress = o->progress;
+    kv->calls->progress_ctx = o->progress_ctx;
     kv->batch = llama_batch_init((int32_t)kv->step, 0, 1);
     return kv;
 }
@@ -84,9 +59,9 @@ KVF_SIZED(kvf_llama_options, previous_secret_len, 112, previous_secret_len);
 
 /* Before it is copied: kvf_space_open has the same bounds. */
 static kvf_status check_secret(kvf_error *err, const void *secret, size_t len) {
-    if (secret != NULL && (len < KVFL_MIN_SECRET_BYTES || len > KVFL_MAX_SECRET_BYTES)) {
-        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: a secret has %u to %u bytes, not %zu",
-                         KVFL_MIN_SECRET_BYTES, KVFL_MAX_SECRET_BYTES, len);
+    if (secret != NULL && (len < MIN_SECRET_BYTES || len > MAX_SECRET_BYTES)) {
+        return kvfl_fail(err, KVF_LIMIT, "kvf_llama_options: a secret has %u to %u bytes, not %zu", MIN_SECRET_BYTES,
+                         MAX_SECRET_BYTES, len);
     }
     return KVF_OK;
 }
@@ -135,7 +110,7 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
     if (status == KVF_OK) {
         status = kvfl_set_block_tokens(kv, err, o->block_tokens);
     }
-    if (status == KVF_OK && (!make_buffers(kv) || !make_residents(kv))) {
+    if (status == KVF_OK && (!kvfl_open_cells(kv) || !kvfl_open_follow(kv))) {
         status = kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
     }
     if (status == KVF_OK) {
@@ -147,8 +122,8 @@ static kvf_status set_up(kvf_llama *kv, kvf_error *err, const kvf_llama_options 
     if (status == KVF_OK) {
         status = kvfl_open_identity(kv, err, o->adapters != NULL ? o->adapters : "");
     }
-    if (status == KVF_OK && kv->store != NULL) {
-        status = kvf_queue_open(&kv->queue, err, kv->store, 2 * KVFL_NUM_FLIGHTS);
+    if (status == KVF_OK) {
+        status = kvfl_open_fetch(kv, err, o->budget_us != KVF_DEFAULT ? o->budget_us : DEFAULT_BUDGET_US);
     }
     return status;
 }
@@ -179,76 +154,18 @@ void kvf_llama_detach(kvf_llama *kv) {
     if (kv == NULL || !kvfl_is_ours(kv)) {
         return;
     }
-    kvf_queue_close(kv->queue);
+    kvfl_close_fetch(kv);
     kvfl_close_identities(kv);
     kvfl_free_terms(kv->terms);
-    for (size_t i = 0; kv->residents != NULL && i < kv->num_seqs; i++) {
-        free(kv->residents[i].tokens);
-    }
-    kvfl_flights_free(kv);
     kvfl_close_decode(kv);
-    free(kv->residents);
+    kvfl_close_follow(kv);
+    kvfl_close_cells(kv);
     free(kv->kind.empty);
     kvfl_shape_free(&kv->kind.shape);
-    free(kv->state);
-    free(kv->keys);
-    free(kv->tokens);
     llama_batch_free(kv->batch);
-    free(kv);
+    free(kv); /* all of the handle */
 }
 
 kvf_space *kvf_llama_space(kvf_llama *kv) {
     return kv->space;
-}
-
-size_t kvf_llama_cut(const kvf_llama *kv, size_t num) {
-    return num > 0 ? (num - 1) / kv->block_tokens * kv->block_tokens : 0;
-}
-
-size_t kvfl_find_no_token(const kvf_llama *kv, const llama_token *tokens, size_t num) {
-    int32_t vocab = llama_vocab_n_tokens(llama_model_get_vocab(kv->model));
-    size_t i = 0;
-    while (i < num && tokens != NULL && tokens[i] >= 0 && tokens[i] < vocab) {
-        i++;
-    }
-    return i;
-}
-
-bool kvfl_holds(const kvf_llama *kv, llama_seq_id seq, size_t num) {
-    if (num == 0) {
-        return llama_memory_seq_pos_max(kv->mem, seq) < 0;
-    }
-    return (kvfl_has_states(kv) || llama_memory_seq_pos_min(kv->mem, seq) == 0) &&
-           llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)num - 1;
-}
-
-void kvfl_chain(kvf_llama *kv, const llama_token *tokens, size_t cut, size_t tail) {
-    /* A token that is computed alone: ggml then divides the sum over all tokens before it among the threads, and rounds
-     * by their number. */
-    tail = tail > 1 ? tail : 0;
-    kv->num_whole = cut / kv->block_tokens;
-    kv->tail_tokens = (uint32_t)tail;
-    for (size_t i = 0; i < cut + tail; i++) {
-        kv->tokens[i] = (uint32_t)tokens[i];
-    }
-    if (kv->space == NULL) {
-        return;
-    }
-    kvf_chain(kv->space, kv->keys, kv->num_whole, kv->tokens, cut);
-    if (tail > 0 && cut > 0) {
-        kvf_tail_key(kv->space, &kv->keys[kv->num_whole], &kv->keys[kv->num_whole - 1], kv->tokens + cut, tail);
-    }
-}
-
-void kvfl_name_apart(kvf_llama *kv, size_t index, const void *how, size_t len) {
-    for (size_t i = index; kv->space != NULL && i < kvfl_num_blocks(kv); i++) {
-        kvf_apart_key(kv->space, &kv->keys[i], &kv->keys[i], how, len);
-    }
-}
-
-kvf_block kvfl_block_of(const kvf_llama *kv, size_t index) {
-    return (kvf_block){.key = kv->keys[index],
-                       .tokens = kv->tokens + kvfl_position(kv, index),
-                       .num_tokens = kvfl_tokens_of(kv, index),
-                       .first_token = (uint32_t)kvfl_position(kv, index)};
 }

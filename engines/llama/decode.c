@@ -31,48 +31,41 @@ typedef struct kvfl_piece {
 
 kvf_status kvfl_open_decode(kvf_llama *kv, kvf_error *err) {
     size_t most = llama_n_batch(kv->ctx);
-    kv->histories = calloc(kv->num_seqs, sizeof *kv->histories);
-    kv->pieces = calloc(kv->num_seqs, sizeof *kv->pieces);
-    kv->output_of = calloc(most, sizeof *kv->output_of);
-    kv->rest.token = calloc(most, sizeof *kv->rest.token);
-    kv->rest.pos = calloc(most, sizeof *kv->rest.pos);
-    kv->rest.n_seq_id = calloc(most, sizeof *kv->rest.n_seq_id);
-    kv->rest.seq_id = calloc(most, sizeof *kv->rest.seq_id);
-    kv->rest.logits = calloc(most, sizeof *kv->rest.logits);
-    if (kv->histories == NULL || kv->pieces == NULL || kv->output_of == NULL || kv->rest.token == NULL ||
-        kv->rest.pos == NULL || kv->rest.n_seq_id == NULL || kv->rest.seq_id == NULL || kv->rest.logits == NULL) {
+    kv->calls->pieces = calloc(kv->num_seqs, sizeof *kv->calls->pieces);
+    kv->calls->output_of = calloc(most, sizeof *kv->calls->output_of);
+    kv->calls->rest.token = calloc(most, sizeof *kv->calls->rest.token);
+    kv->calls->rest.pos = calloc(most, sizeof *kv->calls->rest.pos);
+    kv->calls->rest.n_seq_id = calloc(most, sizeof *kv->calls->rest.n_seq_id);
+    kv->calls->rest.seq_id = calloc(most, sizeof *kv->calls->rest.seq_id);
+    kv->calls->rest.logits = calloc(most, sizeof *kv->calls->rest.logits);
+    if (kv->calls->pieces == NULL || kv->calls->output_of == NULL || kv->calls->rest.token == NULL ||
+        kv->calls->rest.pos == NULL || kv->calls->rest.n_seq_id == NULL || kv->calls->rest.seq_id == NULL ||
+        kv->calls->rest.logits == NULL) {
         return kvfl_fail(err, KVF_NOMEM, "no memory to attach to the context");
     }
     return KVF_OK;
 }
 
 void kvfl_close_decode(kvf_llama *kv) {
-    for (size_t i = 0; kv->histories != NULL && i < kv->num_seqs; i++) {
-        free(kv->histories[i].tokens);
-    }
-    for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
-        free(kv->states[i].tokens);
-    }
-    free(kv->histories);
-    free(kv->pieces);
-    free(kv->output_of);
-    free(kv->rest.token);
-    free(kv->rest.pos);
-    free(kv->rest.n_seq_id);
-    free(kv->rest.seq_id);
-    free(kv->rest.logits);
+    free(kv->calls->pieces);
+    free(kv->calls->output_of);
+    free(kv->calls->rest.token);
+    free(kv->calls->rest.pos);
+    free(kv->calls->rest.n_seq_id);
+    free(kv->calls->rest.seq_id);
+    free(kv->calls->rest.logits);
 }
 
 /* ---- reading a batch ---- */
 
 static void begin_piece(kvf_llama *kv, llama_seq_id seq, llama_pos pos) {
     const kvfl_history *h = kvfl_history_of(kv, seq);
-    kvfl_piece *p = &kv->pieces[seq];
+    kvfl_piece *p = &kv->calls->pieces[seq];
     *p = (kvfl_piece){.first = (size_t)pos,
                       .end = (size_t)pos,
                       .done = (size_t)pos,
                       .alone = true,
-                      .before = kv->histories[seq].lineage};
+                      .before = kv->follow->histories[seq].lineage};
     if (h == NULL || h->why != KVF_ASIDE_NONE) {
         p->why = h == NULL ? KVF_ASIDE_FOREIGN : h->why;
     } else if (h->identity != kv->identity || kv->identity == 0) {
@@ -83,26 +76,26 @@ static void begin_piece(kvf_llama *kv, llama_seq_id seq, llama_pos pos) {
 }
 
 static void add_token(kvf_llama *kv, llama_seq_id seq, llama_token token, llama_pos pos, bool output, bool alone) {
-    kvfl_piece *p = &kv->pieces[seq];
+    kvfl_piece *p = &kv->calls->pieces[seq];
     if (p->num == 0) {
         begin_piece(kv, seq, pos);
         p->want = SIZE_MAX;
     }
     p->num++;
-    kv->histories[seq].shares = kv->histories[seq].shares || !alone;
+    kv->follow->histories[seq].shares = kv->follow->histories[seq].shares || !alone;
     p->alone = p->alone && alone;
     if (p->why == KVF_ASIDE_NONE && ((size_t)pos != p->end || p->end >= kv->n_ctx)) {
         p->why = KVF_ASIDE_POSITIONS;
     }
     if (p->why == KVF_ASIDE_NONE) {
-        kv->histories[seq].tokens[p->end++] = token;
+        kv->follow->histories[seq].tokens[p->end++] = token;
         p->want = output && p->want == SIZE_MAX ? p->end - 1 : p->want;
     }
 }
 
 /* False: a batch that llama.cpp will refuse, or whose positions it will determine: it can't be analysed. */
 static bool read_batch(kvf_llama *kv, const struct llama_batch *batch) {
-    memset(kv->pieces, 0, kv->num_seqs * sizeof *kv->pieces);
+    memset(kv->calls->pieces, 0, kv->num_seqs * sizeof *kv->calls->pieces);
     if (batch->n_tokens <= 0 || (uint32_t)batch->n_tokens > llama_n_batch(kv->ctx) || batch->token == NULL ||
         batch->embd != NULL) {
         return false;
@@ -121,7 +114,7 @@ static bool read_batch(kvf_llama *kv, const struct llama_batch *batch) {
         }
     }
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-        kvfl_piece *p = &kv->pieces[seq];
+        kvfl_piece *p = &kv->calls->pieces[seq];
         p->want = p->want < p->end ? p->want : p->end;
     }
     return true;
@@ -134,8 +127,8 @@ static bool has_output(const kvfl_piece *p) {
 /* ---- dropping the beginning of a block, to have the block as a whole ---- */
 
 static void drop(kvf_llama *kv, llama_seq_id seq, size_t from) {
-    kvfl_history *h = &kv->histories[seq];
-    if (kvfl_set_aside(kv, &kv->pieces[seq].dropped, seq, from, h->num)) {
+    kvfl_history *h = &kv->follow->histories[seq];
+    if (kvfl_set_aside(kv, &kv->calls->pieces[seq].dropped, seq, from, h->num)) {
         kvfl_count_lost(&h->report, h->num - from);
         h->num = from;
     }
@@ -148,15 +141,15 @@ static bool is_stored(kvf_llama *kv, const kvfl_history *h, size_t block, size_t
         return false;
     }
     kvfl_chain(kv, h->tokens, goal / kv->block_tokens * kv->block_tokens, 0);
-    return kvf_knows(kv->space, &kv->keys[block]) ||
-           (kvf_match(kv->space, &run, &found, &kv->keys[block], 1, KVF_LOOKUP_US) == KVF_OK && run == 1);
+    return kvf_knows(kv->space, &kv->cells->keys[block]) ||
+           (kvf_match(kv->space, &run, &found, &kv->cells->keys[block], 1, KVF_LOOKUP_US) == KVF_OK && run == 1);
 }
 
 /* For a sequence that is not cold to its end. It goes back to where it is cold if what follows was computed only
  * because a batch was full, or is so little that computing it again costs almost nothing; or to the beginning of its
  * last block if that is stored whole. Otherwise the answer comes sooner from what it holds. */
 static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
-    const kvfl_history *h = &kv->histories[seq];
+    const kvfl_history *h = &kv->follow->histories[seq];
     size_t block = h->num / kv->block_tokens, begin = block * kv->block_tokens, behind = h->num - h->lineage.cold;
     if (kvfl_is_cold(h) || kvfl_has_states(kv)) {
         return; /* a state can't go back */
@@ -169,17 +162,6 @@ static void step_back(kvf_llama *kv, llama_seq_id seq, size_t goal) {
 }
 
 /* ---- what another sequence holds ---- */
-
-/* For a window the least position says nothing about the other caches. */
-size_t kvfl_unshared_cells(const kvf_llama *kv) {
-    size_t sum = 0;
-    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-        llama_pos max = llama_memory_seq_pos_max(kv->mem, (llama_seq_id)seq);
-        llama_pos min = kvfl_has_states(kv) ? 0 : llama_memory_seq_pos_min(kv->mem, (llama_seq_id)seq);
-        sum += max >= 0 ? (size_t)(max - min) + 1 : 0;
-    }
-    return sum;
-}
 
 static size_t common_tokens(const kvfl_history *a, const kvfl_history *b, size_t most) {
     size_t same = 0;
@@ -208,11 +190,11 @@ static size_t copy_blocks(kvf_llama *kv, llama_seq_id donor, llama_seq_id seq, s
 }
 
 static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     size_t best = 0;
     llama_seq_id donor = -1;
     for (size_t i = 0; i < kv->num_seqs && !kvfl_has_states(kv); i++) {
-        bool helps = (llama_seq_id)i != seq && kv->histories[i].lineage.cold > h->num;
+        bool helps = (llama_seq_id)i != seq && kv->follow->histories[i].lineage.cold > h->num;
         const kvfl_history *other = helps ? kvfl_history_of(kv, (llama_seq_id)i) : NULL; /* as it is by now */
         size_t most = other != NULL && other->lineage.cold < goal ? other->lineage.cold : goal;
         size_t same = other != NULL && other->identity == h->identity ? common_tokens(other, h, most) : 0;
@@ -225,7 +207,7 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     if (best <= h->num) {
         return;
     }
-    if (!kvfl_is_cold(h) && kv->pieces[seq].dropped.rows == NULL) {
+    if (!kvfl_is_cold(h) && kv->calls->pieces[seq].dropped.rows == NULL) {
         drop(kv, seq, h->lineage.cold);
     }
     if (kvfl_is_cold(h)) {
@@ -250,8 +232,8 @@ static void begin_prompt(kvfl_history *h) {
  * where the sequence is cold, then copy what another sequence holds, and only then load or compute. Returns 0, or what
  * llama_decode would return. `roomy`: there are cells for the whole batch. */
 static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
-    kvfl_piece *p = &kv->pieces[seq];
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_piece *p = &kv->calls->pieces[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     size_t block = kv->block_tokens;
     /* A state is taken where a batch ends, too: llama-server ends batches where it will want to resume. */
     size_t goal = has_output(p) ? p->want : kvfl_has_states(kv) ? p->end : p->end / block * block;
@@ -259,17 +241,17 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
         return 0;
     }
     begin_prompt(h);
-    if (!p->alone || kv->paused != KVF_ASIDE_NONE || (goal < block && (has_output(p) || !kvfl_has_states(kv))) ||
+    if (!p->alone || kv->calls->paused != KVF_ASIDE_NONE || (goal < block && (has_output(p) || !kvfl_has_states(kv))) ||
         goal <= h->num || !roomy) {
         return 0;
     }
     step_back(kv, seq, goal);
     copy_from_other(kv, seq, goal);
     bool cold = kvfl_is_cold(h) && goal - h->num > 1; /* a single token is rounded by the number of threads */
-    kv->decode_rc = 0;
+    kv->calls->decode_rc = 0;
     kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num, cold ? &h->lineage : NULL);
     if (status != KVF_OK) {
-        return kv->decode_rc != 0 ? kv->decode_rc : status == KVF_CLOSED ? 2 : -2;
+        return kv->calls->decode_rc != 0 ? kv->calls->decode_rc : status == KVF_CLOSED ? 2 : -2;
     }
     h->num = goal;
     p->done = goal;
@@ -305,14 +287,14 @@ static llama_seq_id first_seq(const struct llama_batch *batch, int32_t i) {
 static void collect_rest(kvf_llama *kv, const struct llama_batch *batch) {
     static llama_seq_id zero = 0;
     size_t *seen = calloc(kv->num_seqs, sizeof *seen);
-    struct llama_batch *rest = &kv->rest;
+    struct llama_batch *rest = &kv->calls->rest;
     rest->n_tokens = 0;
-    kv->num_mapped = seen != NULL ? batch->n_tokens : 0;
+    kv->calls->num_mapped = seen != NULL ? batch->n_tokens : 0;
     for (int32_t i = 0; i < batch->n_tokens && seen != NULL; i++) {
-        const kvfl_piece *p = &kv->pieces[first_seq(batch, i)];
+        const kvfl_piece *p = &kv->calls->pieces[first_seq(batch, i)];
         size_t pos = p->first + seen[first_seq(batch, i)]++;
         int32_t k = rest->n_tokens;
-        kv->output_of[i] = INT32_MAX; /* none: llama.cpp reports that */
+        kv->calls->output_of[i] = INT32_MAX; /* none: llama.cpp reports that */
         if (p->alone && p->why == KVF_ASIDE_NONE && pos < p->done) {
             continue;
         }
@@ -321,7 +303,7 @@ static void collect_rest(kvf_llama *kv, const struct llama_batch *batch) {
         rest->n_seq_id[k] = batch->seq_id != NULL && batch->n_seq_id != NULL ? batch->n_seq_id[i] : 1;
         rest->seq_id[k] = batch->seq_id != NULL ? batch->seq_id[i] : &zero;
         rest->logits[k] = batch->logits != NULL ? batch->logits[i] : i == batch->n_tokens - 1;
-        kv->output_of[i] = rest->logits[k] != 0 ? k : INT32_MAX;
+        kv->calls->output_of[i] = rest->logits[k] != 0 ? k : INT32_MAX;
         rest->n_tokens++;
     }
     free(seen);
@@ -329,7 +311,7 @@ static void collect_rest(kvf_llama *kv, const struct llama_batch *batch) {
 
 static bool is_whole(const kvf_llama *kv) {
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-        if (kv->pieces[seq].num > 0 && kv->pieces[seq].done > kv->pieces[seq].first) {
+        if (kv->calls->pieces[seq].num > 0 && kv->calls->pieces[seq].done > kv->calls->pieces[seq].first) {
             return false;
         }
     }
@@ -341,17 +323,17 @@ static int32_t decode_rest(kvf_llama *kv, const struct llama_batch *batch, kvfl_
         return plain(arg);
     }
     collect_rest(kv, batch);
-    if (kv->num_mapped == 0) {
+    if (kv->calls->num_mapped == 0) {
         return -2; /* no memory */
     }
-    return kv->rest.n_tokens > 0 ? llama_decode(kv->ctx, kv->rest) : 0;
+    return kv->calls->rest.n_tokens > 0 ? llama_decode(kv->ctx, kv->calls->rest) : 0;
 }
 
 /* ---- afterwards ---- */
 
 static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
-    kvfl_history *h = &kv->histories[seq];
-    kvf_llama_counters *c = &kv->counters;
+    kvfl_history *h = &kv->follow->histories[seq];
+    kvf_llama_counters *c = &kv->calls->counters;
     kvf_llama_report *r = &h->report;
     h->in_prompt = false;
     r->num_tokens = (uint32_t)num_tokens;
@@ -373,8 +355,8 @@ static void end_prompt(kvf_llama *kv, llama_seq_id seq, size_t num_tokens) {
     c->import_us += (uint64_t)r->import_us;
     c->compute_us += (uint64_t)r->compute_us;
     c->waited_us += (uint64_t)r->waited_us;
-    if (kv->on_prompt != NULL) {
-        kv->on_prompt(kv->on_prompt_ctx, seq, r);
+    if (kv->calls->on_prompt != NULL) {
+        kv->calls->on_prompt(kv->calls->on_prompt_ctx, seq, r);
     }
 }
 
@@ -386,12 +368,12 @@ static bool has_ragged_end(const kvf_llama *kv, const kvfl_history *h, const kvf
 }
 
 static void note_piece(kvf_llama *kv, llama_seq_id seq) {
-    kvfl_piece *p = &kv->pieces[seq];
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_piece *p = &kv->calls->pieces[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     kvfl_free_stash(&p->dropped);
-    if (p->why != KVF_ASIDE_NONE || kv->paused == KVF_ASIDE_ATTENTION) {
-        kvf_llama_aside why = p->why != KVF_ASIDE_NONE ? p->why : kv->paused;
-        kv->counters.aside_tokens[why] += p->num;
+    if (p->why != KVF_ASIDE_NONE || kv->calls->paused == KVF_ASIDE_ATTENTION) {
+        kvf_llama_aside why = p->why != KVF_ASIDE_NONE ? p->why : kv->calls->paused;
+        kv->calls->counters.aside_tokens[why] += p->num;
         if (p->why != KVF_ASIDE_NONE) {
             kvfl_doubt(kv, seq, why);
         } else {
@@ -399,13 +381,14 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
         }
         return;
     }
-    if (!p->alone || kv->paused != KVF_ASIDE_NONE) {
-        kv->counters.aside_tokens[kv->paused != KVF_ASIDE_NONE ? kv->paused : KVF_ASIDE_SEVERAL] += p->num;
+    if (!p->alone || kv->calls->paused != KVF_ASIDE_NONE) {
+        kv->calls->counters.aside_tokens[kv->calls->paused != KVF_ASIDE_NONE ? kv->calls->paused : KVF_ASIDE_SEVERAL] +=
+            p->num;
     }
     h->lineage.ragged = has_ragged_end(kv, h, p);
     h->num = p->end;
     if (!h->in_prompt) {
-        kv->counters.generated_tokens += p->num;
+        kv->calls->counters.generated_tokens += p->num;
         return;
     }
     h->report.computed_tokens += (uint32_t)(p->end - p->done);
@@ -419,8 +402,8 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
  * removed, and the history shrinks to where the batch began. After a worse failure, or if that did not work, only the
  * memory tells what the sequence holds: its history then follows the memory, and nothing in it counts as cold. */
 static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
-    kvfl_piece *p = &kv->pieces[seq];
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_piece *p = &kv->calls->pieces[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     bool changed = p->why == KVF_ASIDE_NONE && (h->num != p->first || p->done > p->first || p->dropped.rows != NULL ||
                                                 llama_memory_seq_pos_max(kv->mem, seq) != (llama_pos)p->first - 1);
     bool ok = true;
@@ -449,7 +432,7 @@ static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
 static int32_t conclude(kvf_llama *kv, int32_t rc) {
     int32_t result = rc;
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-        if (kv->pieces[seq].num == 0) {
+        if (kv->calls->pieces[seq].num == 0) {
             continue;
         }
         if (rc == 0) {
@@ -462,7 +445,7 @@ static int32_t conclude(kvf_llama *kv, int32_t rc) {
 }
 
 int32_t kvfl_decode(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_fn plain, void *arg) {
-    kv->num_mapped = 0;
+    kv->calls->num_mapped = 0;
     if (!read_batch(kv, batch)) {
         bool *seqs = calloc(kv->num_seqs, sizeof *seqs);
         for (int32_t i = 0; i < batch->n_tokens && seqs != NULL; i++) {
@@ -484,13 +467,13 @@ int32_t kvfl_decode(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_f
 
 int32_t kvfl_decode_unseen(kvf_llama *kv, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain,
                            void *arg) {
-    kv->num_mapped = 0;
+    kv->calls->num_mapped = 0;
     int32_t rc = plain(arg);
     if (rc == 0 || (rc != 1 && rc != -1)) {
-        kv->counters.aside_tokens[why] += num_tokens;
+        kv->calls->counters.aside_tokens[why] += num_tokens;
         for (size_t seq = 0; seq < kv->num_seqs; seq++) {
             if (seqs == NULL || seqs[seq]) {
-                kv->histories[seq].shares = true; /* for all that is known */
+                kv->follow->histories[seq].shares = true; /* for all that is known */
                 kvfl_forget(kv, (llama_seq_id)seq, why);
             }
         }
@@ -515,10 +498,10 @@ int32_t kvf_llama_decode(kvf_llama *kv, struct llama_batch batch) {
         return -2; /* llama.cpp's threads are the parent's */
     }
     plain_batch plain = {kv->ctx, batch};
-    kv->paused = kvfl_computes_as_named(kv) ? KVF_ASIDE_NONE : KVF_ASIDE_ATTENTION;
+    kv->calls->paused = kvfl_computes_as_named(kv) ? KVF_ASIDE_NONE : KVF_ASIDE_ATTENTION;
     return kvfl_decode(kv, &batch, decode_plain, &plain);
 }
 
 int32_t kvf_llama_output(const kvf_llama *kv, int32_t i) {
-    return i < 0 || kv->num_mapped == 0 ? i : i < kv->num_mapped ? kv->output_of[i] : INT32_MAX;
+    return i < 0 || kv->calls->num_mapped == 0 ? i : i < kv->calls->num_mapped ? kv->calls->output_of[i] : INT32_MAX;
 }

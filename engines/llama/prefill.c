@@ -30,7 +30,7 @@ static kvf_status decode(prefill *p, size_t num) {
         batch->logits[i] = p->have + i + 1 == p->num;
     }
     int rc = llama_decode(p->kv->ctx, *batch);
-    p->kv->decode_rc = rc;
+    p->kv->calls->decode_rc = rc;
     if (p->kv->space != NULL) {
         llama_synchronize(p->kv->ctx); /* a GPU may still be working; the blocks are exported next anyway */
     }
@@ -50,7 +50,8 @@ static kvf_status decode(prefill *p, size_t num) {
 
 static kvf_status tell_progress(const prefill *p) {
     const kvf_llama *kv = p->kv;
-    if (kv->progress != NULL && kv->progress(kv->progress_ctx, (uint32_t)p->have, (uint32_t)p->num) != 0) {
+    if (kv->calls->progress != NULL &&
+        kv->calls->progress(kv->calls->progress_ctx, (uint32_t)p->have, (uint32_t)p->num) != 0) {
         return kvfl_fail(p->err, KVF_CLOSED, "stopped");
     }
     return KVF_OK;
@@ -64,7 +65,7 @@ static kvf_status settle(prefill *p, size_t before) {
     if (p->cut == 0 || p->have == p->num || (in_tail && !at_end)) {
         return KVF_OK;
     }
-    size_t first = in_tail ? kv->num_whole : before / kv->block_tokens;
+    size_t first = in_tail ? kv->cells->num_whole : before / kv->block_tokens;
     size_t end = in_tail ? kvfl_num_blocks(kv) : p->have / kv->block_tokens;
     bool save = kv->space != NULL && p->cold;
     if (save) {
@@ -203,7 +204,7 @@ static kvf_status run(prefill *p) {
     }
     if (status == KVF_OK) {
         kvfl_note_resident(kv, p->seq, p->tokens, p->cut);
-        kvfl_follow(kv, p->seq, p->tokens, p->num);
+        kvfl_note_tokens(kv, p->seq, p->tokens, p->num);
         kvfl_note_cold(kv, p->seq, p->cut);
     } else if (status == KVF_CLOSED) {
         drop_from(p, p->have); /* the remains of a stopped batch */

@@ -26,11 +26,12 @@ kvf_status kvf_llama_prompt_report(const kvf_llama *kv, kvf_llama_report *out, l
     if (!kvfl_is_ours(kv)) {
         return KVF_CLOSED;
     }
-    return kvf_sized_give(out, kvfl_is_text(kv, seq) ? &kv->histories[seq].report : &none, &kvf_llama_report_sized);
+    return kvf_sized_give(out, kvfl_is_text(kv, seq) ? &kv->follow->histories[seq].report : &none,
+                          &kvf_llama_report_sized);
 }
 
 kvf_status kvf_llama_count(const kvf_llama *kv, kvf_llama_counters *out) {
-    return !kvfl_is_ours(kv) ? KVF_CLOSED : kvf_sized_give(out, &kv->counters, &kvf_llama_counters_sized);
+    return !kvfl_is_ours(kv) ? KVF_CLOSED : kvf_sized_give(out, &kv->calls->counters, &kvf_llama_counters_sized);
 }
 
 const char *kvf_llama_plan_name(kvf_llama_plan plan) {

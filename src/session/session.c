@@ -152,11 +152,11 @@ static kvf_status load_from(const kvfi_session_call *call, kvfi_loaded **out) {
     return has_fields(call) ? kvfi_session_load_fields(call, out) : kvfi_session_load_value(call, out);
 }
 
-KVFI_SIZED(kvf_session_load_options, num_v_iov, 40, num_v_iov);
+KVF_SIZED(kvf_session_load_options, num_v_iov, 40, num_v_iov);
 
 static kvf_status take_load_options(kvf_session_load_options *own, kvf_error *err,
                                     const kvf_session_load_options *options) {
-    KVFI_TRY(kvfi_take(own, err, options, &kvf_session_load_options_sized));
+    KVFI_TRY(kvf_sized_take(own, err, options, &kvf_session_load_options_sized));
     KVFI_TRY(kvfi_take_budget(&own->budget_us, err, BUDGET_US, false));
     if ((own->flags & ~(uint32_t)(KVF_SESSION_LOOK | KVF_SESSION_RAW)) != 0) {
         return kvfi_fail(err, KVF_LIMIT, "kvf_session_load_options: unknown flag in %#x", own->flags);

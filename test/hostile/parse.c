@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "hostile/hostile.h"
-#include "llama/cells/blob.h"
+#include "llama/model/blob.h"
 #include "record/record.h"
 #include "redis/cluster/slots.h"
 #include "session/session.h"

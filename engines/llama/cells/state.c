@@ -12,13 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llama/engine.h"
+#include "llama/cells/cells.h"
 
 #define PARTIAL LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 bool kvfl_is_boundary(const kvf_llama *kv, size_t index) {
-    return index > 0 && (index == kv->num_whole || index == kvfl_num_blocks(kv) ||
-                         (index < kv->num_whole && kvfl_position(kv, index) % kv->kind.apart == 0));
+    return index > 0 && (index == kv->cells->num_whole || index == kvfl_num_blocks(kv) ||
+                         (index < kv->cells->num_whole && kvfl_position(kv, index) % kv->kind.apart == 0));
 }
 
 /* Named by the block that ends there, and by a word that names no block. */
@@ -26,15 +26,6 @@ kvf_block kvfl_state_block(const kvf_llama *kv, size_t index) {
     kvf_block block = kvfl_block_of(kv, index - 1);
     kvf_state_key(kv->space, &block.key, &block.key);
     return block;
-}
-
-bool kvfl_has_room(kvf_llama *kv, size_t bytes) {
-    if (kv->state_room < bytes) {
-        free(kv->state);
-        kv->state = malloc(bytes);
-        kv->state_room = kv->state != NULL ? bytes : 0;
-    }
-    return kv->state_room >= bytes;
 }
 
 static bool ends_at(const kvf_llama *kv, llama_seq_id seq, size_t num) {
@@ -50,7 +41,7 @@ static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, si
         report->shed_blocks++;
         return;
     }
-    memcpy(reserved.data, kv->state, len);
+    memcpy(reserved.data, kv->cells->state, len);
     if (kvf_commit(kv->space, &reserved, &block, len) == KVF_OK) {
         report->saved_blocks++;
     } else {
@@ -77,12 +68,12 @@ bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id se
     int64_t begin = kvfl_now_us();
     size_t len = llama_state_seq_get_size_ext(kv->ctx, seq, PARTIAL);
     bool out = ends_at(kv, seq, kvfl_position(kv, index)) && len > 0 && kvfl_has_room(kv, len) &&
-               llama_state_seq_get_data_ext(kv->ctx, kv->state, len, seq, PARTIAL) == len;
+               llama_state_seq_get_data_ext(kv->ctx, kv->cells->state, len, seq, PARTIAL) == len;
     bool intact = true;
     if (out && kv->kind.reseat) {
-        intact = llama_state_seq_set_data_ext(kv->ctx, kv->state, len, seq, PARTIAL) == len;
+        intact = llama_state_seq_set_data_ext(kv->ctx, kv->cells->state, len, seq, PARTIAL) == len;
     }
-    if (out && intact && save && kvfl_is_state(kv, kv->state, len, kvfl_position(kv, index))) {
+    if (out && intact && save && kvfl_is_state(kv, kv->cells->state, len, kvfl_position(kv, index))) {
         save_state(kv, report, index, len);
     }
     report->export_us += kvfl_now_us() - begin;
@@ -139,11 +130,6 @@ size_t kvfl_match_state(kvf_llama *kv, kvf_llama_report *report, size_t *out_byt
 }
 
 /* ---- aside ---- */
-
-bool kvfl_drop_state(const kvf_llama *kv, llama_seq_id seq) {
-    size_t len = KVFL_BLOB_HEAD + kv->kind.rest_bytes;
-    return !kv->kind.shape.has_state || llama_state_seq_set_data_ext(kv->ctx, kv->kind.empty, len, seq, PARTIAL) == len;
-}
 
 static bool stash_rows(kvf_llama *kv, kvfl_stash *s, llama_seq_id seq) {
     if (s->from == s->to || kv->kind.num_caches == 0) {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llama/engine.h"
+#include "llama/fetch/fetch.h"
 
 #define LOOKUP KVFL_NUM_FLIGHTS /* as the user of a batch: after the numbers of the flights */
 
@@ -63,7 +63,7 @@ static bool make_room(kvfl_flight *f, size_t num, size_t bytes) {
 
 /* A flight whose memory is free for that many blocks and bytes; NULL: there is none. */
 static kvfl_flight *clear(kvf_llama *kv, size_t which, size_t num, size_t bytes) {
-    kvfl_flight *f = &kv->flights[which];
+    kvfl_flight *f = &kv->fetch->flights[which];
     if ((f->ticket != 0 && !f->over) || !make_room(f, num, bytes)) {
         return NULL;
     }
@@ -83,7 +83,7 @@ static void set_item(kvfl_flight *f, size_t i, kvf_block block, uint8_t *memory,
 }
 
 static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, int64_t budget_us) {
-    kvfl_flight *f = &kv->flights[which];
+    kvfl_flight *f = &kv->fetch->flights[which];
     kvf_batch batch = {.struct_size = sizeof batch,
                        .op = KVF_OP_LOAD,
                        .space = kv->space,
@@ -92,7 +92,7 @@ static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, int64_
                        .budget_us = budget_us,
                        .user = which,
                        .arrivals = &f->arrivals};
-    if (kvf_submit(kv->queue, &f->ticket, &batch) != KVF_OK) {
+    if (kvf_submit(kv->fetch->queue, &f->ticket, &batch) != KVF_OK) {
         forget(f, which < KVFL_SMALL_FLIGHTS);
         return false;
     }
@@ -102,7 +102,7 @@ static bool launch(kvf_llama *kv, size_t which, size_t first, size_t num, int64_
 }
 
 bool kvfl_flight_start(kvf_llama *kv, size_t which, size_t first, size_t num, bool down, int64_t budget_us) {
-    size_t room = which >= KVFL_SMALL_FLIGHTS ? num : kv->group;
+    size_t room = which >= KVFL_SMALL_FLIGHTS ? num : kv->fetch->group;
     kvfl_flight *f = num > 0 ? clear(kv, which, room, room * kv->stride) : NULL;
     if (f == NULL) {
         return false;
@@ -127,19 +127,19 @@ bool kvfl_flight_start_state(kvf_llama *kv, size_t index, const kvf_block *block
 }
 
 kvfl_landing kvfl_flight_of_state(const kvf_llama *kv, size_t index, const struct iovec **bytes) {
-    const kvfl_flight *f = &kv->flights[KVFL_STATE_FLIGHT];
+    const kvfl_flight *f = &kv->fetch->flights[KVFL_STATE_FLIGHT];
     *bytes = f->iov;
     return f->num > 0 && f->first == index ? landing(f, 0) : KVFL_NOT_ASKED;
 }
 
 uint64_t kvfl_flight_state_rest(const kvf_llama *kv) {
-    const kvfl_flight *f = &kv->flights[KVFL_STATE_FLIGHT];
+    const kvfl_flight *f = &kv->fetch->flights[KVFL_STATE_FLIGHT];
     uint64_t whole = f->num > 0 && !f->over ? f->iov[0].iov_len : 0, came = kvf_arrived_bytes(&f->arrivals);
     return whole > came ? whole - came : 0;
 }
 
 kvf_reason kvfl_flight_state_why(const kvf_llama *kv) {
-    return kvf_arrival_why(&kv->flights[KVFL_STATE_FLIGHT].arrivals, 0);
+    return kvf_arrival_why(&kv->fetch->flights[KVFL_STATE_FLIGHT].arrivals, 0);
 }
 
 /* ---- the lookup ---- */
@@ -166,7 +166,7 @@ static bool make_lookup_room(kvfl_lookup *l, size_t num) {
 }
 
 bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, int64_t budget_us) {
-    kvfl_lookup *l = &kv->lookup;
+    kvfl_lookup *l = &kv->fetch->lookup;
     if ((l->ticket != 0 && !l->over) || !make_lookup_room(l, end - first)) {
         return false;
     }
@@ -174,7 +174,7 @@ bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, int64_t budget_u
     l->over = false;
     l->num = end - first;
     for (size_t i = 0; i < l->num; i++) {
-        l->blocks[i] = (kvf_block){.key = kv->keys[first + i]};
+        l->blocks[i] = (kvf_block){.key = kv->cells->keys[first + i]};
     }
     kvf_batch batch = {.struct_size = sizeof batch,
                        .op = KVF_OP_MATCH,
@@ -184,7 +184,7 @@ bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, int64_t budget_u
                        .budget_us = budget_us,
                        .user = LOOKUP,
                        .found = l->found};
-    return kvf_submit(kv->queue, &l->ticket, &batch) == KVF_OK;
+    return kvf_submit(kv->fetch->queue, &l->ticket, &batch) == KVF_OK;
 }
 
 /* ---- what has landed ---- */
@@ -192,7 +192,7 @@ bool kvfl_lookup_start(kvf_llama *kv, size_t first, size_t end, int64_t budget_u
 kvfl_landing kvfl_flight_of(const kvf_llama *kv, size_t block, const struct iovec **bytes) {
     kvfl_landing best = KVFL_NOT_ASKED;
     for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
-        const kvfl_flight *f = &kv->flights[which];
+        const kvfl_flight *f = &kv->fetch->flights[which];
         kvfl_landing state = has(f, block) ? landing(f, item_of(f, block)) : KVFL_NOT_ASKED;
         if (state == KVFL_HERE) {
             *bytes = &f->iov[item_of(f, block)];
@@ -205,7 +205,7 @@ kvfl_landing kvfl_flight_of(const kvf_llama *kv, size_t block, const struct iove
 
 kvf_reason kvfl_flight_why(const kvf_llama *kv, size_t block) {
     for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
-        const kvfl_flight *f = &kv->flights[which];
+        const kvfl_flight *f = &kv->fetch->flights[which];
         if (has(f, block) && landing(f, item_of(f, block)) == KVFL_MISSED) {
             return kvf_arrival_why(&f->arrivals, item_of(f, block));
         }
@@ -215,25 +215,25 @@ kvf_reason kvfl_flight_why(const kvf_llama *kv, size_t block) {
 
 void kvfl_flights_look(kvf_llama *kv) {
     kvf_completion done;
-    while (kv->queue != NULL && kvf_reap(kv->queue, &done, 1) == 1) {
+    while (kv->fetch->queue != NULL && kvf_reap(kv->fetch->queue, &done, 1) == 1) {
         if (done.user == LOOKUP) {
-            kv->lookup.over = true;
-            kv->lookup.run = done.num_ok;
+            kv->fetch->lookup.over = true;
+            kv->fetch->lookup.run = done.num_ok;
         } else {
-            kv->flights[done.user].over = true;
+            kv->fetch->flights[done.user].over = true;
         }
     }
 }
 
 void kvfl_flights_wait(const kvf_llama *kv, int64_t us) {
-    struct pollfd fd = {.fd = kvf_queue_fd(kv->queue), .events = POLLIN};
+    struct pollfd fd = {.fd = kvf_queue_fd(kv->fetch->queue), .events = POLLIN};
     poll(&fd, 1, us > 1000 ? (int)(us / 1000) : 1);
 }
 
 uint64_t kvfl_flights_partial(const kvf_llama *kv, size_t first, size_t end) {
     uint64_t sum = 0;
     for (size_t which = 0; which < KVFL_STATE_FLIGHT; which++) {
-        const kvfl_flight *f = &kv->flights[which];
+        const kvfl_flight *f = &kv->fetch->flights[which];
         if (f->num == 0 || f->first >= end || f->first + f->num <= first || f->over) {
             continue;
         }
@@ -248,7 +248,7 @@ uint64_t kvfl_flights_partial(const kvf_llama *kv, size_t first, size_t end) {
 
 bool kvfl_flights_moving(const kvf_llama *kv) {
     for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
-        if (kv->flights[which].num > 0 && !kv->flights[which].over) {
+        if (kv->fetch->flights[which].num > 0 && !kv->fetch->flights[which].over) {
             return true;
         }
     }
@@ -257,7 +257,7 @@ bool kvfl_flights_moving(const kvf_llama *kv) {
 
 bool kvfl_flights_busy(const kvf_llama *kv) {
     for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
-        if (kv->flights[which].ticket != 0 && !kv->flights[which].over) {
+        if (kv->fetch->flights[which].ticket != 0 && !kv->fetch->flights[which].over) {
             return true;
         }
     }
@@ -269,20 +269,20 @@ bool kvfl_flights_busy(const kvf_llama *kv) {
 static void trim(kvf_llama *kv, kvfl_flight *f, size_t front) {
     size_t end = f->first + f->num, wanted = front < end ? end - front : 0;
     if (f->num > 0 && !f->over && wanted < f->wanted) {
-        kvf_trim(kv->queue, f->ticket, wanted);
+        kvf_trim(kv->fetch->queue, f->ticket, wanted);
         f->wanted = wanted;
     }
 }
 
 void kvfl_flights_trim(kvf_llama *kv, size_t front) {
     for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_STATE_FLIGHT; which++) {
-        trim(kv, &kv->flights[which], front);
+        trim(kv, &kv->fetch->flights[which], front);
     }
 }
 
 void kvfl_flights_settle(kvf_llama *kv) {
     for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_STATE_FLIGHT; which++) {
-        kvfl_flight *f = &kv->flights[which];
+        kvfl_flight *f = &kv->fetch->flights[which];
         size_t begun = 1; /* one, as far as known, is under way */
         for (size_t i = 0; i < f->num; i++) {
             begun += kvf_arrival_of(&f->arrivals, i) != KVF_AWAITED;
@@ -295,33 +295,43 @@ void kvfl_flights_settle(kvf_llama *kv) {
 
 static void cancel(kvf_llama *kv, kvfl_flight *f) {
     if (f->ticket != 0 && !f->over) {
-        kvf_cancel(kv->queue, f->ticket);
+        kvf_cancel(kv->fetch->queue, f->ticket);
     }
     f->num = 0; /* it has no blocks of any prompt any more */
 }
 
 void kvfl_flights_drop_small(kvf_llama *kv) {
     for (size_t which = 0; which < KVFL_SMALL_FLIGHTS; which++) {
-        if (kv->flights[which].num > 0 && !kv->flights[which].over) {
-            cancel(kv, &kv->flights[which]);
+        if (kv->fetch->flights[which].num > 0 && !kv->fetch->flights[which].over) {
+            cancel(kv, &kv->fetch->flights[which]);
         }
     }
 }
 
 void kvfl_flights_stop(kvf_llama *kv) {
     for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
-        cancel(kv, &kv->flights[which]);
+        cancel(kv, &kv->fetch->flights[which]);
     }
     for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS; which++) {
-        if (kv->flights[which].over) {
-            forget(&kv->flights[which], false);
+        if (kv->fetch->flights[which].over) {
+            forget(&kv->fetch->flights[which], false);
         }
     }
 }
 
-void kvfl_flights_free(kvf_llama *kv) {
-    forget_lookup(&kv->lookup);
+/* ---- all of it ---- */
+
+kvf_status kvfl_open_fetch(kvf_llama *kv, kvf_error *err, int64_t budget_us) {
+    kvfl_fetch *fetch = kv->fetch;
+    fetch->budget_us = budget_us;
+    fetch->group = KVFL_GROUP_BYTES / kv->stride > 0 ? KVFL_GROUP_BYTES / kv->stride : 1;
+    return kv->store != NULL ? kvf_queue_open(&fetch->queue, err, kv->store, 2 * KVFL_NUM_FLIGHTS) : KVF_OK;
+}
+
+void kvfl_close_fetch(kvf_llama *kv) {
+    kvf_queue_close(kv->fetch->queue);
+    forget_lookup(&kv->fetch->lookup);
     for (size_t which = 0; which < KVFL_NUM_FLIGHTS; which++) {
-        forget(&kv->flights[which], false);
+        forget(&kv->fetch->flights[which], false);
     }
 }

@@ -8,7 +8,7 @@
  * A model with states (windows, recurrent layers) can't compute after an imported block until the state at a boundary
  * is there too. So its blocks come from front to end, as long as that promises to be faster than computing them all.
  */
-#include "llama/engine.h"
+#include "llama/fetch/fetch.h"
 
 #define WAIT_US 5000 /* the longest time between two looks at the speed of the store */
 
@@ -84,43 +84,13 @@ static int64_t flight_us(const load *l) {
     return left < 1 ? 1 : left < KVF_MAX_BUDGET_US ? left : KVF_MAX_BUDGET_US;
 }
 
-/* Whether llama.cpp made the right thing of a block. For a window it holds nothing, and so tells no positions. */
-static bool scratch_holds(const kvf_llama *kv, size_t len, llama_pos first, llama_pos end) {
-    if (kvfl_has_states(kv)) {
-        return llama_state_seq_get_size(kv->ctx, kv->scratch) == len;
-    }
-    return llama_memory_seq_pos_min(kv->mem, kv->scratch) == first &&
-           llama_memory_seq_pos_max(kv->mem, kv->scratch) == end - 1;
-}
-
-/* Leaves them in the scratch sequence too: the next import drops them there anyway, and searching them takes time
- * proportional to the context. */
-static bool take_in(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes,
-                    size_t len) {
-    bool ok = llama_state_seq_set_data(kv->ctx, bytes, len, kv->scratch) == len && scratch_holds(kv, len, first, end);
-    if (ok) {
-        llama_memory_seq_cp(kv->mem, kv->scratch, seq, first, end);
-    }
-    return ok;
-}
-
-static void clear_scratch(const kvf_llama *kv) {
-    llama_memory_seq_rm(kv->mem, kv->scratch, -1, -1);
-}
-
-bool kvfl_import(const kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end, const void *bytes, size_t len) {
-    bool ok = take_in(kv, seq, first, end, bytes, len);
-    clear_scratch(kv);
-    return ok;
-}
-
 /* Imports verified bytes. What llama.cpp makes of them is checked once more before they join the sequence. */
 static bool import_block(load *l, const void *bytes, size_t len) {
     kvf_llama *kv = l->kv;
     llama_pos first = (llama_pos)kvfl_position(kv, l->next), end = (llama_pos)kvfl_position(kv, l->next + 1);
     int64_t begin = kvfl_now_us();
     bool known = kvfl_is_block(kv, bytes, len, first, end);
-    bool ok = known && take_in(kv, l->seq, first, end, bytes, len);
+    bool ok = known && kvfl_take_in(kv, l->seq, first, end, bytes, len);
     if (ok) {
         l->next++;
         l->report->loaded_tokens += (uint32_t)(end - first);
@@ -180,7 +150,7 @@ static void import_landed(load *l) {
         l->stop = !import_block(l, iov->iov_base, iov->iov_len);
     }
     if (l->next > before || l->stop) {
-        clear_scratch(l->kv);
+        kvfl_clear_scratch(l->kv);
     }
 }
 
@@ -217,7 +187,7 @@ static void start_tail(load *l, const kvf_gap *gap) {
     }
     bool started = false;
     for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS && !started; which++) {
-        started = kv->flights[which].num == 0 && kvfl_flight_start(kv, which, l->next, num, true, flight_us(l));
+        started = kv->fetch->flights[which].num == 0 && kvfl_flight_start(kv, which, l->next, num, true, flight_us(l));
     }
     if (started && l->horizon <= l->next) {
         l->horizon = l->next + num;
@@ -228,11 +198,12 @@ static void start_tail(load *l, const kvf_gap *gap) {
 static void start_small(load *l) {
     kvf_llama *kv = l->kv;
     for (size_t which = 0; which < KVFL_SMALL_FLIGHTS; which++) {
-        const kvfl_flight *f = &kv->flights[which], *other = &kv->flights[1 - which];
+        const kvfl_flight *f = &kv->fetch->flights[which], *other = &kv->fetch->flights[1 - which];
         size_t first = other->num > 0 && other->first + other->num > l->next ? other->first + other->num : l->next,
                num = 0;
         const struct iovec *iov = NULL;
-        while (num < kv->group && first + num < l->end && kvfl_flight_of(kv, first + num, &iov) == KVFL_NOT_ASKED) {
+        while (num < kv->fetch->group && first + num < l->end &&
+               kvfl_flight_of(kv, first + num, &iov) == KVFL_NOT_ASKED) {
             num++;
         }
         if (f->num == 0 || (f->over && f->first + f->num <= l->next)) {
@@ -268,8 +239,8 @@ static void compute_blocks(load *l, size_t num) {
 /* Of the next `wanted` blocks, those that can be computed here. The tail needs a separate batch, so it is left to the
  * caller. */
 static size_t computable(const load *l, size_t wanted) {
-    bool can = l->front != NULL && !l->stateless && l->next < l->kv->num_whole;
-    size_t left = can ? l->kv->num_whole - l->next : 0;
+    bool can = l->front != NULL && !l->stateless && l->next < l->kv->cells->num_whole;
+    size_t left = can ? l->kv->cells->num_whole - l->next : 0;
     return wanted < left ? wanted : left;
 }
 
@@ -288,7 +259,7 @@ static void do_without(load *l, kvf_reason why) {
  * memory. For less than one small flight another request is not worth it. */
 static void go_on_loading(load *l, const kvf_gap *gap) {
     const struct iovec *iov = NULL;
-    if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED || gap->num_blocks > l->kv->group) {
+    if (kvfl_flight_of(l->kv, l->next, &iov) == KVFL_NOT_ASKED || gap->num_blocks > l->kv->fetch->group) {
         kvfl_flights_settle(l->kv);
     }
     start_small(l);
@@ -416,14 +387,14 @@ static void load_and_compute(load *l) {
 /* What the lookup found, if it has the size that this context expects. */
 static size_t run_found(load *l, size_t first) {
     const kvf_llama *kv = l->kv;
-    size_t run = kv->lookup.run;
-    if (run < kv->lookup.num) {
-        l->report->why = kv->lookup.found[run].why;
+    size_t run = kv->fetch->lookup.run;
+    if (run < kv->fetch->lookup.num) {
+        l->report->why = kv->fetch->lookup.found[run].why;
     }
     l->tier = run > 0 ? 0 : l->tier;
     for (size_t i = 0; i < run; i++) {
-        l->tier = kv->lookup.found[i].tier > l->tier ? kv->lookup.found[i].tier : l->tier;
-        if (kv->lookup.found[i].payload_bytes != kvfl_bytes_of(kv, first + i)) {
+        l->tier = kv->fetch->lookup.found[i].tier > l->tier ? kv->fetch->lookup.found[i].tier : l->tier;
+        if (kv->fetch->lookup.found[i].payload_bytes != kvfl_bytes_of(kv, first + i)) {
             l->report->why = KVF_WHY_TRUNCATED;
             run = i;
         }
@@ -452,7 +423,7 @@ static void look_up(load *l) {
     int64_t waited_us = l->report->waited_us;
     l->patience_us += KVF_LOOKUP_US;
     bool asked = kvfl_lookup_start(kv, first, l->end, flight_us(l));
-    while (asked && !kv->lookup.over && !l->stop) {
+    while (asked && !kv->fetch->lookup.over && !l->stop) {
         if (may_wait(l)) {
             wait_a_little(l);
         } else {
@@ -462,7 +433,7 @@ static void look_up(load *l) {
     }
     waited_us = l->report->waited_us - waited_us;
     l->patience_us -= waited_us < KVF_LOOKUP_US ? KVF_LOOKUP_US - waited_us : 0;
-    bool answered = asked && kv->lookup.over;
+    bool answered = asked && kv->fetch->lookup.over;
     size_t end = first + (answered ? run_found(l, first) : 0);
     if (!answered) {
         l->report->why = KVF_WHY_BUDGET;
@@ -616,7 +587,7 @@ static size_t finish_with_state(load *l, size_t have, uint32_t loaded_before, co
  * bytes. */
 static void bring_blocks(load *l, size_t state_bytes) {
     borrow_all(l);
-    clear_scratch(l->kv);
+    kvfl_clear_scratch(l->kv);
     if (l->next >= l->end || l->stop) {
         return;
     }
@@ -672,7 +643,7 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
               .num_missing = kvfl_num_blocks(kv) - have / kv->block_tokens,
               .tier = UINT32_MAX,
               .stateless = have % kv->block_tokens != 0,
-              .deadline_us = kvfl_now_us() + kv->budget_us};
+              .deadline_us = kvfl_now_us() + kv->fetch->budget_us};
     bool states = kvfl_has_states(kv);
     if (l.next >= l.end || (!states && have % kv->block_tokens != 0)) {
         return have;
@@ -694,57 +665,4 @@ size_t kvfl_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size
         return 0;
     }
     return holds;
-}
-
-/* Continues with blocks of the current prompt that kvf_llama_save stored. */
-static size_t load_as_it_is(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t cut, size_t have) {
-    kvf_llama_report more = {0};
-    kv->num_whole = cut / kv->block_tokens;
-    kv->tail_tokens = 0;
-    kvfl_name_apart(kv, 0, KVFL_AS_IT_IS, sizeof KVFL_AS_IT_IS);
-    size_t loaded = kvfl_load(kv, &more, seq, have, NULL);
-    report->loaded_tokens += more.loaded_tokens;
-    report->loaded_bytes += more.loaded_bytes;
-    report->stored_tokens += more.stored_tokens;
-    report->match_us += more.match_us;
-    report->load_us += more.load_us;
-    report->import_us += more.import_us;
-    report->waited_us += more.waited_us;
-    if (loaded > have) {
-        report->why = more.why;
-        report->plan = more.plan;
-    }
-    return loaded;
-}
-
-/* The longest cold prefix, and what kvf_llama_save stored after it. */
-static size_t load_prefix(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
-                          size_t num) {
-    size_t cut = kvf_llama_cut(kv, num);
-    if (!kvfl_is_ours(kv) || kv->space == NULL || cut == 0 || num > kv->n_ctx || !kvfl_is_text(kv, seq) ||
-        kvfl_find_no_token(kv, tokens, num) < num) {
-        return 0;
-    }
-    report->num_tokens = (uint32_t)num;
-    llama_memory_seq_rm(kv->mem, seq, -1, -1);
-    kv->residents[seq].num = 0;
-    kvfl_chain(kv, tokens, cut, num - 1 - cut);
-    size_t cold = kvfl_load(kv, report, seq, 0, NULL), loaded = cold;
-    if (cold < cut) {
-        loaded = load_as_it_is(kv, report, seq, cut, cold);
-    }
-    kvfl_follow(kv, seq, tokens, loaded);
-    kvfl_note_cold(kv, seq, cold);
-    return loaded;
-}
-
-size_t kvf_llama_load(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, const llama_token *tokens,
-                      size_t num) {
-    kvf_llama_report own = {0};
-    if (kvfl_check_report(NULL, report) != KVF_OK) {
-        return 0;
-    }
-    size_t loaded = load_prefix(kv, &own, seq, tokens, num);
-    kvfl_give_report(report, &own);
-    return loaded;
 }

@@ -6,8 +6,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/base.h"
-#include "llama/engine.h"
+#include "llama/follow/follow.h"
+
+bool kvfl_open_follow(kvf_llama *kv) {
+    kvfl_follow *follow = kv->follow;
+    follow->histories = calloc(kv->num_seqs, sizeof *follow->histories);
+    follow->residents = calloc(kv->num_seqs, sizeof *follow->residents);
+    return follow->histories != NULL && follow->residents != NULL;
+}
+
+void kvfl_close_follow(kvf_llama *kv) {
+    kvfl_follow *follow = kv->follow;
+    for (size_t i = 0; follow->histories != NULL && i < kv->num_seqs; i++) {
+        free(follow->histories[i].tokens);
+    }
+    for (size_t i = 0; follow->residents != NULL && i < kv->num_seqs; i++) {
+        free(follow->residents[i].tokens);
+    }
+    for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
+        free(follow->states[i].tokens);
+    }
+    free(follow->histories);
+    free(follow->residents);
+}
 
 static bool has_room(kvf_llama *kv, kvfl_history *h) {
     if (h->tokens == NULL) {
@@ -19,8 +40,8 @@ static bool has_room(kvf_llama *kv, kvfl_history *h) {
 /* States that were taken from this sequence belong to rows that it no longer has. */
 static void rows_gone(kvf_llama *kv, const kvfl_history *h, size_t from) {
     for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
-        kvfl_known_state *state = &kv->states[i];
-        state->rows_stay = state->rows_stay && (h != &kv->histories[state->seq] || state->num <= from);
+        kvfl_known_state *state = &kv->follow->states[i];
+        state->rows_stay = state->rows_stay && (h != &kv->follow->histories[state->seq] || state->num <= from);
     }
 }
 
@@ -46,7 +67,7 @@ static bool is_beside_a_boundary(const kvf_llama *kv, size_t end) {
 }
 
 void kvfl_note_cold(kvf_llama *kv, llama_seq_id seq, size_t end) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     kvfl_lineage *how = &h->lineage;
     if (end > h->num || (kvfl_has_states(kv) && end < h->num)) {
         return;
@@ -59,7 +80,9 @@ void kvfl_note_cold(kvf_llama *kv, llama_seq_id seq, size_t end) {
     how->cold = kvfl_has_states(kv) ? end : end / kv->block_tokens * kv->block_tokens;
     if (kv->space != NULL && kvfl_has_states(kv) && end % kv->kind.apart != 0) {
         uint8_t name[4 + 4 + sizeof(kvf_key)] = "cuts"; /* see docs/record-format.md */
-        kvfi_put32(name + 4, (uint32_t)end);
+        for (size_t i = 0; i < 4; i++) {
+            name[4 + i] = (uint8_t)(end >> 8 * i);
+        }
         memcpy(name + 8, how->cuts.digest.bytes, sizeof(kvf_key));
         kvf_key_of(kv->space, &how->cuts.digest, name, sizeof name);
         how->cuts.any = true;
@@ -67,7 +90,7 @@ void kvfl_note_cold(kvf_llama *kv, llama_seq_id seq, size_t end) {
 }
 
 kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     llama_pos end = llama_memory_seq_pos_max(kv->mem, seq) + 1;
     if (!has_room(kv, h)) {
         return NULL;
@@ -87,7 +110,7 @@ kvfl_history *kvfl_history_of(kvf_llama *kv, llama_seq_id seq) {
 }
 
 static void follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num, uint64_t identity) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     if (num > kv->n_ctx || (num > 0 && !has_room(kv, h))) {
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
         return;
@@ -104,12 +127,12 @@ static void follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, s
     h->in_prompt = false;
 }
 
-void kvfl_follow(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num) {
+void kvfl_note_tokens(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t num) {
     follow(kv, seq, tokens, num, kv->identity);
 }
 
 void kvfl_doubt(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     h->lineage.ragged = false;
     h->why = h->why != KVF_ASIDE_NONE ? h->why : why;
     h->in_prompt = false;
@@ -120,7 +143,7 @@ void kvfl_doubt(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
 void kvfl_forget(kvf_llama *kv, llama_seq_id seq, kvf_llama_aside why) {
     bool begins = why == KVF_ASIDE_EMBEDDINGS || why == KVF_ASIDE_POSITIONS || why == KVF_ASIDE_MOVED;
     if (!begins) {
-        cut(kv, &kv->histories[seq], 0);
+        cut(kv, &kv->follow->histories[seq], 0);
     }
     kvfl_doubt(kv, seq, why);
 }
@@ -134,7 +157,7 @@ void kvfl_forget_all(kvf_llama *kv, kvf_llama_aside why) {
 /* Whether `seq` is sequence i, or may share cells with it: llama.cpp moves the positions of cells, and so those of
  * every sequence that they belong to. */
 static bool moves_with(const kvf_llama *kv, llama_seq_id seq, llama_seq_id i) {
-    return i == seq || (kv->histories[seq].shares && kv->histories[i].shares);
+    return i == seq || (kv->follow->histories[seq].shares && kv->follow->histories[i].shares);
 }
 
 void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
@@ -144,19 +167,19 @@ void kvf_llama_forget(kvf_llama *kv, llama_seq_id seq) {
     for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
         if (moves_with(kv, seq, i)) {
             kvfl_forget(kv, i, KVF_ASIDE_FOREIGN);
-            kv->residents[i].num = 0; /* its witnesses are a sample of its tokens */
+            kv->follow->residents[i].num = 0; /* its witnesses are a sample of its tokens */
         }
     }
 }
 
 void kvfl_cleared(kvf_llama *kv) {
     for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-        kvfl_follow(kv, (llama_seq_id)seq, NULL, 0);
+        kvfl_note_tokens(kv, (llama_seq_id)seq, NULL, 0);
     }
 }
 
 static void removed_from(kvf_llama *kv, llama_seq_id seq, llama_pos first, llama_pos end) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     llama_pos max = llama_memory_seq_pos_max(kv->mem, seq);
     bool hole = max >= 0 && end >= 0 && max >= end; /* something remains after what was removed */
     size_t from = first > 0 ? (size_t)first : 0;
@@ -183,8 +206,8 @@ void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos fi
     if (!kvfl_is_text(kv, from) || !kvfl_is_text(kv, to) || from == to) {
         return;
     }
-    kvfl_history *source = &kv->histories[from];
-    kvfl_history *target = &kv->histories[to];
+    kvfl_history *source = &kv->follow->histories[from];
+    kvfl_history *target = &kv->follow->histories[to];
     llama_pos max = llama_memory_seq_pos_max(kv->mem, to);
     size_t num = end >= 0 && (size_t)end < source->num ? (size_t)end : source->num;
     source->shares = target->shares = true;
@@ -203,13 +226,13 @@ void kvfl_copied(kvf_llama *kv, llama_seq_id from, llama_seq_id to, llama_pos fi
 void kvfl_kept_only(kvf_llama *kv, llama_seq_id seq) {
     for (llama_seq_id i = 0; i < (llama_seq_id)kv->num_seqs; i++) {
         if (i != seq) {
-            kvfl_follow(kv, i, NULL, 0);
+            kvfl_note_tokens(kv, i, NULL, 0);
         }
     }
 }
 
 static void moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     cut(kv, h, first > 0 ? (size_t)first : 0);
     h->why = llama_memory_seq_pos_max(kv->mem, seq) + 1 > (llama_pos)h->num ? KVF_ASIDE_MOVED : KVF_ASIDE_NONE;
     h->in_prompt = false;
@@ -226,8 +249,8 @@ void kvfl_moved(kvf_llama *kv, llama_seq_id seq, llama_pos first) {
 /* ---- states: bytes that were taken from a sequence of known tokens are those tokens, wherever they are set ---- */
 
 void kvfl_state_taken(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16]) {
-    const kvfl_history *h = &kv->histories[seq];
-    kvfl_known_state *state = &kv->states[kv->next_state % KVFL_KNOWN_STATES];
+    const kvfl_history *h = &kv->follow->histories[seq];
+    kvfl_known_state *state = &kv->follow->states[kv->follow->next_state % KVFL_KNOWN_STATES];
     if (h->why != KVF_ASIDE_NONE || h->num == 0 || llama_memory_seq_pos_max(kv->mem, seq) + 1 != (llama_pos)h->num) {
         return;
     }
@@ -240,13 +263,13 @@ void kvfl_state_taken(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16])
     *state = (kvfl_known_state){
         .tokens = tokens, .num = h->num, .identity = h->identity, .lineage = h->lineage, .seq = seq, .rows_stay = true};
     memcpy(state->digest, digest, sizeof state->digest);
-    kv->next_state++;
+    kv->follow->next_state++;
 }
 
 static const kvfl_known_state *find_state(const kvf_llama *kv, const uint8_t digest[16]) {
     for (size_t i = 0; i < KVFL_KNOWN_STATES; i++) {
-        if (kv->states[i].tokens != NULL && memcmp(kv->states[i].digest, digest, 16) == 0) {
-            return &kv->states[i];
+        if (kv->follow->states[i].tokens != NULL && memcmp(kv->follow->states[i].digest, digest, 16) == 0) {
+            return &kv->follow->states[i];
         }
     }
     return NULL;
@@ -261,7 +284,7 @@ static bool continues(const kvfl_history *h, const kvfl_known_state *state) {
 
 void kvfl_state_set(kvf_llama *kv, llama_seq_id seq, const uint8_t digest[16], bool partial) {
     const kvfl_known_state *state = find_state(kv, digest);
-    kvfl_history *h = &kv->histories[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
     if (state == NULL || (partial && !continues(h, state))) {
         kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
         return;

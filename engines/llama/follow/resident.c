@@ -8,7 +8,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "llama/engine.h"
+#include "llama/follow/follow.h"
 
 #define MAX_WITNESSES 16u
 
@@ -41,7 +41,7 @@ static bool is_intact(const kvf_llama *kv, llama_seq_id seq, const kvfl_resident
 }
 
 size_t kvfl_keep_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t cut) {
-    kvfl_resident *resident = &kv->residents[seq];
+    kvfl_resident *resident = &kv->follow->residents[seq];
     size_t same = 0; /* remains so for models with states, which can't go back */
     bool ours = resident->identity == kv->identity && kv->identity != 0;
     while (ours && same < resident->num && same < cut && resident->tokens[same] == tokens[same]) {
@@ -59,7 +59,7 @@ size_t kvfl_keep_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *to
 }
 
 void kvfl_note_resident(kvf_llama *kv, llama_seq_id seq, const llama_token *tokens, size_t cut) {
-    kvfl_resident *resident = &kv->residents[seq];
+    kvfl_resident *resident = &kv->follow->residents[seq];
     if (resident->tokens == NULL) {
         resident->tokens = calloc(kv->n_ctx, sizeof *resident->tokens);
     }

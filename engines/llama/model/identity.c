@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "llama/engine.h"
+#include "llama/model/model.h"
 
 #define MAX_FIELDS  20u
 #define VALUE_BYTES 256u

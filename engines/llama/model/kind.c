@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llama/engine.h"
+#include "llama/model/model.h"
 
 #define PAGE      4096u
 #define MIN_APART 1024u /* tokens between two states */

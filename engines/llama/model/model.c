@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llama/engine.h"
+#include "llama/model/model.h"
 
 #define MAX_LINKS 16
 

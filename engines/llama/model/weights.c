@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llama/engine.h"
+#include "llama/model/model.h"
 
 #define CHUNK     ((size_t)8 << 20)
 #define SETTLED_S 2

@@ -10,9 +10,8 @@
 
 #include "llama/shim/shim.h"
 
-#define MAX_CONTEXTS 32u
-#define MAX_MODELS   32u
-#define MAX_SEQS     256u
+#define MAX_MODELS 32u
+#define MAX_SEQS   256u
 /* At a decode. Hashing a large model for the first time takes longer, and the decode does not wait for it. */
 #define IDENTIFY_WAIT_MS 2000
 #define RETRY_US         1000000 /* between two tries of a set of adapters that failed */
@@ -28,9 +27,7 @@ typedef struct model {
     pthread_t hasher;
 } model;
 
-_Thread_local unsigned kvfl_shim_inside;
-
-static kvfl_shim_context contexts[MAX_CONTEXTS];
+static kvfl_shim_context contexts[KVFL_SHIM_CONTEXTS];
 static model models[MAX_MODELS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -123,7 +120,7 @@ kvfl_shim_context *kvfl_shim_known(const struct llama_context *ctx) {
         return NULL;
     }
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < MAX_CONTEXTS && found == NULL; i++) {
+    for (size_t i = 0; i < KVFL_SHIM_CONTEXTS && found == NULL; i++) {
         found = contexts[i].ctx == ctx ? &contexts[i] : NULL;
     }
     pthread_mutex_unlock(&lock);
@@ -141,21 +138,11 @@ kvfl_shim_context *kvfl_shim_of_memory(llama_memory_t mem) {
         return NULL;
     }
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < MAX_CONTEXTS && found == NULL; i++) {
+    for (size_t i = 0; i < KVFL_SHIM_CONTEXTS && found == NULL; i++) {
         found = contexts[i].ctx != NULL && contexts[i].mem == mem ? &contexts[i] : NULL;
     }
     pthread_mutex_unlock(&lock);
     return found != NULL && found->state == KVFL_SERVED ? found : NULL;
-}
-
-void kvfl_shim_each(void (*fn)(void *arg, const kvf_llama *), void *arg) {
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < MAX_CONTEXTS; i++) {
-        if (contexts[i].ctx != NULL && contexts[i].kv != NULL) {
-            fn(arg, contexts[i].kv);
-        }
-    }
-    pthread_mutex_unlock(&lock);
 }
 
 /* The program must run the llama.cpp that the shim was compiled against, because parameters are passed as structs. */
@@ -195,7 +182,7 @@ static const char *unfit(const struct llama_context_params *p) {
 static void register_context(struct llama_context *ctx, struct llama_model *m,
                              const struct llama_context_params *params, uint32_t num_seqs) {
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < MAX_CONTEXTS; i++) {
+    for (size_t i = 0; i < KVFL_SHIM_CONTEXTS; i++) {
         if (contexts[i].ctx == NULL) {
             contexts[i] = (kvfl_shim_context){.ctx = ctx,
                                               .model = m,
@@ -288,8 +275,9 @@ static void attach(kvfl_shim_context *c, const model *m) {
     if (c->earlier == NULL && kvf_earlier_open(&c->earlier, &err) != KVF_OK) {
         kvfl_shim_say("why a prompt is not stored will not be explained: %s", err.what);
     }
-    kv->on_prompt = kvfl_shim_on_prompt;
-    kv->on_prompt_ctx = c;
+    kvfl_shim_add_live(kv);
+    kv->calls->on_prompt = kvfl_shim_on_prompt;
+    kv->calls->on_prompt_ctx = c;
     c->adapters.changed = c->stale_graph = false; /* attaching makes a new graph */
     pthread_mutex_lock(&lock);
     c->kv = kv;
@@ -380,7 +368,7 @@ kvfl_shim_context *kvfl_shim_to_decode(struct llama_context *ctx) {
 }
 
 void kvfl_shim_model_trained(const struct llama_model *m) {
-    for (size_t i = 0; i < MAX_CONTEXTS; i++) {
+    for (size_t i = 0; i < KVFL_SHIM_CONTEXTS; i++) {
         if (contexts[i].ctx != NULL && contexts[i].model == m) {
             detach(&contexts[i]);
             refuse(&contexts[i], "its model is being trained");
@@ -391,6 +379,8 @@ void kvfl_shim_model_trained(const struct llama_model *m) {
 void kvfl_shim_set_mode(kvfl_shim_context *c) {
     if (c->kv != NULL) {
         bool other = c->not_causal || c->warm_up || c->stale_graph;
-        c->kv->paused = other ? KVF_ASIDE_ATTENTION : c->outputs_all || c->hidden ? KVF_ASIDE_OUTPUT : KVF_ASIDE_NONE;
+        c->kv->calls->paused = other                         ? KVF_ASIDE_ATTENTION
+                               : c->outputs_all || c->hidden ? KVF_ASIDE_OUTPUT
+                                                             : KVF_ASIDE_NONE;
     }
 }

@@ -18,12 +18,15 @@
 #define TOLD_TOKENS    64u /* shorter prompts are not reported */
 #define DRAFT_TOKENS   16u /* the most that speculation takes back at every step: not an answer */
 
+_Thread_local unsigned kvfl_shim_inside;
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static kvfl_shim_options options;
 static kvf_store *store;
 static char store_name[300];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static kvf_llama_counters gone; /* of contexts that were closed */
+static kvf_llama_counters gone;                   /* of contexts that were closed */
+static const kvf_llama *live[KVFL_SHIM_CONTEXTS]; /* of those that are served */
 static char refused[300];
 static int64_t written_us;
 
@@ -81,13 +84,26 @@ static void add(kvf_llama_counters *sum, const kvf_llama *kv) {
     sum->waited_us += c.waited_us;
 }
 
-static void add_live(void *arg, const kvf_llama *kv) {
-    add(arg, kv);
+/* Under the lock: the place of a handle, or a free place for NULL. */
+static const kvf_llama **place_of(const kvf_llama *kv) {
+    for (size_t i = 0; i < KVFL_SHIM_CONTEXTS; i++) {
+        if (live[i] == kv) {
+            return &live[i];
+        }
+    }
+    return NULL;
+}
+
+void kvfl_shim_add_live(const kvf_llama *kv) {
+    pthread_mutex_lock(&lock);
+    *place_of(NULL) = kv; /* there are as many places as contexts */
+    pthread_mutex_unlock(&lock);
 }
 
 void kvfl_shim_add_gone(const kvf_llama *kv) {
     pthread_mutex_lock(&lock);
     add(&gone, kv);
+    *place_of(kv) = NULL;
     pthread_mutex_unlock(&lock);
 }
 
@@ -140,7 +156,11 @@ static json_t *last_prompt(const explanation *x) {
 static json_t *stats_json(void) {
     kvf_llama_counters c = gone;
     kvf_stats s = {.struct_size = sizeof s};
-    kvfl_shim_each(add_live, &c);
+    for (size_t i = 0; i < KVFL_SHIM_CONTEXTS; i++) {
+        if (live[i] != NULL) {
+            add(&c, live[i]);
+        }
+    }
     kvf_store_stats(store, &s);
     json_t *out = json_object();
     const struct {
@@ -212,7 +232,7 @@ static explanation explain(const kvfl_shim_context *c, llama_seq_id seq, const k
     size_t stored = r->resident_tokens + r->copied_tokens + r->stored_tokens, have = r->num_tokens - r->computed_tokens;
     bool absent = r->why == KVF_WHY_ABSENT;
     if (absent || is_unasked(r)) {
-        x.cause = kvf_earlier_explain(c->earlier, &x.at, c->kv->identity, tokens_of(&c->kv->histories[seq]),
+        x.cause = kvf_earlier_explain(c->earlier, &x.at, c->kv->identity, tokens_of(&c->kv->follow->histories[seq]),
                                       r->num_tokens, stored > have ? stored : have, c->kv->block_tokens);
     }
     /* If a state is missing, or blocks that were found are computed, it is unknown which block was not there. */
@@ -258,7 +278,7 @@ void kvfl_shim_on_prompt(void *ctx, llama_seq_id seq, const kvf_llama_report *r)
     if (r->num_tokens >= TOLD_TOKENS) {
         explanation x = explain(c, seq, r);
         say_prompt(&x, c->kv->block_tokens);
-        kvf_earlier_keep(c->earlier, c->kv->identity, tokens_of(&c->kv->histories[seq]), r->num_tokens);
+        kvf_earlier_keep(c->earlier, c->kv->identity, tokens_of(&c->kv->follow->histories[seq]), r->num_tokens);
         pthread_mutex_lock(&lock);
         last = x;
         pthread_mutex_unlock(&lock);
@@ -272,7 +292,7 @@ void kvfl_shim_before_cut(kvfl_shim_context *c, llama_seq_id seq, llama_pos firs
     if (!kvfl_is_text(c->kv, seq)) {
         return;
     }
-    const kvfl_history *h = &c->kv->histories[seq];
+    const kvfl_history *h = &c->kv->follow->histories[seq];
     if (h->num >= TOLD_TOKENS && h->num > (size_t)(first > 0 ? first : 0) + DRAFT_TOKENS) {
         kvf_earlier_keep(c->earlier, h->identity, tokens_of(h), h->num);
     }

@@ -48,6 +48,7 @@ typedef struct kvfl_shim_adapters {
     bool changed; /* since the engine was told */
 } kvfl_shim_adapters;
 
+#define KVFL_SHIM_CONTEXTS 32u /* the most at a time */
 typedef struct kvfl_shim_context kvfl_shim_context;
 /* `files` were opened before the load; NULL: that was not possible. */
 void kvfl_shim_lora_loaded(const struct llama_adapter_lora *, const kvfl_files *files);
@@ -123,8 +124,9 @@ void kvfl_shim_say(const char *format, ...) __attribute__((format(printf, 1, 2))
 void kvfl_shim_on_prompt(void *ctx, llama_seq_id, const kvf_llama_report *); /* ctx: the kvfl_shim_context */
 /* Call this before the sequence loses what it holds from `first` on: an answer that may come back as other tokens. */
 void kvfl_shim_before_cut(kvfl_shim_context *, llama_seq_id, llama_pos first);
+/* The counters of this handle are reported from now on; the second call, before it is closed, keeps what they are. */
+void kvfl_shim_add_live(const kvf_llama *);
 void kvfl_shim_add_gone(const kvf_llama *);
 void kvfl_shim_note_refused(const char *why);
-void kvfl_shim_each(void (*fn)(void *arg, const kvf_llama *), void *arg); /* context.c: all that are served */
 
 #endif

@@ -2,7 +2,7 @@
  *
  * Parses the bytes that llama_state_seq_get_data writes, and compares the shape of two of them.
  */
-#include "llama/cells/blob.h"
+#include "llama/model/blob.h"
 
 #include <stdlib.h>
 #include <string.h>
