@@ -146,5 +146,7 @@ check-abi: build ## programs of the oldest headers of this minor version run wit
 abi-baseline: build ## add new parts of the API to test/abi; refuses changes that break programs (ABI_NEW=1: not released yet)
 	@$(paths); $(programs); checks/abi.sh --renew
 
+check: check-layers
+.PHONY: check-layers
 check-layers: build ## includes and calls go down only, folder by folder
-	@checks/layers.py $(release)
+	@checks/layers.py --self-test && checks/layers.py $(release)

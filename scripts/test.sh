@@ -158,6 +158,8 @@ stage_fuzz() {
 stage_checks() {
     export KVFERRY=$PWD/build/release/kvferry KVF_SOURCE=$PWD KVF_BUILD=$PWD/build/release
     one "check-mutants, the generator" checks/mutants.py --self-test
+    one "check-layers, the check itself" checks/layers.py --self-test
+    one "check-layers" checks/layers.py build/release
     one "check-docs, without the slow commands" checks/docs.py --self-test --quick
     one "check-abi" checks/abi.sh
     one "check-hostile, 1,000 cases" env CASES=1000 checks/hostile.sh
