@@ -64,6 +64,14 @@ static kvf_status save_session(void *scene_, void *sized, kvf_error *err) {
     return kvf_session_save(((scene *)scene_)->store, err, "id", &t, &t, sized);
 }
 
+/* Of the session that the row before it saves. */
+static kvf_status load_session(void *scene_, void *sized, kvf_error *err) {
+    kvf_session *session = NULL;
+    kvf_status status = kvf_session_load_with(((scene *)scene_)->store, &session, err, "id", sized);
+    kvf_session_free(session);
+    return status;
+}
+
 static int see(void *ctx, const kvf_entry *entry) {
     (void)ctx, (void)entry;
     return 0;
@@ -111,6 +119,7 @@ static void every_call(void **state) {
     const kvf_space_options space = {.block_tokens = 16};
     const kvf_batch batch = {.op = KVF_OP_MATCH, .space = s.space, .blocks = &s.block, .num = 1};
     const kvf_session_options session = {.num_tokens = 3};
+    const kvf_session_load_options load = {.budget_us = KVF_MS(10000)};
     const kvf_walk_options look = {.whole = 1};
     const kvf_gap gap = {.num_blocks = 4, .block_tokens = 64, .batch_tokens = 512};
     /* The first sizes are those of 0.3.0. They never change: a program was compiled with them. */
@@ -120,6 +129,8 @@ static void every_call(void **state) {
         {"kvf_space_options", 40, sizeof(kvf_space_options), "kvf_space_open", open_space, &space, NULL},
         {"kvf_batch", 80, sizeof(kvf_batch), "kvf_submit", submit, &batch, NULL},
         {"kvf_session_options", 40, sizeof(kvf_session_options), "kvf_session_save", save_session, &session, NULL},
+        {"kvf_session_load_options", 40, sizeof(kvf_session_load_options), "kvf_session_load_with", load_session, &load,
+         NULL},
         {"kvf_walk_options", 32, sizeof(kvf_walk_options), "kvf_walk", walk, &look, NULL},
         {"kvf_tier_info", 304, sizeof(kvf_tier_info), "kvf_tier_info_get", tier_info, NULL, check_info},
         {"kvf_gap", 96, sizeof(kvf_gap), "kvf_decide", decide, &gap, NULL},
