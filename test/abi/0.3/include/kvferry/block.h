@@ -224,7 +224,18 @@ typedef enum kvf_op {
      * small for it); KVF_MAY_LEND then has no effect. */
     KVF_OP_SAVE,
     /* As kvf_match, with the keys of the blocks (their other fields are not used) and `found`. */
-    KVF_OP_MATCH
+    KVF_OP_MATCH,
+    /* Removes the blocks from every tier. Only their keys are used, and their status and reason are written:
+     *   KVF_OK     a tier had it, and no tier has it any more
+     *   KVF_MISS   KVF_WHY_ABSENT: no tier had it; any other reason is that of the first tier that failed, which may
+     *              still have it
+     * Takes one round trip for each tier (in a Cluster: each shard), and further ones for blocks of more than two parts
+     * (docs/stores-redis.md). Blocks that are still to be written are written afterwards: flush first. Where a
+     * connection breaks in between, a block that was removed may be told as absent. */
+    KVF_OP_REMOVE,
+    /* Renews the blocks in every tier without reading them: their time to live begins anew, and they are the last to be
+     * evicted. Otherwise as KVF_OP_REMOVE. A block that lacks a part, so that it can't be loaded, is absent. */
+    KVF_OP_TOUCH
 } kvf_op;
 
 /* Progress of a load, for callers that use blocks before the batch completes. The memory is the library's until the
@@ -311,8 +322,8 @@ typedef struct kvf_batch {
 typedef struct kvf_completion {
     uint64_t ticket, user;
     kvf_op op;
-    /* Load and match: the leading run; with KVF_EACH or arrivals the number of blocks that are there. Save: the number
-     * of blocks that are written. */
+    /* Load and match: the leading run; with KVF_EACH or arrivals the number of blocks that are there. Others: the
+     * number of blocks that are KVF_OK: written, removed, renewed. */
     size_t num_ok;
     /* Zero. */
     uint64_t reserved[2];

@@ -8,8 +8,8 @@
  *
  * One kvf_llama belongs to one llama_context, and to the thread that uses that context. It needs one sequence id of the
  * context for itself (scratch): create the context with kv_unified = true and n_seq_max one larger than you need. Link
- * with -lkvferry-llama and the libllama that your program uses. docs/llama.md explains what is promised; examples/llama.c
- * is a whole program.
+ * with -lkvferry-llama and the libllama that your program uses. docs/llama.md explains what is promised;
+ * examples/llama.c is a whole program.
  *
  * The rest of this header is for programs with their own decode loop, for adapters that change, and for counters.
  */

@@ -11,7 +11,8 @@
  * deliver what it promises, so an engine waits only as long as its patience lasts (below), and then computes. A prefill
  * that follows both is never slower than computing alone by more than
  *
- *   KVF_LOOKUP_US for the lookup, and the larger of KVF_TRIFLE_US and 3 % of what computing the prefix takes.
+ *   KVF_LOOKUP_US for the lookup, and the larger of KVF_TRIFLE_US and 3 % of what computing the prefix takes, or at
+ *   most KVF_GUESS_US while the pace of the engine is a guess.
  *
  * No call here does any I/O, waits, or allocates memory. A kvf_pace belongs to one thread at a time; kvf_store_link may
  * be called from any thread.
@@ -34,8 +35,8 @@ extern "C" {
 typedef struct kvf_pace {
     /* Microseconds a token in batches of 2^i to 2^(i+1) - 1 tokens; 0: not known. */
     double token_us[KVF_PACE_SIZES];
-    /* The same in a large batch, as a guess, for as long as no batch has been noted; 0: no guess. In doubt
-     * the gap is loaded. */
+    /* The same in a large batch, as a guess. In doubt the gap is loaded. kvf_pace_note sets it to 0 when it records the
+     * first batch of 64 tokens or more. 0: no guess. */
     double guess_us;
     uint64_t reserved[2];
 } kvf_pace;
@@ -129,7 +130,8 @@ typedef struct kvf_plan {
     int64_t load_us;
     /* How long it takes to compute all of the gap (with KVF_GAP_WHOLE: instead_blocks). 0: unknown. */
     int64_t compute_us;
-    /* kvf_patience_us of that: the patience of an engine that begins now. */
+    /* kvf_patience_us of that, but at most KVF_GUESS_US while the pace is a guess: the patience of an engine that begins
+     * now. */
     int64_t patience_us;
 } kvf_plan;
 
@@ -145,12 +147,16 @@ KVF_API size_t kvf_plan_batch(const kvf_pace *, size_t num_blocks, size_t block_
 
 /* ---- patience ------------------------------------------------------------------------------------------------------
  * A store that promises and does not deliver must not cost much. So a prefill keeps an account, in microseconds. It
- * begins with kvf_patience_us of the compute time of the whole prefix. Each block that arrives adds its compute time.
- * Idle time is subtracted. When the account is empty nothing is waited for: missing blocks are computed. */
+ * begins with kvf_plan.patience_us of the whole prefix. Each block that arrives adds its compute time. Idle time is
+ * subtracted. When the account is empty nothing is waited for: missing blocks are computed. A guess of the pace may be
+ * far too slow, on a busy machine a hundred times. So while the pace is a guess the account never exceeds KVF_GUESS_US,
+ * and the first batch corrects what it began with. */
 /* A lookup, an answer of a few bytes, is waited for at least this long. */
 #define KVF_LOOKUP_US 40000
 /* The least patience of all. A gap that takes less to compute is loaded without a plan. */
 #define KVF_TRIFLE_US 10000
+/* The most patience while the pace is a guess. */
+#define KVF_GUESS_US 100000
 
 /* kvf_patience_us returns 3 % of that time, and at least KVF_TRIFLE_US. */
 KVF_API int64_t kvf_patience_us(int64_t compute_us);

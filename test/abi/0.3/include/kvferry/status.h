@@ -28,8 +28,8 @@
  *    returns at once there. Calls that return a kvf_status return KVF_CLOSED (kvf_match returns KVF_OK and a run of 0).
  *    Blocks are misses with KVF_WHY_CLOSED, numbers are 0 (of kvf_queue_fd -1, of kvf_llama_decode -2), and calls that
  *    close, release, abandon, forget, cancel or trim do nothing. Calls that only read a space or a handle (kvf_chain,
- *    kvf_space_fields, kvf_llama_cut ...) work. A kvf_session, a kvf_earlier and a text for kvf_free are the child's own
- *    copies. A child can open its own stores and views.
+ *    kvf_space_fields, kvf_llama_cut ...) work. A kvf_session, a kvf_earlier and a text for kvf_free are the child's
+ *    own copies. A child can open its own stores and views.
  */
 #ifndef KVFERRY_STATUS_H
 #define KVFERRY_STATUS_H

@@ -67,8 +67,8 @@ typedef struct kvf_options {
  * settings would lose or refuse blocks (kvf_doctor): nothing is saved to it until they are fixed, loads go on, and the
  * log has a warning.
  *
- * Returns KVF_OK; KVF_CONFIG (the operator must change something: `err` says what); KVF_LIMIT (struct_size, drain_us out
- * of range, a secret that is too short or too long, a previous secret alone); KVF_NOMEM. */
+ * Returns KVF_OK; KVF_CONFIG (the operator must change something: `err` says what); KVF_LIMIT (struct_size, drain_us
+ * out of range, a secret that is too short or too long, a previous secret alone); KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 
