@@ -324,9 +324,9 @@ static void faults(void **state) {
     assert_ptr_equal(kvfi_sys_table, &kvfi_sys_real);
 
     kvft_faults_arm(KVFT_CALL, 1);
-    assert_int_equal(kvfi_sys->open("/", O_RDONLY, 0), -1);
+    assert_int_equal(kvfi_sys->open("/", O_RDONLY | O_CLOEXEC, 0), -1);
     assert_int_equal(errno, EMFILE);
-    int fd = kvfi_sys->open("/", O_RDONLY, 0); /* only once */
+    int fd = kvfi_sys->open("/", O_RDONLY | O_CLOEXEC, 0); /* only once */
     assert_true(fd >= 0);
     kvfi_sys->close(fd);
     assert_true(kvft_faults_disarm());
