@@ -225,10 +225,14 @@ static void test_what_errno_says_after_success(void **state) {
         }
         ((kvfi_file *)p.tier)->no_tmpfile = true; /* also with names from the start */
         expect_works(&p);
-        kvft_addr(&addr, 129);
-        assert_int_equal(p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER), KVF_OK);
+        kvf_status gone = KVF_MISS; /* which values the bound has left depends on times that may be equal */
+        for (uint64_t seed = 129; gone == KVF_MISS && seed >= 100; seed--) {
+            kvft_addr(&addr, seed);
+            gone = p.tier->ops->remove(p.tier, NULL, &addr, KVFI_NEVER);
+        }
+        assert_int_equal(gone, KVF_OK);
         assert_null(strstr(diagnose(p.tier), "not-writable"));
-        assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, NULL, 1000), KVF_OK);
+        assert_int_equal(p.tier->ops->clear(p.tier, &removed, NULL, NULL, KVF_MS(1000)), KVF_OK);
         assert_int_equal(kvft_count(p.tier).records, 0);
         restore();
         close_place(&p);
