@@ -28,7 +28,7 @@
 /* ---- memory */
 static void *real_map(size_t bytes, int fd, off_t at) {
     int prot = fd < 0 ? PROT_READ | PROT_WRITE : PROT_READ;
-    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     void *p = mmap(NULL, bytes, prot, flags, fd, at);
     return p == MAP_FAILED ? NULL : p;
 }

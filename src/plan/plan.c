@@ -225,7 +225,8 @@ static size_t efficient(const kvf_pace *pace, size_t block_tokens, size_t most) 
 
 size_t kvf_plan_batch(const kvf_pace *pace, size_t num_blocks, size_t block_tokens, size_t batch_tokens) {
     size_t most = block_tokens > 0 && batch_tokens / block_tokens > 0 ? batch_tokens / block_tokens : 1;
-    size_t least = efficient(pace, block_tokens, most), half = num_blocks / 2 + num_blocks % 2;
+    size_t sizes = (size_t)1 << (KVF_PACE_SIZES - 1); /* so many blocks, and more, are all of the largest size */
+    size_t least = efficient(pace, block_tokens, most < sizes ? most : sizes), half = num_blocks / 2 + num_blocks % 2;
     size_t blocks = half > least ? half : least;
     blocks = blocks < most ? blocks : most;
     return blocks < num_blocks ? blocks : num_blocks;

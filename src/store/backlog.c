@@ -7,6 +7,8 @@
 #include "store/private.h"
 
 #define GROUP_ITEMS 16u
+/* of the arena, which is mapped as a whole: a bound that means "none" must fit the address space */
+#define MOST_BYTES  ((size_t)1 << 40)
 #define GROUP_BYTES ((size_t)16 << 20)
 /* Of one group. A connection that makes no progress is dropped much earlier. */
 #define PUT_BUDGET_US  (30 * 1000000LL)
@@ -17,8 +19,17 @@
 /* the interval at which a wait checks whether it was cancelled, since nothing signals that */
 #define CANCEL_US 20000
 
+/* Pages as the kernel takes them back: they may be larger than KVFI_PAGE, and it takes back whole ones only. A value that
+ * shared one with its neighbour would lose the neighbour's bytes. */
+static size_t whole_pages(size_t bytes) {
+    long page = sysconf(_SC_PAGESIZE);
+    size_t size = page > (long)KVFI_PAGE ? (size_t)page : KVFI_PAGE;
+    return (bytes + size - 1) / size * size;
+}
+
 bool kvfi_backlog_init(kvfi_backlog *backlog, struct kvf_store *store, size_t bound, unsigned max_writers) {
-    *backlog = (kvfi_backlog){.store = store, .bound = bound / KVFI_PAGE * KVFI_PAGE};
+    size_t most = bound < MOST_BYTES ? bound : MOST_BYTES;
+    *backlog = (kvfi_backlog){.store = store, .bound = most / whole_pages(1) * whole_pages(1)};
     backlog->max_writers = max_writers < KVFI_MAX_WRITERS ? max_writers : KVFI_MAX_WRITERS;
     return pthread_mutex_init(&backlog->lock, NULL) == 0 && kvfi_cond_init(&backlog->idle) == 0 &&
            kvfi_cond_init(&backlog->more) == 0;
@@ -121,10 +132,6 @@ static kvf_status take(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity)
 }
 
 /* ---- buffers ---- */
-
-static size_t whole_pages(size_t bytes) {
-    return (bytes + KVFI_PAGE - 1) / KVFI_PAGE * KVFI_PAGE;
-}
 
 /* Under the lock. */
 static bool wait_for_room(kvfi_backlog *backlog, int64_t deadline_us, const atomic_bool *cancelled) {
@@ -549,9 +556,14 @@ static bool is_pending(const kvfi_backlog *backlog, uint64_t until) {
     return pending;
 }
 
+/* At the end: a value is told to the first flush that waits for it. */
 static void join_flushes(kvfi_backlog *backlog, kvfi_flush *flush) {
-    flush->next = backlog->flushes;
-    backlog->flushes = flush;
+    kvfi_flush **at = &backlog->flushes;
+    while (*at != NULL) {
+        at = &(*at)->next;
+    }
+    flush->next = NULL;
+    *at = flush;
 }
 
 static void leave_flushes(kvfi_backlog *backlog, const kvfi_flush *flush) {

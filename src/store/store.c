@@ -317,9 +317,11 @@ static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     }
 }
 
-/* What one tier says of an item, beside what faster ones have said: one that has nothing says the least. */
+/* What one tier says of an item, beside what faster ones have said: one that has nothing says the least, and none but a hit
+ * says more than one that has a record of another length. */
 static void note_answer(kvfi_item *item, const kvfi_item *answer) {
-    bool says_less = item->status == KVF_MISS && answer->status == KVF_MISS && answer->why == KVF_WHY_ABSENT;
+    bool says_less = item->status == KVF_MISS && answer->status == KVF_MISS &&
+                     (answer->why == KVF_WHY_ABSENT || item->why == KVF_WHY_TRUNCATED);
     if (!says_less) {
         item->status = answer->status;
         item->why = answer->why;

@@ -24,17 +24,28 @@ static kvf_store *store;
 static kvf_space *space;
 static kvft_prompt *prompt; /* two blocks: the first opens the connection, the second is lent to a stopped server */
 
-static int set_up_over(bool tcp) {
+static int set_up_behind(bool memory, bool tcp) {
     char url[256];
     server = kvft_server_start(NULL);
     if (server == NULL) {
         return 0;
     }
     snprintf(url, sizeof url, "%s?stall_ms=50", tcp ? server->tcp_url : server->unix_url);
-    store = kvft_store(url);
+    const char *urls[] = {"mem:", url};
+    assert_int_equal(kvf_store_open(&store, NULL, urls + !memory, memory ? 2 : 1, NULL), KVF_OK);
     space = kvft_space(store, "m", 16);
     prompt = kvft_prompt_new(space, 7, 2, PAYLOAD);
     return 0;
+}
+
+static int set_up_over(bool tcp) {
+    return set_up_behind(false, tcp);
+}
+
+/* Here the record is complete before Redis is asked to take it. */
+static int set_up_tcp_behind_memory(void **state) {
+    (void)state;
+    return set_up_behind(true, true);
 }
 
 static int set_up(void **state) {
@@ -185,8 +196,12 @@ static void the_librarys_is_not_used_again(void **state) {
 int main(void) {
 #define TEST(name)     cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 #define TEST_TCP(name) cmocka_unit_test_setup_teardown(name, set_up_tcp, tear_down)
-    const struct CMUnitTest tests[] = {TEST(the_callers_is_copied), TEST(the_callers_is_lent_if_he_says_so),
-                                       TEST(the_librarys_is_not_used_again), TEST_TCP(the_callers_is_copied_over_tcp),
-                                       TEST_TCP(the_librarys_is_not_used_again)};
+    const struct CMUnitTest tests[] = {
+        TEST(the_callers_is_copied),
+        TEST(the_callers_is_lent_if_he_says_so),
+        TEST(the_librarys_is_not_used_again),
+        TEST_TCP(the_callers_is_copied_over_tcp),
+        cmocka_unit_test_setup_teardown(the_callers_is_copied_over_tcp, set_up_tcp_behind_memory, tear_down),
+        TEST_TCP(the_librarys_is_not_used_again)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

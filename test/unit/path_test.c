@@ -1053,6 +1053,46 @@ static void test_a_flush_tells_what_was_not_written(void **state) {
     close_bench(&b);
 }
 
+static size_t num_flushes(kvfi_backlog *backlog) {
+    size_t num = 0;
+    pthread_mutex_lock(&backlog->lock);
+    for (const kvfi_flush *flush = backlog->flushes; flush != NULL; flush = flush->next) {
+        num++;
+    }
+    pthread_mutex_unlock(&backlog->lock);
+    return num;
+}
+
+/* Of two flushes that wait for a block, the first is told that it was not written. */
+static void test_the_first_of_two_flushes_is_told(void **state) {
+    (void)state;
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    kvft_prompt *other = kvft_prompt_new(b.space, 8, 1, PAYLOAD);
+    kvft_save_all(b.space, b.store, other); /* and the card of the space */
+    kvft_prompt_free(other);
+    close_gate(&b);
+    b.ops.put = put_some;
+    later_may_go = true;
+    put_fails = KVF_WHY_SERVER;
+    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 1, NULL), 1);
+    await_at_gate(1);
+    kvf_status flushed[2] = {KVF_AGAIN, KVF_AGAIN};
+    pthread_t waits[2];
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&waits[i], NULL, flush, &flushed[i]), 0);
+        while (num_flushes(&b.store->backlog) <= i) {
+            kvft_nap_ms(1);
+        }
+    }
+    open_gate();
+    join_in_time(waits[0]);
+    join_in_time(waits[1]);
+    assert_int_equal(flushed[0], KVF_MISS);
+    assert_int_equal(flushed[1], KVF_OK);
+    close_bench(&b);
+}
+
 /* A flush waits for what was saved, but no longer than it may. */
 static void test_a_flush_ends_at_its_budget(void **state) {
     (void)state;
@@ -1132,6 +1172,7 @@ int main(void) {
         cmocka_unit_test(test_only_what_lasts_is_known),
         cmocka_unit_test(test_a_flush_does_not_wait_for_later_saves),
         cmocka_unit_test(test_a_flush_tells_what_was_not_written),
+        cmocka_unit_test(test_the_first_of_two_flushes_is_told),
         cmocka_unit_test(test_a_flush_ends_at_its_budget),
         cmocka_unit_test(test_what_went_wrong_with_a_session),
         cmocka_unit_test(test_a_gap_on_one_server_ends_the_others),

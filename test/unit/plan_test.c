@@ -359,7 +359,8 @@ static void test_batches_leave_room_to_think_again(void **state) {
     assert_int_equal(kvf_plan_batch(&pace, 1, BLOCK_TOKENS, 512), 1);
     assert_int_equal(kvf_plan_batch(&pace, 0, BLOCK_TOKENS, 512), 0);
     assert_int_equal(kvf_plan_batch(&pace, 3, 0, 0), 1);
-    assert_int_equal(kvf_plan_batch(&pace, 100, BLOCK_TOKENS, 512), 8); /* one step */
+    assert_int_equal(kvf_plan_batch(&pace, 100, BLOCK_TOKENS, 512), 8);       /* one step */
+    assert_int_equal(kvf_plan_batch(&pace, 100, BLOCK_TOKENS, SIZE_MAX), 50); /* no bound: no loop over it */
     /* Where small batches are slow, as on a GPU, they are not used but for a rest. */
     kvf_pace_note(&pace, 512, 512);
     kvf_pace_note(&pace, 64, 64 * 8);

@@ -186,7 +186,7 @@ static void start_tail(load *l, const kvf_gap *gap) {
         return;
     }
     bool started = false;
-    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_NUM_FLIGHTS && !started; which++) {
+    for (size_t which = KVFL_SMALL_FLIGHTS; which < KVFL_STATE_FLIGHT && !started; which++) {
         started = kv->fetch->flights[which].num == 0 && kvfl_flight_start(kv, which, l->next, num, true, flight_us(l));
     }
     if (started && l->horizon <= l->next) {

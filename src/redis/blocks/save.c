@@ -79,7 +79,9 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_text(out, "SET");
     kvfi_cmd_bulk(out, name.text, name.len);
     kvfi_cmd_bulk_header(out, body.bytes);
-    kvfi_conn_record(s->conn, body, s->item->may_lend, s->item->unfinished ? hash_piece : NULL, &s->finish);
+    /* The program's memory (head, pieces, checksum) is lent on unix sockets only, whatever tier came before. */
+    bool may_lend = s->item->may_lend && (!s->conn->tcp || s->item->num_iov == 1);
+    kvfi_conn_record(s->conn, body, may_lend, s->item->unfinished ? hash_piece : NULL, &s->finish);
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");

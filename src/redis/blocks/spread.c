@@ -221,8 +221,8 @@ static void fly(flight *f, kvfi_pool *pool) {
             work(f);
         }
         bool wait = gather(f);
-        more = round + 1 < MAX_ROUNDS && kvfi_sys->now_us() < f->whole->deadline_us &&
-               (!wait || wait_for(f->whole->deadline_us, round));
+        more = !kvfi_feed_is_cancelled(f->whole) && round + 1 < MAX_ROUNDS &&
+               kvfi_sys->now_us() < f->whole->deadline_us && (!wait || wait_for(f->whole->deadline_us, round));
         if (atomic_exchange(&f->must_refresh, false)) {
             kvfi_topology_refresh(f->tier->topology, f->whole->deadline_us);
         }
