@@ -8,7 +8,7 @@
 
 #define GROUP_ITEMS 16u
 /* of the arena, which is mapped as a whole: a bound that means "none" must fit the address space */
-#define MOST_BYTES  ((size_t)1 << 40)
+#define MOST_BYTES  ((size_t)1 << 38)
 #define GROUP_BYTES ((size_t)16 << 20)
 /* Of one group. A connection that makes no progress is dropped much earlier. */
 #define PUT_BUDGET_US  (30 * 1000000LL)
