@@ -59,6 +59,13 @@ static void begin_name(kvfi_sha *sha, const kvfi_identity *identity) {
     kvfi_sha_add(sha, identity->root, 32);
 }
 
+/* A name that is derived from another key: what it is for, and that key. */
+static void begin_derived(kvfi_sha *sha, const kvfi_identity *identity, const char *word, const kvf_key *from) {
+    begin_name(sha, identity);
+    kvfi_sha_add(sha, word, strlen(word));
+    kvfi_sha_add(sha, from->bytes, sizeof from->bytes);
+}
+
 void kvfi_key_of(const kvfi_identity *identity, kvf_key *out, const void *engine_hash, size_t len) {
     kvfi_sha sha;
     begin_name(&sha, identity);
@@ -70,9 +77,7 @@ void kvfi_salt_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *p
     kvf_key link;
     kvfi_sha sha;
     first_link(&link, identity, parent);
-    begin_name(&sha, identity);
-    kvfi_sha_add(&sha, "salt", 4);
-    kvfi_sha_add(&sha, link.bytes, sizeof link.bytes);
+    begin_derived(&sha, identity, "salt", &link);
     kvfi_sha_add(&sha, salt, len);
     kvfi_sha_end(&sha, out->bytes);
 }
@@ -80,26 +85,20 @@ void kvfi_salt_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *p
 void kvfi_tail_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *last_block, const uint32_t *tokens,
                    size_t num) {
     kvfi_sha sha;
-    begin_name(&sha, identity);
-    kvfi_sha_add(&sha, "tail", 4);
-    kvfi_sha_add(&sha, last_block->bytes, sizeof last_block->bytes);
+    begin_derived(&sha, identity, "tail", last_block);
     add_tokens(&sha, tokens, num);
     kvfi_sha_end(&sha, out->bytes);
 }
 
 void kvfi_state_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *block) {
     kvfi_sha sha;
-    begin_name(&sha, identity);
-    kvfi_sha_add(&sha, "state", 5);
-    kvfi_sha_add(&sha, block->bytes, sizeof block->bytes);
+    begin_derived(&sha, identity, "state", block);
     kvfi_sha_end(&sha, out->bytes);
 }
 
 void kvfi_apart_key(const kvfi_identity *identity, kvf_key *out, const kvf_key *key, const void *how, size_t len) {
     kvfi_sha sha;
-    begin_name(&sha, identity);
-    kvfi_sha_add(&sha, "apart", 5);
-    kvfi_sha_add(&sha, key->bytes, sizeof key->bytes);
+    begin_derived(&sha, identity, "apart", key);
     kvfi_sha_add(&sha, how, len);
     kvfi_sha_end(&sha, out->bytes);
 }
