@@ -995,20 +995,25 @@ static void await_flush(kvfi_backlog *backlog) {
     }
 }
 
+/* The first block of the prompt is saved, and waits at the gate; what becomes of it and of later ones is up to put_some. */
+static void hold_the_first_save(bench *b, bool later_may, kvf_reason fails) {
+    kvft_prompt *other = kvft_prompt_new(b->space, 8, 1, PAYLOAD);
+    kvft_save_all(b->space, b->store, other); /* and the card of the space */
+    kvft_prompt_free(other);
+    close_gate(b);
+    b->ops.put = put_some;
+    later_may_go = later_may;
+    put_fails = fails;
+    assert_int_equal(kvf_save(b->space, b->prompt->blocks, 1, NULL), 1);
+    await_at_gate(1);
+}
+
 /* A flush waits for what was handed over before it, and not for what comes later. */
 static void test_a_flush_does_not_wait_for_later_saves(void **state) {
     (void)state;
     bench b;
     open_bench(&b, kvft_store("mem:"), 0);
-    kvft_prompt *other = kvft_prompt_new(b.space, 8, 1, PAYLOAD);
-    kvft_save_all(b.space, b.store, other); /* and the card of the space */
-    kvft_prompt_free(other);
-    close_gate(&b);
-    b.ops.put = put_some;
-    later_may_go = false;
-    put_fails = KVF_WHY_NONE;
-    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 1, NULL), 1);
-    await_at_gate(1);
+    hold_the_first_save(&b, false, KVF_WHY_NONE);
     kvf_status flushed = KVF_AGAIN;
     pthread_t waits;
     assert_int_equal(pthread_create(&waits, NULL, flush, &flushed), 0);
@@ -1068,15 +1073,7 @@ static void test_the_first_of_two_flushes_is_told(void **state) {
     (void)state;
     bench b;
     open_bench(&b, kvft_store("mem:"), 0);
-    kvft_prompt *other = kvft_prompt_new(b.space, 8, 1, PAYLOAD);
-    kvft_save_all(b.space, b.store, other); /* and the card of the space */
-    kvft_prompt_free(other);
-    close_gate(&b);
-    b.ops.put = put_some;
-    later_may_go = true;
-    put_fails = KVF_WHY_SERVER;
-    assert_int_equal(kvf_save(b.space, b.prompt->blocks, 1, NULL), 1);
-    await_at_gate(1);
+    hold_the_first_save(&b, true, KVF_WHY_SERVER);
     kvf_status flushed[2] = {KVF_AGAIN, KVF_AGAIN};
     pthread_t waits[2];
     for (size_t i = 0; i < 2; i++) {
