@@ -42,8 +42,11 @@ static void add_digest(fields *f, const char *name, const void *bytes, size_t le
     add(f, name, "sha256:%s", hex);
 }
 
+/* "auto" is off where a layer's device lacks it. Where all devices are CPUs it is on, so both have one name. */
 static const char *flash_name(enum llama_flash_attn_type type) {
-    return type == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : type == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : "auto";
+    return type == LLAMA_FLASH_ATTN_TYPE_DISABLED                              ? "off"
+           : type == LLAMA_FLASH_ATTN_TYPE_ENABLED && kvfl_has_other_devices() ? "on"
+                                                                               : "auto";
 }
 
 static void describe_cache(char *out, size_t size, const kvfl_cache *c) {
@@ -83,12 +86,34 @@ static bool takes_long_factors(const kvf_llama *kv) {
     return llama_n_ctx_seq(kv->ctx) > original;
 }
 
+/* Whether the model says nothing of yarn, so that llama.cpp takes its own numbers (llama_hparams) where a context leaves
+ * them open. */
+static bool is_without_yarn(const struct llama_model *model) {
+    static const char *const keys[] = {"ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier"};
+    char arch[64] = "", name[128], value[32];
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof arch);
+    bool without = strcmp(arch, "grok") != 0; /* which has numbers of its own */
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && without; i++) {
+        snprintf(name, sizeof name, "%s.rope.scaling.yarn_%s", arch, keys[i]);
+        without = llama_model_meta_val_str(model, name, value, sizeof value) < 0;
+    }
+    return without;
+}
+
+/* A number of yarn: -1 where it is left open, or says what llama.cpp takes then. llama-cpp-python writes those numbers
+ * out, and its blocks are those of llama-server. */
+static double open_or(float told, float otherwise) {
+    return told < 0 || told == otherwise ? -1 : (double)told;
+}
+
 /* What the context was told about positions. 0 there means "as the model says", and the model is in the space. */
 static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_params *p) {
+    bool without = is_without_yarn(kv->model);
     add(f, "rope", "type=%d scaling=%d base=%.9g scale=%.9g yarn=%.9g,%.9g,%.9g,%.9g,%u long=%d",
         (int)llama_model_rope_type(kv->model), (int)p->rope_scaling_type, (double)p->rope_freq_base,
-        (double)p->rope_freq_scale, (double)p->yarn_ext_factor, (double)p->yarn_attn_factor, (double)p->yarn_beta_fast,
-        (double)p->yarn_beta_slow, p->yarn_orig_ctx, takes_long_factors(kv));
+        (double)p->rope_freq_scale, (double)p->yarn_ext_factor, open_or(p->yarn_attn_factor, without ? 1 : -1),
+        open_or(p->yarn_beta_fast, without ? 32 : -1), open_or(p->yarn_beta_slow, without ? 1 : -1), p->yarn_orig_ctx,
+        takes_long_factors(kv));
 }
 
 /* The environment's settings of ggml, some of which choose kernels. */
