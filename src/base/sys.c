@@ -41,6 +41,10 @@ static int real_populate(void *p, size_t bytes) {
     return errno == EINVAL ? 0 : -1;
 }
 
+static int real_huge(void *p, size_t bytes) {
+    return madvise(p, bytes, MADV_HUGEPAGE);
+}
+
 /* An engine may have locked all of its memory (mlockall). */
 static int real_forget(void *p, size_t bytes) {
     int rc = madvise(p, bytes, MADV_DONTNEED_LOCKED);
@@ -164,6 +168,7 @@ const kvfi_systable kvfi_sys_real = {
     .release = free,
     .map = real_map,
     .populate = real_populate,
+    .huge = real_huge,
     .unmap = munmap,
     .forget = real_forget,
     .now_us = real_now_us,

@@ -27,6 +27,7 @@ typedef struct kvfi_systable {
     void *(*map)(size_t bytes, int fd,
                  off_t at); /* mmap: fd -1 = anonymous, read and write; else shared and read-only; NULL on failure */
     int (*populate)(void *, size_t bytes); /* madvise MADV_POPULATE_READ: 0, or -1 if a page can't be read */
+    int (*huge)(void *, size_t bytes);     /* madvise MADV_HUGEPAGE: larger pages where there are some */
     int (*unmap)(void *, size_t bytes);
     int (*forget)(void *, size_t bytes); /* madvise MADV_DONTNEED: other pages, of zeros, take the place of these */
     /* time */

@@ -61,11 +61,12 @@ static kvfi_place place_of(const kvfi_part *part) {
         .iov = part->iov != NULL ? part->iov : &part->data, .skip = part->skip, .bytes = part->data.iov_len};
 }
 
-/* HSET key name data, the data straight from its memory. */
-static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *part) {
+/* Queues HSET key name data, the data straight from its memory. */
+static kvf_status say_field(kvfi_talk *talk, const char *key, const kvfi_part *part) {
+    KVFI_TRY(kvfi_talk_send_body(talk));
     kvfi_cmd *out = kvfi_conn_room(talk->conn, MAX_ID_BYTES + KVFI_COMMAND_BYTES);
     if (out == NULL) {
-        return kvfi_fail(talk->err, KVF_IO, "no room for a command"); /* impossible: each reply is waited for */
+        return kvfi_fail(talk->err, KVF_IO, "no room for a command"); /* impossible: few commands are under way */
     }
     kvfi_cmd_array(out, 4);
     kvfi_cmd_text(out, "HSET");
@@ -75,13 +76,12 @@ static kvf_status put_field(kvfi_talk *talk, const char *key, const kvfi_part *p
     kvfi_conn_body(talk->conn, place_of(part));
     kvfi_cmd_crlf(out);
     talk->unheard++;
-    return hear_int(talk, "writing a session");
+    return KVF_OK;
 }
 
 /* What has the id now is replaced, unless it is not a session. */
-static kvf_status check_type(kvfi_talk *talk, const char *id) {
+static kvf_status hear_type(kvfi_talk *talk, const char *id) {
     kvfi_reply reply;
-    KVFI_TRY(kvfi_talk_say(talk, "TYPE", id, NULL));
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
     if (reply.kind != KVFI_RESP_STATUS) {
         return kvfi_talk_refused(talk, &reply, "looking at the type of a key");
@@ -104,17 +104,29 @@ static size_t smallest(const kvfi_part *parts, size_t num) {
     return best;
 }
 
-static kvf_status put_fields(kvfi_talk *talk, const char *key, const kvfi_part *parts, size_t num) {
-    size_t first = smallest(parts, num);
-    KVFI_TRY(put_field(talk, key, &parts[first]));
-    KVFI_TRY(kvfi_talk_say(talk, "PEXPIRE", key, TEMPORARY_MS, NULL));
-    KVFI_TRY(hear_int(talk, "setting a time to live"));
+/* While the server stores one field, the next is already on its way. */
+static kvf_status put_rest(kvfi_talk *talk, const char *key, const kvfi_part *parts, size_t num, size_t first) {
     for (size_t i = 0; i < num; i++) {
-        if (i != first) {
-            KVFI_TRY(put_field(talk, key, &parts[i]));
+        if (i == first) {
+            continue;
+        }
+        KVFI_TRY(say_field(talk, key, &parts[i]));
+        if (talk->unheard > 1) {
+            KVFI_TRY(hear_int(talk, "writing a session"));
         }
     }
-    return KVF_OK;
+    return talk->unheard > 0 ? hear_int(talk, "writing a session") : KVF_OK;
+}
+
+static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num) {
+    size_t first = smallest(parts, num);
+    KVFI_TRY(kvfi_talk_say(talk, "TYPE", id, NULL));
+    KVFI_TRY(say_field(talk, key, &parts[first]));
+    KVFI_TRY(kvfi_talk_say(talk, "PEXPIRE", key, TEMPORARY_MS, NULL));
+    KVFI_TRY(hear_type(talk, id));
+    KVFI_TRY(hear_int(talk, "writing a session"));
+    KVFI_TRY(hear_int(talk, "setting a time to live"));
+    return put_rest(talk, key, parts, num, first);
 }
 
 static kvf_status publish(kvfi_talk *talk, const char *key, const char *id, uint32_t ttl_s) {
@@ -136,17 +148,20 @@ static kvf_status publish(kvfi_talk *talk, const char *key, const char *id, uint
 static void clean_up(kvfi_talk *talk, const char *key) {
     kvf_error *err = talk->err;
     talk->err = NULL; /* the caller is told of the first failure */
-    if (kvfi_conn_is_open(talk->conn) && kvfi_talk_say(talk, "UNLINK", key, NULL) == KVF_OK) {
+    kvf_status status = kvfi_conn_is_open(talk->conn) ? kvfi_talk_send_body(talk) : KVF_IO;
+    if (status == KVF_OK) {
+        status = kvfi_talk_say(talk, "UNLINK", key, NULL);
+    }
+    while (status == KVF_OK && talk->unheard > 0) {
         kvfi_reply reply;
-        (void)kvfi_talk_hear(talk, &reply);
+        status = kvfi_talk_hear(talk, &reply);
     }
     talk->err = err;
 }
 
 static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
                            uint32_t ttl_s) {
-    KVFI_TRY(check_type(talk, id));
-    kvf_status status = put_fields(talk, key, parts, num);
+    kvf_status status = put_fields(talk, key, id, parts, num);
     if (status == KVF_OK) {
         status = publish(talk, key, id, ttl_s);
     }
@@ -183,12 +198,17 @@ static kvf_status not_a_session(kvfi_talk *talk, const kvfi_reply *reply, const 
     return kvfi_talk_refused(talk, reply, doing);
 }
 
+typedef struct question {
+    const char *id;
+    kvfi_part *parts;
+    int64_t *ttl_ms; /* NULL: not asked */
+} question;
+
 /* All questions are sent before the first reply is read: the server then answers them in one go, without another client
  * in between. */
-static kvf_status ask_all(kvfi_talk *talk, const char *command, const char *id, const kvfi_part *parts, size_t from,
-                          size_t to) {
+static kvf_status ask_all(kvfi_talk *talk, const char *command, const question *q, size_t from, size_t to) {
     for (size_t i = from; i < to; i++) {
-        KVFI_TRY(kvfi_talk_say(talk, command, id, parts[i].name, NULL));
+        KVFI_TRY(kvfi_talk_say(talk, command, q->id, q->parts[i].name, NULL));
     }
     return KVF_OK;
 }
@@ -199,27 +219,52 @@ static size_t batch_end(size_t from, size_t num, const char *id) {
     return num - from < most ? num : from + most;
 }
 
-static kvf_status sizes(kvfi_talk *talk, const char *id, kvfi_part *parts, size_t from, size_t to) {
-    KVFI_TRY(ask_all(talk, "HSTRLEN", id, parts, from, to));
+static kvf_status hear_ttl(kvfi_talk *talk, int64_t *ttl_ms) {
+    kvfi_reply reply;
+    KVFI_TRY(kvfi_talk_hear(talk, &reply));
+    /* -1: no end. -2: no such key. An ACL without +pttl leaves it unknown. */
+    *ttl_ms = reply.kind == KVFI_RESP_INT ? reply.num : -2;
+    return KVF_OK;
+}
+
+/* A length of 0 is an empty field, or none. */
+static kvf_status find_empty(kvfi_talk *talk, const question *q, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++) {
+        if (q->parts[i].data.iov_len == 0) {
+            KVFI_TRY(kvfi_talk_say(talk, "HEXISTS", q->id, q->parts[i].name, NULL));
+        }
+    }
+    for (size_t i = from; i < to; i++) {
+        kvfi_reply reply = {.kind = KVFI_RESP_INT, .num = 1};
+        if (q->parts[i].data.iov_len == 0) {
+            KVFI_TRY(kvfi_talk_hear(talk, &reply));
+        }
+        if (reply.kind != KVFI_RESP_INT) {
+            return not_a_session(talk, &reply, "reading a session");
+        }
+        q->parts[i].found = reply.num != 0;
+    }
+    return KVF_OK;
+}
+
+static kvf_status sizes(kvfi_talk *talk, const question *q, size_t from, size_t to) {
+    bool ask_ttl = q->ttl_ms != NULL && from == 0;
+    KVFI_TRY(ask_all(talk, "HSTRLEN", q, from, to));
+    if (ask_ttl) {
+        KVFI_TRY(kvfi_talk_say(talk, "PTTL", q->id, NULL));
+    }
     for (size_t i = from; i < to; i++) {
         kvfi_reply reply;
         KVFI_TRY(kvfi_talk_hear(talk, &reply));
         if (reply.kind != KVFI_RESP_INT || reply.num < 0) {
             return not_a_session(talk, &reply, "reading a session");
         }
-        parts[i].data.iov_len = (size_t)reply.num;
+        q->parts[i].data.iov_len = (size_t)reply.num;
     }
-    /* A length of 0 may be an empty field, or none. */
-    KVFI_TRY(ask_all(talk, "HEXISTS", id, parts, from, to));
-    for (size_t i = from; i < to; i++) {
-        kvfi_reply reply;
-        KVFI_TRY(kvfi_talk_hear(talk, &reply));
-        if (reply.kind != KVFI_RESP_INT) {
-            return not_a_session(talk, &reply, "reading a session");
-        }
-        parts[i].found = reply.num != 0;
+    if (ask_ttl) {
+        KVFI_TRY(hear_ttl(talk, q->ttl_ms));
     }
-    return KVF_OK;
+    return find_empty(talk, q, from, to);
 }
 
 static kvf_status hear_field(kvfi_talk *talk, kvfi_part *part) {
@@ -242,30 +287,29 @@ static kvf_status hear_field(kvfi_talk *talk, kvfi_part *part) {
     return not_a_session(talk, &reply, "reading a session");
 }
 
-static kvf_status fields(kvfi_talk *talk, const char *id, kvfi_part *parts, size_t from, size_t to) {
-    KVFI_TRY(ask_all(talk, "HGET", id, parts, from, to));
+static kvf_status fields(kvfi_talk *talk, const question *q, size_t from, size_t to) {
+    KVFI_TRY(ask_all(talk, "HGET", q, from, to));
     for (size_t i = from; i < to; i++) {
-        KVFI_TRY(hear_field(talk, &parts[i]));
+        KVFI_TRY(hear_field(talk, &q->parts[i]));
     }
     return KVF_OK;
 }
 
 /* Runs one of the two above over all parts, in batches. */
-static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
-                             int64_t deadline_us,
-                             kvf_status (*read)(kvfi_talk *, const char *, kvfi_part *, size_t, size_t)) {
+static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const question *q, size_t num, int64_t deadline_us,
+                             kvf_status (*read)(kvfi_talk *, const question *, size_t, size_t)) {
     kvfi_talk talk = {.ask = NULL};
     kvf_status status = KVF_OK;
-    if (strlen(id) > MAX_ID_BYTES) {
+    if (strlen(q->id) > MAX_ID_BYTES) {
         return kvfi_fail(err, KVF_LIMIT, "the id of a session has at most %u bytes", MAX_ID_BYTES);
     }
     unsigned tries = 0;
     do {
-        KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_LOAD, deadline_us));
+        KVFI_TRY(begin_patient(&talk, base, err, q->id, KVFI_LANE_LOAD, deadline_us));
         status = KVF_OK;
         for (size_t from = 0; from < num && status == KVF_OK;) {
-            size_t to = batch_end(from, num, id);
-            status = read(&talk, id, parts, from, to);
+            size_t to = batch_end(from, num, q->id);
+            status = read(&talk, q, from, to);
             from = to;
         }
         end_patient(&talk);
@@ -274,13 +318,15 @@ static kvf_status read_parts(kvfi_tier *base, kvf_error *err, const char *id, kv
 }
 
 kvf_status kvfi_redis_session_sizes(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
-                                    int64_t deadline_us) {
-    return read_parts(base, err, id, parts, num, deadline_us, sizes);
+                                    int64_t *ttl_ms, int64_t deadline_us) {
+    question q = {id, parts, ttl_ms};
+    return read_parts(base, err, &q, num, deadline_us, sizes);
 }
 
 kvf_status kvfi_redis_session_get(kvfi_tier *base, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
                                   int64_t deadline_us) {
-    return read_parts(base, err, id, parts, num, deadline_us, fields);
+    question q = {id, parts, NULL};
+    return read_parts(base, err, &q, num, deadline_us, fields);
 }
 
 /* ---- remove, limits ---- */

@@ -102,11 +102,11 @@ out:
 }
 
 /* ---- load */
-static kvf_status sizes(const kvfi_session_call *call, kvfi_part *part, size_t num) {
+static kvf_status sizes(const kvfi_session_call *call, kvfi_part *part, size_t num, int64_t *ttl_ms) {
     for (size_t i = 0; i < num; i++) {
         part[i].found = false;
     }
-    return call->tier->ops->session_sizes(call->tier, call->err, call->id, part, num, call->deadline_us);
+    return call->tier->ops->session_sizes(call->tier, call->err, call->id, part, num, ttl_ms, call->deadline_us);
 }
 
 static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num) {
@@ -166,7 +166,7 @@ static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted
     for (size_t i = 0; i < wanted->num; i++) {
         memcpy(now[i].name, wanted->part[i].name, sizeof now[i].name);
     }
-    kvf_status status = sizes(call, now, wanted->num);
+    kvf_status status = sizes(call, now, wanted->num, NULL);
     if (status == KVF_OK && !lengths_fit(now, wanted)) {
         status = changed(call, again, "the fields of the session are not as long as its meta says");
     }
@@ -185,6 +185,7 @@ typedef struct plan {
     bool has_meta;
     kvfi_session_meta meta;
     uint64_t keys_bytes, values_bytes;
+    int64_t ttl_ms;
 } load_plan;
 
 static kvf_status read_arrays(const kvfi_session_call *call, const load_plan *plan, parts *all, kvfi_pieces keys,
@@ -233,6 +234,7 @@ static kvf_status load_arrays(const kvfi_session_call *call, kvfi_loaded **out, 
     }
     kvfi_loaded_describe(loaded, plan->has_meta ? &plan->meta : NULL, keys, plan->keys_bytes, values,
                          plan->values_bytes);
+    loaded->pub.ttl_ms = plan->ttl_ms;
     *out = loaded;
     return KVF_OK;
 }
@@ -270,9 +272,9 @@ static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, c
 /* `raw`: whatever its meta says. */
 static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bool *again, bool raw) {
     kvfi_part found[3] = {{.name = "meta"}, {.name = "keys"}, {.name = "values"}};
-    load_plan plan = {0};
+    load_plan plan = {.ttl_ms = KVFI_TTL_UNKNOWN};
     *again = false;
-    KVFI_TRY(sizes(call, found, 3));
+    KVFI_TRY(sizes(call, found, 3, (call->want.flags & KVF_SESSION_LOOK) != 0 ? &plan.ttl_ms : NULL));
     if (!found[0].found && !found[1].found && !found[2].found) {
         return kvfi_fail(call->err, KVF_MISS, "no such session");
     }

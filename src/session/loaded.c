@@ -4,7 +4,8 @@
  */
 #include "session/session.h"
 
-#define MAP_FROM ((size_t)1 << 20) /* below this, a mapping costs more than it saves */
+/* Below this, a mapping costs more than it saves: malloc has memory whose pages are there already. */
+#define MAP_FROM ((size_t)4 << 20)
 
 kvfi_loaded *kvfi_loaded_new(size_t mem_bytes) {
     kvfi_loaded *loaded = kvfi_alloc_zero(1, sizeof *loaded);
@@ -18,7 +19,12 @@ kvfi_loaded *kvfi_loaded_new(size_t mem_bytes) {
         kvfi_free(loaded);
         return NULL;
     }
+    if (loaded->mapped) {
+        /* All of it is about to be written. A fault for each small page costs as much as the transfer. */
+        (void)kvfi_sys->huge(loaded->mem, mem_bytes);
+    }
     loaded->pub.opaque = loaded;
+    loaded->pub.ttl_ms = KVFI_TTL_UNKNOWN;
     return loaded;
 }
 

@@ -17,6 +17,7 @@
 #define KVFI_MAX_META_BYTES  ((size_t)1 << 20)
 #define KVFI_MAX_ARRAY_BYTES ((uint64_t)1 << 40)
 #define KVFI_MAX_PARTS       4096u /* of one array */
+#define KVFI_TTL_UNKNOWN     (-2)  /* of kvf_session */
 
 /* What meta says of one array. */
 typedef struct kvfi_array {
@@ -70,7 +71,7 @@ typedef struct kvfi_loaded {
 kvfi_loaded *kvfi_loaded_new(size_t mem_bytes);
 void kvfi_loaded_free(kvfi_loaded *);
 void kvfi_loaded_drop(kvfi_loaded *); /* frees only the memory of the arrays */
-/* Sets pub from a meta (NULL: none) and the places of the arrays (NULL: not in memory of the library). */
+/* Sets pub but for its time to live from a meta (NULL: none) and the places of the arrays (NULL: not in memory of the library). */
 void kvfi_loaded_describe(kvfi_loaded *, const kvfi_session_meta *, const uint8_t *keys, uint64_t keys_bytes,
                           const uint8_t *values, uint64_t values_bytes);
 

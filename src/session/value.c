@@ -309,7 +309,9 @@ static kvf_status describe(const kvfi_session_call *call, kvfi_loaded *loaded, c
     kvfi_session_meta meta;
     const uint8_t *keys = NULL, *values = NULL;
     KVFI_TRY(cut(&meta, &keys, &values, call->err, payload, payload_bytes));
-    if (meta.expires_s != 0 && kvfi_sys->wall_us() / 1000000 >= meta.expires_s) {
+    int64_t left_ms =
+        meta.expires_s == 0 ? -1 : kvfi_sat_sub(kvfi_sat_mul(meta.expires_s, 1000), kvfi_sys->wall_us() / 1000);
+    if (meta.expires_s != 0 && left_ms <= 0) {
         return kvfi_fail(call->err, KVF_MISS, "no such session (it has expired)");
     }
     KVFI_TRY(kvfi_session_check_memory(call, meta.keys.bytes, meta.values.bytes));
@@ -318,6 +320,7 @@ static kvf_status describe(const kvfi_session_call *call, kvfi_loaded *loaded, c
         copy_out(want->v_iov, want->num_v_iov, values);
     }
     kvfi_loaded_describe(loaded, &meta, own ? keys : NULL, meta.keys.bytes, own ? values : NULL, meta.values.bytes);
+    loaded->pub.ttl_ms = look ? left_ms : KVFI_TTL_UNKNOWN;
     return KVF_OK;
 }
 

@@ -203,11 +203,12 @@ typedef struct kvfi_tier_ops {
     kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);
 
     /* Sessions as fields. All three are NULL if the layer above keeps sessions as values. put replaces the whole
-     * session at once. get fills the parts that exist; KVF_LIMIT: a part is longer than its memory. size: the length of
-     * each part, 0 and !found if absent. */
+     * session at once. get fills the parts that exist; KVF_LIMIT: a part is longer than its memory. sizes: the length of
+     * each part, 0 and !found if absent; *ttl_ms as kvf_session has it, NULL = not asked. */
     kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s,
                               int64_t deadline_us);
-    kvf_status (*session_sizes)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
+    kvf_status (*session_sizes)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t *ttl_ms,
+                                int64_t deadline_us);
     kvf_status (*session_get)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);
     kvf_status (*session_remove)(kvfi_tier *, kvf_error *, const char *id, int64_t deadline_us);
     uint64_t (*session_max_part)(kvfi_tier *, int64_t deadline_us); /* the longest field the server takes */

@@ -91,7 +91,9 @@ static void session_round_trip(void **state) {
 
     kvfi_part look[] = {part_of("keys", NULL, 0), part_of("values", NULL, 0), part_of("nope", NULL, 0),
                         part_of("meta", NULL, 0)};
-    assert_int_equal(tier->ops->session_sizes(tier, &err, "chat:1", look, 4, soon()), KVF_OK);
+    int64_t ttl_ms = 0;
+    assert_int_equal(tier->ops->session_sizes(tier, &err, "chat:1", look, 4, &ttl_ms, soon()), KVF_OK);
+    assert_in_range(ttl_ms, 3590000, 3600000);
     assert_true(look[0].found && look[1].found && !look[2].found && look[3].found);
     assert_int_equal(look[0].data.iov_len, LEN);
     assert_int_equal(look[1].data.iov_len, LEN - 5);
@@ -114,6 +116,8 @@ static void session_round_trip(void **state) {
     assert_int_equal(put("chat:1", parts, 2, 0), KVF_OK);
     assert_string_equal(say("HLEN chat:1"), ":2");
     assert_string_equal(say("TTL chat:1"), ":-1");
+    assert_int_equal(tier->ops->session_sizes(tier, &err, "chat:1", look, 2, &ttl_ms, soon()), KVF_OK);
+    assert_int_equal(ttl_ms, -1);
     assert_int_equal(tier->ops->session_remove(tier, &err, "chat:1", soon()), KVF_OK);
     assert_int_equal(tier->ops->session_remove(tier, &err, "chat:1", soon()), KVF_MISS);
     assert_string_equal(say("DBSIZE"), ":0");
@@ -135,13 +139,13 @@ static void session_of_others(void **state) {
     assert_int_equal(tier->ops->session_get(tier, &err, "absent", parts, 3, soon()), KVF_OK);
     assert_false(parts[0].found || parts[1].found || parts[2].found);
     assert_string_equal(kvft_server_say(server, "HSET empty keys \"\" values x"), ":2");
-    assert_int_equal(tier->ops->session_sizes(tier, &err, "empty", parts, 2, soon()), KVF_OK);
+    assert_int_equal(tier->ops->session_sizes(tier, &err, "empty", parts, 2, NULL, soon()), KVF_OK);
     assert_true(parts[0].found);
     assert_int_equal(parts[0].data.iov_len, 0);
     assert_string_equal(say("SET text hello"), "+OK");
     parts[0] = part_of("keys", keys, 8);
     assert_int_equal(tier->ops->session_get(tier, &err, "text", parts, 1, soon()), KVF_MISS);
-    assert_int_equal(tier->ops->session_sizes(tier, &err, "text", parts, 1, soon()), KVF_MISS);
+    assert_int_equal(tier->ops->session_sizes(tier, &err, "text", parts, 1, NULL, soon()), KVF_MISS);
     assert_int_equal(tier->ops->session_remove(tier, &err, "text", soon()), KVF_MISS);
     /* A save does not overwrite something that is not a session. */
     parts[0] = part_of("keys", keys, 3);
@@ -193,7 +197,7 @@ static void session_of_many_parts(void **state) {
     }
     assert_int_equal(tier->ops->session_get(tier, &err, "many", parts, PARTS, soon()), KVF_OK);
     assert_memory_equal(got, data, sizeof data);
-    assert_int_equal(tier->ops->session_sizes(tier, &err, "many", parts, PARTS, soon()), KVF_OK);
+    assert_int_equal(tier->ops->session_sizes(tier, &err, "many", parts, PARTS, NULL, soon()), KVF_OK);
     assert_int_equal(parts[PARTS - 1].data.iov_len, 100);
 }
 

@@ -109,6 +109,10 @@ static int f_populate(void *p, size_t bytes) {
     return fails(EFAULT) ? -1 : below->populate(p, bytes);
 }
 
+static int f_huge(void *p, size_t bytes) {
+    return fails(EINVAL) ? -1 : below->huge(p, bytes);
+}
+
 static int f_unmap(void *p, size_t bytes) {
     atomic_fetch_sub(&live, 1);
     return below->unmap(p, bytes);
@@ -328,6 +332,7 @@ static const kvfi_systable faulty = {
     .release = f_release,
     .map = f_map,
     .populate = f_populate,
+    .huge = f_huge,
     .unmap = f_unmap,
     .forget = f_forget,
     .now_us = f_now_us,

@@ -120,11 +120,14 @@ static kvf_status fake_put(kvfi_tier *tier, kvf_error *err, const char *id, cons
 }
 
 static kvf_status fake_sizes(kvfi_tier *tier, kvf_error *err, const char *id, kvfi_part *parts, size_t num,
-                             int64_t deadline_us) {
+                             int64_t *ttl_ms, int64_t deadline_us) {
     fake *f = (fake *)tier;
     (void)deadline_us;
     f->asked_sizes++;
     KVFI_TRY(answer(f, err));
+    if (ttl_ms != NULL) {
+        *ttl_ms = (int64_t)f->ttl_s * 1000;
+    }
     for (size_t i = 0; i < num; i++) {
         field *at = fake_find(f, id, parts[i].name);
         parts[i].found = at != NULL;
@@ -380,6 +383,10 @@ static void check_looks(kvf_store *store) {
     assert_int_equal(session->k.dims[1], 5);
     assert_int_equal(session->num_tokens, 42);
     assert_string_equal(session->layout, "LHTD");
+    assert_in_range(session->ttl_ms, 1, 100000);
+    kvf_session_free(session);
+    assert_int_equal(kvf_session_load(store, &session, &err, "id", KVF_DEFAULT), KVF_OK);
+    assert_int_equal(session->ttl_ms, -2);
     kvf_session_free(session);
     assert_int_equal(kvf_session_load_with(store, &session, &err, "nobody", &look), KVF_MISS);
 }

@@ -118,6 +118,25 @@ static kvf_status make_room(kvfi_talk *talk, size_t bytes) {
     return why == KVF_WHY_NONE ? KVF_OK : lost(talk);
 }
 
+/* Takes in what arrives meanwhile, or poll would see it again and again. */
+kvf_status kvfi_talk_send_body(kvfi_talk *talk) {
+    kvf_reason why = KVF_WHY_NONE;
+    bool got = false;
+    while (why == KVF_WHY_NONE && !kvfi_conn_body_sent(talk->conn)) {
+        why = kvfi_conn_send(talk->conn);
+        if (why == KVF_WHY_NONE && !kvfi_conn_body_sent(talk->conn)) {
+            why = kvfi_conn_wait(talk->conn, talk->deadline_us);
+            if (why == KVF_WHY_NONE && talk->conn->readable) {
+                why = kvfi_conn_recv(talk->conn, &got);
+            }
+        }
+        if (why == KVF_WHY_NONE) {
+            why = kvfi_conn_in_time(talk->conn, talk->deadline_us);
+        }
+    }
+    return why == KVF_WHY_NONE ? KVF_OK : lost(talk);
+}
+
 kvf_status kvfi_talk_say(kvfi_talk *talk, ...) {
     va_list args, again;
     size_t num = 0, bytes = 64; /* an ASKING included */

@@ -36,6 +36,8 @@ void kvfi_talk_end(kvfi_talk *);
 kvf_status kvfi_talk_renew(kvfi_talk *);
 /* Queues one command of plain texts; NULL ends the list. */
 kvf_status kvfi_talk_say(kvfi_talk *, ...) __attribute__((sentinel));
+/* Waits until the body of a command that was queued on the connection has left. Another can then be queued. */
+kvf_status kvfi_talk_send_body(kvfi_talk *);
 /* Call this before naming a place for the next reply: that reply comes next. */
 kvf_status kvfi_talk_expect(kvfi_talk *);
 /* Reads the next reply. KVF_OK also for error replies: the caller decides what they mean. KVF_IO: the connection is
