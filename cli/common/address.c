@@ -4,82 +4,42 @@
  */
 #include "common/address.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- options ---- */
 
-static int take_field(kvfcli_address *address, const char *text) {
+int kvfcli_address_take_field(void *ctx, const char *text) {
+    kvfcli_address *address = ctx;
     const char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
-        kvfcli_say("--field %s: NAME=VALUE is expected", text);
-        return KVFCLI_USAGE;
+        return kvfcli_usage("--field %s: NAME=VALUE is expected", text);
     }
     if (address->num_fields == KVFCLI_MAX_FIELDS) {
-        kvfcli_say("more than %u fields", KVFCLI_MAX_FIELDS);
-        return KVFCLI_USAGE;
+        return kvfcli_usage("more than %u fields", KVFCLI_MAX_FIELDS);
     }
     char *name = strndup(text, (size_t)(equals - text));
     if (name == NULL) {
-        kvfcli_say("no memory");
-        return KVFCLI_IO;
+        return kvfcli_no_memory();
     }
     address->fields[address->num_fields++] = (kvf_field){.name = name, .value = equals + 1};
     return KVFCLI_FINE;
-}
-
-static int take_number(uint64_t *out, const char *option, const char *text, uint64_t max) {
-    char *end = NULL;
-    errno = 0;
-    uintmax_t n = strtoumax(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || n > max) {
-        kvfcli_say("%s %s: a number up to %" PRIu64 " is expected", option, text, max);
-        return KVFCLI_USAGE;
-    }
-    *out = n;
-    return KVFCLI_FINE;
-}
-
-static int take_block_tokens(kvfcli_address *address, const char *text) {
-    uint64_t n = 0;
-    int code = take_number(&n, "--block-tokens", text, 65536);
-    address->block_tokens = (uint32_t)n;
-    return code;
-}
-
-int kvfcli_address_take(kvfcli_address *address, int opt, const char *value) {
-    switch (opt) {
-    case KVFCLI_OPT_FIELD:
-        return take_field(address, value);
-    case KVFCLI_OPT_BLOCK_TOKENS:
-        return take_block_tokens(address, value);
-    case KVFCLI_OPT_KEY:
-        address->key = value;
-        return KVFCLI_FINE;
-    case KVFCLI_OPT_TOKENS:
-        address->tokens_file = value;
-        return KVFCLI_FINE;
-    default:
-        return take_number(&address->index, "--block", value, UINT32_MAX);
-    }
 }
 
 bool kvfcli_address_given(const kvfcli_address *address) {
     return address->num_fields > 0 || address->key != NULL || address->tokens_file != NULL;
 }
 
-int kvfcli_address_check(const kvfcli_address *address, const kvfcli_common *common) {
+int kvfcli_address_check(const kvfcli_address *address) {
     uint8_t key[32];
     if (address->num_fields == 0) {
-        return kvfcli_usage(common, "the space is not named: --field engine=... --field model=... --field kv=...");
+        return kvfcli_usage("the space is not named: --field engine=... --field model=... --field kv=...");
     }
     if ((address->key == NULL) == (address->tokens_file == NULL)) {
-        return kvfcli_usage(common, "name the block by one of --key and --tokens");
+        return kvfcli_usage("name the block by one of --key and --tokens");
     }
     if (address->key != NULL && !kvfcli_unhex(key, address->key)) {
-        return kvfcli_usage(common, "--key %s: 64 hex digits are expected", address->key);
+        return kvfcli_usage("--key %s: 64 hex digits are expected", address->key);
     }
     return KVFCLI_FINE;
 }
@@ -87,61 +47,41 @@ int kvfcli_address_check(const kvfcli_address *address, const kvfcli_common *com
 /* ---- tokens ---- */
 
 static bool add_token(kvfcli_address *address, size_t *cap, uint32_t token) {
-    if (address->num_tokens == *cap) {
-        size_t larger = *cap == 0 ? 4096 : *cap * 2;
-        uint32_t *moved = reallocarray(address->tokens, larger, sizeof *moved);
-        if (moved == NULL) {
-            return false;
-        }
-        address->tokens = moved;
-        *cap = larger;
+    if (!kvfcli_grow(&address->tokens, cap, address->num_tokens + 1, sizeof token)) {
+        return false;
     }
     address->tokens[address->num_tokens++] = token;
     return true;
 }
 
 /* Blanks, commas and brackets may separate numbers, so a JSON array of numbers works as well. */
-static int skip_between(FILE *in) {
-    int c;
-    do {
-        c = getc(in);
-    } while (c != EOF && strchr(" \t\r\n,[]", c) != NULL);
-    return c;
-}
+#define BETWEEN " \t\r\n,[]"
 
-static int read_tokens(kvfcli_address *address, FILE *in) {
+static int read_tokens(kvfcli_address *address, const char *text, const char *end) {
     size_t cap = 0;
-    for (int c = skip_between(in); c != EOF; c = skip_between(in)) {
-        uint64_t token = 0;
-        for (; c >= '0' && c <= '9' && token <= UINT32_MAX; c = getc(in)) {
-            token = token * 10 + (uint64_t)(c - '0');
-        }
-        bool ends = c == EOF || strchr(" \t\r\n,[]", c) != NULL;
-        if (!ends || token > INT32_MAX) {
+    for (text += strspn(text, BETWEEN); text < end; text += strspn(text, BETWEEN)) {
+        size_t len = strcspn(text, BETWEEN);
+        uint64_t token = strtoull(text, NULL, 10);
+        if (len == 0 || strspn(text, "0123456789") != len || token > INT32_MAX) {
             kvfcli_say("%s: the %zuth token is not a token id (0 to %d)", address->tokens_file, address->num_tokens + 1,
                        INT32_MAX);
             return KVFCLI_INPUT;
         }
         if (!add_token(address, &cap, (uint32_t)token)) {
-            kvfcli_say("%s: no memory for so many tokens", address->tokens_file);
-            return KVFCLI_IO;
+            return kvfcli_no_memory();
         }
-    }
-    if (ferror(in)) {
-        kvfcli_say("%s: %s", address->tokens_file, strerror(errno));
-        return KVFCLI_IO;
+        text += len;
     }
     return KVFCLI_FINE;
 }
 
 static int load_tokens(kvfcli_address *address) {
-    FILE *in = fopen(address->tokens_file, "rb");
-    if (in == NULL) {
-        kvfcli_say("%s: %s", address->tokens_file, strerror(errno));
-        return KVFCLI_INPUT;
+    kvfcli_string text = {.text = NULL};
+    int code = kvfcli_read_file(&text, address->tokens_file, SIZE_MAX);
+    if (code == KVFCLI_FINE && text.len > 0) {
+        code = read_tokens(address, text.text, text.text + text.len);
     }
-    int code = read_tokens(address, in);
-    fclose(in);
+    kvfcli_string_cleanup(&text);
     return code;
 }
 
@@ -154,15 +94,14 @@ static int block_by_tokens(kvfcli_address *address) {
         kvfcli_say("%s: %zu tokens are less than one block of %u", address->tokens_file, address->num_tokens, length);
         return KVFCLI_INPUT;
     }
-    size_t index = address->index == UINT64_MAX ? num_blocks - 1 : (size_t)address->index;
+    size_t index = address->index == KVFCLI_LAST_BLOCK ? num_blocks - 1 : address->index;
     if (index >= num_blocks) {
         kvfcli_say("--block %zu: the prompt has only the blocks 0 to %zu", index, num_blocks - 1);
         return KVFCLI_INPUT;
     }
     kvf_key *keys = calloc(num_blocks, sizeof *keys);
     if (keys == NULL) {
-        kvfcli_say("no memory for the keys of %zu blocks", num_blocks);
-        return KVFCLI_IO;
+        return kvfcli_no_memory();
     }
     kvf_chain(address->space, keys, num_blocks, address->tokens, address->num_tokens);
     address->block = (kvf_block){.key = keys[index],
@@ -188,8 +127,7 @@ int kvfcli_address_open(kvfcli_address *address, kvf_store *store) {
     }
     kvf_status status = kvf_space_open(&address->space, &err, store, address->fields, address->num_fields, &options);
     if (status != KVF_OK) {
-        err.status = status;
-        return kvfcli_fail(&err);
+        return kvfcli_fail(status, &err);
     }
     return address->tokens_file != NULL ? block_by_tokens(address) : block_by_key(address);
 }

@@ -8,6 +8,7 @@
 #include "common/cli.h"
 
 #define KVFCLI_MAX_FIELDS 64u
+#define KVFCLI_LAST_BLOCK UINT32_MAX
 
 typedef struct kvfcli_address {
     kvf_field fields[KVFCLI_MAX_FIELDS]; /* names are copies, values point into argv */
@@ -15,7 +16,7 @@ typedef struct kvfcli_address {
     uint32_t block_tokens;   /* 0 = the default */
     const char *key;         /* 64 hex digits, or NULL */
     const char *tokens_file; /* or NULL */
-    uint64_t index;          /* which block of the prompt; UINT64_MAX = the last whole one */
+    uint32_t index;          /* which block of the prompt; KVFCLI_LAST_BLOCK = the last whole one */
     /* What kvfcli_address_open makes of it. */
     kvf_space *space;
     uint32_t *tokens;
@@ -23,33 +24,23 @@ typedef struct kvfcli_address {
     kvf_block block; /* key, tokens, num_tokens and first_token are set */
 } kvfcli_address;
 
-enum {
-    KVFCLI_OPT_FIELD = KVFCLI_OPT_OWN,
-    KVFCLI_OPT_BLOCK_TOKENS,
-    KVFCLI_OPT_KEY,
-    KVFCLI_OPT_TOKENS,
-    KVFCLI_OPT_BLOCK,
-    KVFCLI_OPT_AFTER
-};
+/* The options, for a struct of a verb whose first field is the address. */
+#define KVFCLI_ADDRESS_OPTIONS                                                                              \
+    KVFCLI_OPT_OTHER(kvfcli_address_take_field, 0, "field", "NAME=VALUE",                                   \
+                     "a field of the space; engine, model and kv are needed"),                              \
+        KVFCLI_OPT_NUMBER(kvfcli_address, block_tokens, 0, "block-tokens", "N", 1, 65536,                   \
+                          "tokens of a block, part of the space (default 256)"),                            \
+        KVFCLI_OPT_TEXT(kvfcli_address, key, 0, "key", "HEX",                                               \
+                        "the key of the block, 64 digits, for blocks without tokens"),                      \
+        KVFCLI_OPT_TEXT(kvfcli_address, tokens_file, 0, "tokens", "FILE",                                   \
+                        "or: the token ids of the prompt, as numbers with blanks or\ncommas between them"), \
+        KVFCLI_OPT_NUMBER(kvfcli_address, index, 0, "block", "I", 0, UINT32_MAX - 1,                        \
+                          "which block of the prompt, from 0 on (default: the last\nwhole one)")
 
-#define KVFCLI_ADDRESS_OPTIONS                                                                                      \
-    {"field", required_argument, NULL, KVFCLI_OPT_FIELD},                                                           \
-        {"block-tokens", required_argument, NULL, KVFCLI_OPT_BLOCK_TOKENS},                                         \
-        {"key", required_argument, NULL, KVFCLI_OPT_KEY}, {"tokens", required_argument, NULL, KVFCLI_OPT_TOKENS}, { \
-        "block", required_argument, NULL, KVFCLI_OPT_BLOCK                                                          \
-    }
-
-#define KVFCLI_ADDRESS_HELP                                                                                       \
-    "      --field NAME=VALUE   a field of the space; engine, model and kv are needed\n"                          \
-    "      --block-tokens N     tokens of a block, part of the space (default 256)\n"                             \
-    "      --key HEX            the key of the block, 64 digits, for blocks that carry no tokens\n"               \
-    "      --tokens FILE        or: the token ids of the prompt, as numbers with blanks or commas between them\n" \
-    "      --block I            which block of the prompt, from 0 on (default: the last whole one)\n"
-
-int kvfcli_address_take(kvfcli_address *address, int opt, const char *value);
+int kvfcli_address_take_field(void *address, const char *text);
 bool kvfcli_address_given(const kvfcli_address *address); /* any of its options */
 /* kvfcli_address_check returns 0, or an exit code after a message, when the options don't name one block. */
-int kvfcli_address_check(const kvfcli_address *address, const kvfcli_common *common);
+int kvfcli_address_check(const kvfcli_address *address);
 /* kvfcli_address_open opens the space and names the block. Returns 0, or an exit code after a message. */
 int kvfcli_address_open(kvfcli_address *address, kvf_store *store);
 void kvfcli_address_cleanup(kvfcli_address *address); /* before the store is closed; safe after a failure, and twice */

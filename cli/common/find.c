@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finds spaces and blocks in a store by the first digits of their names.
+ * Finds spaces and blocks in a store by the first digits of their names, and adds up what a space holds.
  */
 #include "common/cli.h"
 
 #include <string.h>
+
+/* ---- walks ---- */
 
 typedef struct guarded {
     kvf_visit_fn visit;
@@ -23,123 +25,113 @@ int kvfcli_walk(kvf_store *store, kvf_visit_fn visit, void *ctx, const kvf_walk_
     if (kvfcli_interrupted()) {
         return KVFCLI_INTERRUPTED;
     }
-    if (status != KVF_OK) {
-        err.status = status;
-        return kvfcli_fail(&err);
-    }
-    return KVFCLI_FINE;
+    return status == KVF_OK ? KVFCLI_FINE : kvfcli_fail(status, &err);
 }
 
-typedef struct space_search {
-    const char *prefix;
-    kvf_digest space;
+/* ---- names ---- */
+
+typedef struct search {
+    kvfcli_kinds kinds;
+    const char *name, *space;
+    kvfcli_named thing;
     bool found, ambiguous;
-} space_search;
+} search;
 
-static bool of_a_space(const kvf_entry *entry) {
-    return (entry->kind == KVF_ENTRY_BLOCK || entry->kind == KVF_ENTRY_SPACE_CARD) && entry->damage == KVF_WHY_NONE;
+/* The name of a damaged record shows only 8 bytes of its space. */
+static bool is_same(const kvfcli_named *thing, const kvf_entry *entry, bool as_block) {
+    if (thing->is_block != as_block) {
+        return false;
+    }
+    return as_block ? memcmp(thing->space.bytes, entry->space.bytes, 8) == 0 &&
+                          memcmp(&thing->key, &entry->key, sizeof entry->key) == 0
+                    : memcmp(&thing->space, &entry->space, sizeof entry->space) == 0;
 }
 
-static int match_space(void *ctx, const kvf_entry *entry) {
-    space_search *search = ctx;
-    if (!of_a_space(entry) || !kvfcli_has_prefix(entry->space.bytes, search->prefix)) {
+static void note(search *s, const kvf_entry *entry, bool as_block) {
+    if (s->found && !is_same(&s->thing, entry, as_block)) {
+        s->ambiguous = true;
+        return;
+    }
+    if (s->found && s->thing.damage == KVF_WHY_NONE) {
+        return;
+    }
+    s->found = true; /* or a copy in another tier, which may be undamaged */
+    s->thing = (kvfcli_named){.is_block = as_block,
+                              .space = entry->space,
+                              .key = entry->key,
+                              .damage = entry->damage,
+                              .tier = entry->tier,
+                              .stored_bytes = entry->stored_bytes,
+                              .ttl_ms = entry->ttl_ms};
+    snprintf(s->thing.name, sizeof s->thing.name, "%s", entry->name);
+}
+
+static int meet(void *ctx, const kvf_entry *entry) {
+    search *s = ctx;
+    bool is_block = entry->kind == KVF_ENTRY_BLOCK;
+    if (!is_block && entry->kind != KVF_ENTRY_SPACE_CARD) {
         return 0;
     }
-    if (search->found && memcmp(&search->space, &entry->space, sizeof entry->space) != 0) {
-        search->ambiguous = true;
-        return 1;
+    if ((s->kinds & KVFCLI_SPACES) != 0 && entry->damage == KVF_WHY_NONE &&
+        kvfcli_has_prefix(entry->space.bytes, s->name)) {
+        note(s, entry, false);
     }
-    search->found = true;
-    search->space = entry->space;
-    return 0;
+    if ((s->kinds & KVFCLI_BLOCKS) != 0 && is_block && kvfcli_has_prefix(entry->key.bytes, s->name) &&
+        (s->space == NULL || kvfcli_has_prefix(entry->space.bytes, s->space))) {
+        note(s, entry, true);
+    }
+    return s->ambiguous;
 }
 
-int kvfcli_find_space(kvf_store *store, kvf_digest *out, const char *hex_prefix) {
-    space_search search = {.prefix = hex_prefix};
+int kvfcli_find(kvf_store *store, kvfcli_named *out, kvfcli_kinds kinds, const char *name, const char *space) {
+    static const char *const nouns[] = {"", "space", "block", "space or block"};
+    search s = {.kinds = kinds, .name = name, .space = space};
     kvf_digest whole;
     /* A complete digest avoids the walk over other spaces. */
-    kvf_walk_options options = {.struct_size = sizeof options,
-                                .space = kvfcli_unhex(whole.bytes, hex_prefix) ? &whole : NULL};
-    int code = kvfcli_walk(store, match_space, &search, &options);
+    bool direct = kinds == KVFCLI_SPACES && kvfcli_unhex(whole.bytes, name);
+    kvf_walk_options options = {.struct_size = sizeof options, .space = direct ? &whole : NULL};
+    int code = kvfcli_walk(store, meet, &s, &options);
     if (code != KVFCLI_FINE) {
         return code;
     }
-    if (search.ambiguous) {
-        kvfcli_say("several spaces begin with %s: give more digits", hex_prefix);
+    if (s.ambiguous) {
+        kvfcli_say("more than one %s begins with %s: give more digits", nouns[kinds], name);
         return KVFCLI_USAGE;
     }
-    if (!search.found) {
-        kvfcli_say("no space begins with %s", hex_prefix);
+    if (!s.found) {
+        kvfcli_say("no %s begins with %s", nouns[kinds], name);
         return KVFCLI_FOUND;
     }
-    *out = search.space;
+    *out = s.thing;
     return KVFCLI_FINE;
 }
 
-/* ---- records ---- */
-
-typedef struct record_search {
-    const char *space_prefix, *key_prefix;
-    kvfcli_record record;
-    bool found, ambiguous;
-} record_search;
-
-static bool same_record(const kvfcli_record *record, const kvf_entry *entry) {
-    /* The name of a damaged record shows only 8 bytes of its space. */
-    return memcmp(record->space.bytes, entry->space.bytes, 8) == 0 &&
-           memcmp(&record->key, &entry->key, sizeof entry->key) == 0;
-}
-
-void kvfcli_record_of(kvfcli_record *out, const kvf_entry *entry) {
-    out->space = entry->space;
-    out->key = entry->key;
-    out->damage = entry->damage;
-    out->tier = entry->tier;
-    out->stored_bytes = entry->stored_bytes;
-    out->ttl_ms = entry->ttl_ms;
-    snprintf(out->name, sizeof out->name, "%s", entry->name);
-}
-
-static int match_record(void *ctx, const kvf_entry *entry) {
-    record_search *search = ctx;
-    if (entry->kind != KVF_ENTRY_BLOCK || !kvfcli_has_prefix(entry->key.bytes, search->key_prefix) ||
-        (search->space_prefix != NULL && !kvfcli_has_prefix(entry->space.bytes, search->space_prefix))) {
-        return 0;
-    }
-    if (search->found && !same_record(&search->record, entry)) {
-        search->ambiguous = true;
-        return 1;
-    }
-    if (!search->found || search->record.damage != KVF_WHY_NONE) {
-        kvfcli_record_of(&search->record, entry); /* a copy in another tier may be undamaged */
-    }
-    search->found = true;
-    return 0;
-}
-
-int kvfcli_find_record(kvf_store *store, kvfcli_record *out, const char *space_prefix, const char *key_prefix) {
-    record_search search = {.space_prefix = space_prefix, .key_prefix = key_prefix};
-    int code = kvfcli_walk(store, match_record, &search, NULL);
-    if (code != KVFCLI_FINE) {
-        return code;
-    }
-    if (search.ambiguous) {
-        kvfcli_say("several blocks begin with %s: give more digits", key_prefix);
-        return KVFCLI_USAGE;
-    }
-    if (!search.found) {
-        kvfcli_say("no block begins with %s", key_prefix);
-        return KVFCLI_FOUND;
-    }
-    *out = search.record;
-    return KVFCLI_FINE;
-}
-
-int kvfcli_read_record(kvf_store *store, const kvfcli_record *record, kvf_visit_fn visit, void *ctx) {
+int kvfcli_read_block(kvf_store *store, const kvfcli_named *block, kvf_visit_fn visit, void *ctx) {
     kvf_walk_options options = {.struct_size = sizeof options,
                                 .whole = 1,
-                                .space = &record->space,
-                                .key = &record->key,
+                                .space = &block->space,
+                                .key = &block->key,
                                 .budget_us = KVF_MS(30000)};
     return kvfcli_walk(store, visit, ctx, &options);
+}
+
+/* ---- spaces ---- */
+
+char *kvfcli_describe(kvf_store *store, const kvf_digest *space) {
+    char *text = NULL;
+    return kvf_space_describe(store, &text, NULL, space) == KVF_OK ? text : NULL;
+}
+
+void kvfcli_sum_add(kvfcli_sum *sum, const kvf_entry *block) {
+    sum->num_blocks++;
+    sum->num_closed += block->seal == KVF_SEAL_CLOSED;
+    sum->num_opened += block->seal == KVF_SEAL_OPENED;
+    sum->num_tokens += block->num_tokens;
+    sum->bytes += block->stored_bytes;
+    if (block->stored_s != 0 && (sum->oldest_s == 0 || block->stored_s < sum->oldest_s)) {
+        sum->oldest_s = block->stored_s;
+    }
+    if (block->stored_s > sum->newest_s) {
+        sum->newest_s = block->stored_s;
+    }
 }

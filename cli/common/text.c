@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Output for people and for programs: numbers, hex, JSON, progress.
+ * Output for people and for programs: numbers, hex, JSON, tables.
  */
 #include "common/cli.h"
 
@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* ---- numbers for people ---- */
 
@@ -157,49 +156,40 @@ json_t *kvfcli_json_fields(const char *description) {
         return json_null();
     }
     json_t *fields = json_object();
-    for (const char *line = description; *line != '\0';) {
-        size_t len = strcspn(line, "\n");
+    const char *line;
+    size_t len;
+    while (kvfcli_next_line(&description, &line, &len)) {
         const char *equals = memchr(line, '=', len);
         if (equals != NULL) {
             json_object_set_new(fields, kvfcli_shown_n(line, (size_t)(equals - line)),
                                 kvfcli_json_text_n(equals + 1, len - (size_t)(equals + 1 - line)));
         }
-        line += len + (line[len] == '\n');
     }
     return fields;
 }
 
-/* ---- progress ---- */
+/* ---- tables ---- */
 
-static int64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
-
-void kvfcli_progress_start(kvfcli_progress *progress) {
-    progress->started_us = now_us();
-    progress->shown_us = 0;
-}
-
-void kvfcli_progress_show(kvfcli_progress *progress, const char *format, ...) {
-    int64_t now = now_us();
-    bool due = now - progress->started_us > 1000000 && now - progress->shown_us > 100000;
-    if (!due || !isatty(STDERR_FILENO)) {
-        return;
-    }
+void kvfcli_row(const char *label, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fputs("\r\033[K", stderr);
-    vfprintf(stderr, format, args);
+    printf("%-9s ", label);
+    vprintf(format, args);
+    putchar('\n');
     va_end(args);
-    fflush(stderr);
-    progress->shown_us = now;
 }
 
-void kvfcli_progress_end(kvfcli_progress *progress) {
-    if (progress->shown_us != 0) {
-        fputs("\r\033[K", stderr);
+bool kvfcli_next_line(const char **rest, const char **line, size_t *len) {
+    *line = *rest;
+    *len = strcspn(*rest, "\n");
+    *rest += *len + ((*rest)[*len] == '\n');
+    return **line != '\0';
+}
+
+void kvfcli_print_lines(const char *label, int width, const char *text) {
+    const char *line;
+    size_t len;
+    for (const char *rest = text; kvfcli_next_line(&rest, &line, &len); label = "") {
+        printf("%-*s %s\n", width, label, kvfcli_shown_n(line, len));
     }
-    progress->shown_us = 0;
 }

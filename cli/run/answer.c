@@ -45,7 +45,7 @@ static int prefill_alone(kvfcli_run_state *run) {
         size_t num = run->prompt.num - done < step ? run->prompt.num - done : step;
         status = llama_decode(ctx, llama_batch_get_one(run->prompt.ids + done, (int32_t)num));
         done += num;
-        kvfcli_bar_show(&run->engine.bar, (uint32_t)done, (uint32_t)run->prompt.num);
+        kvfcli_show_prefill(&run->engine, (uint32_t)done, (uint32_t)run->prompt.num);
     }
     run->report = (kvf_llama_report){.num_tokens = (uint32_t)run->prompt.num,
                                      .computed_tokens = (uint32_t)done,
@@ -65,14 +65,14 @@ static int prefill(kvfcli_run_state *run) {
     run->report.struct_size = sizeof run->report;
     kvf_status status =
         kvf_llama_prefill(run->engine.kv, &run->report, &err, KVFCLI_TEXT_SEQ, run->prompt.ids, run->prompt.num);
-    return status == KVF_OK || kvfcli_interrupted() ? KVFCLI_FINE : kvfcli_fail(&err);
+    return status == KVF_OK || kvfcli_interrupted() ? KVFCLI_FINE : kvfcli_fail(status, &err);
 }
 
 int kvfcli_prefill(kvfcli_run_state *run) {
     ask_source(run);
-    kvfcli_bar_start(&run->engine.bar, "reading the prompt", " tokens", run->options.quiet);
+    kvfcli_progress_start(&run->engine.progress, run->options.quiet);
     int code = prefill(run);
-    kvfcli_bar_end(&run->engine.bar);
+    kvfcli_progress_end(&run->engine.progress);
     if (run->report.loaded_tokens == 0) {
         run->source[0] = '\0';
     }
@@ -88,8 +88,7 @@ static struct llama_sampler *new_sampler(const kvfcli_run_options *options) {
     struct llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     if (options->temp > 0) {
         llama_sampler_chain_add(chain, llama_sampler_init_temp(options->temp));
-        llama_sampler_chain_add(chain,
-                                llama_sampler_init_dist(options->seed_given ? options->seed : LLAMA_DEFAULT_SEED));
+        llama_sampler_chain_add(chain, llama_sampler_init_dist(options->seed));
     } else {
         llama_sampler_chain_add(chain, llama_sampler_init_greedy());
     }

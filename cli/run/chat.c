@@ -182,7 +182,7 @@ static int remove_turn(const kvfcli_chat *chat, size_t number, kvf_status *statu
     key_of_turn(chat, number, &key);
     kvf_space_digest(chat->space, &space);
     *status = kvf_remove(chat->store, &err, &space, &key);
-    return *status == KVF_OK || *status == KVF_MISS ? KVFCLI_FINE : kvfcli_fail(&err);
+    return *status == KVF_OK || *status == KVF_MISS ? KVFCLI_FINE : kvfcli_fail(*status, &err);
 }
 
 static int remove_all(const kvfcli_chat *chat) {
@@ -209,11 +209,9 @@ static int open_space(kvfcli_chat *chat) {
     static const kvf_field fields[] = {{"engine", "kvferry run"}, {"model", "chat"}, {"kv", "json"}};
     const kvf_space_options options = {.struct_size = sizeof options, .block_tokens = 1};
     kvf_error err = {.status = KVF_OK};
-    if (kvf_space_open(&chat->space, &err, chat->store, fields, sizeof fields / sizeof *fields, &options) != KVF_OK) {
-        chat->space = NULL;
-        return kvfcli_fail(&err);
-    }
-    return KVFCLI_FINE;
+    kvf_status status =
+        kvf_space_open(&chat->space, &err, chat->store, fields, sizeof fields / sizeof *fields, &options);
+    return status == KVF_OK ? KVFCLI_FINE : kvfcli_fail(status, &err);
 }
 
 int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options) {
@@ -245,16 +243,6 @@ kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *questi
     return messages;
 }
 
-static kvf_reason last_failure(kvf_store *store) {
-    kvf_stats stats = {.struct_size = sizeof stats};
-    kvf_reason why = KVF_WHY_FULL;
-    kvf_store_stats(store, &stats);
-    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
-        why = stats.save_failures[i] > 0 ? (kvf_reason)i : why;
-    }
-    return why;
-}
-
 static int store_turn(kvfcli_chat *chat, char *text) {
     struct iovec iov = {text, strlen(text)};
     kvf_block block = {.iov = &iov, .num_iov = 1};
@@ -262,7 +250,9 @@ static int store_turn(kvfcli_chat *chat, char *text) {
     bool taken = kvf_save(chat->space, &block, 1, NULL) == 1;
     kvf_status flushed = taken ? kvf_store_flush(chat->store, NULL, KVF_MS(FLUSH_MS)) : KVF_MISS;
     if (!taken || flushed != KVF_OK) {
-        kvf_reason why = !taken ? block.why : flushed == KVF_AGAIN ? KVF_WHY_BUDGET : last_failure(chat->store);
+        kvf_reason why = !taken                 ? block.why
+                         : flushed == KVF_AGAIN ? KVF_WHY_BUDGET
+                                                : kvfcli_last_failure(chat->store, KVF_WHY_FULL);
         kvfcli_say("this turn of the chat \"%s\" was not stored (%s); the next turn will not include it", chat->id,
                    kvf_reason_name(why));
         return KVFCLI_IO;

@@ -186,7 +186,7 @@ static int read_candidates(explanation *e) {
         kvf_walk_options options = {.struct_size = sizeof options, .whole = 1, .space = &c->space, .key = &c->key};
         kvf_status status = kvf_walk(e->store, &err, read_candidate, &r, &options);
         if (status != KVF_OK) {
-            return kvfcli_fail(&err);
+            return kvfcli_fail(status, &err);
         }
     }
     return KVFCLI_FINE;
@@ -196,33 +196,44 @@ static int read_candidates(explanation *e) {
 
 /* The value of a field in "name=value\n" lines; its length, or -1. */
 static int value_of(const char **out, const char *fields, const char *name, size_t name_len) {
-    for (const char *line = fields; *line != '\0';) {
-        size_t len = strcspn(line, "\n");
+    const char *line;
+    size_t len;
+    while (kvfcli_next_line(&fields, &line, &len)) {
         if (len > name_len && line[name_len] == '=' && strncmp(line, name, name_len) == 0) {
             *out = line + name_len + 1;
             return (int)(len - name_len - 1);
         }
-        line += len + (line[len] == '\n');
     }
     *out = "";
     return -1;
 }
 
-typedef void (*field_fn)(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
-                         int there_len);
+/* A field that two spaces do not share. A length of -1: that space has no such field. */
+typedef struct difference {
+    const char *name, *here, *there;
+    int name_len, here_len, there_len;
+} difference;
+typedef void (*difference_fn)(void *ctx, const difference *);
 
-/* Calls for every field of `a` that `b` lacks or has with another value; with `missing_only`, only for those that it
- * lacks. */
-static void each_difference(const char *a, const char *b, bool missing_only, field_fn fn, void *ctx) {
-    for (const char *line = a; *line != '\0';) {
-        size_t len = strcspn(line, "\n"), name_len = strcspn(line, "=");
-        const char *there, *here = line + name_len + 1;
-        int there_len = value_of(&there, b, line, name_len), here_len = (int)(len - name_len - 1);
-        bool differs = there_len != here_len || (there_len >= 0 && strncmp(here, there, (size_t)there_len) != 0);
-        if (missing_only ? there_len < 0 : differs) {
-            fn(ctx, line, (int)name_len, here, here_len, there, there_len);
+/* Calls for every field whose value differs, first those of `here`, then those that only `there` has. */
+static void each_difference(const char *here, const char *there, difference_fn fn, void *ctx) {
+    const char *line;
+    size_t len;
+    for (const char *rest = here; kvfcli_next_line(&rest, &line, &len);) {
+        difference d = {.name = line, .name_len = (int)strcspn(line, "=")};
+        d.here_len = value_of(&d.here, line, line, (size_t)d.name_len);
+        d.there_len = value_of(&d.there, there, line, (size_t)d.name_len);
+        if (d.there_len != d.here_len || strncmp(d.here, d.there, (size_t)d.there_len) != 0) {
+            fn(ctx, &d);
         }
-        line += len + (line[len] == '\n');
+    }
+    for (const char *rest = there; kvfcli_next_line(&rest, &line, &len);) {
+        difference d = {.name = line, .name_len = (int)strcspn(line, "=")};
+        d.here_len = value_of(&d.here, here, line, (size_t)d.name_len);
+        d.there_len = value_of(&d.there, line, line, (size_t)d.name_len);
+        if (d.here_len < 0) {
+            fn(ctx, &d);
+        }
     }
 }
 
@@ -231,8 +242,8 @@ static void find_fields(explanation *e) {
     int len = value_of(&model, ours, "model", 5);
     for (size_t i = 0; i < e->num_spaces; i++) {
         other_space *s = &e->spaces[i];
-        if (kvf_space_describe(e->store, &s->fields, NULL, &s->digest) != KVF_OK) {
-            s->fields = NULL;
+        s->fields = kvfcli_describe(e->store, &s->digest);
+        if (s->fields == NULL) {
             continue;
         }
         int other = value_of(&theirs, s->fields, "model", 5);
@@ -306,17 +317,7 @@ static const char *code_of(const explanation *e) {
 }
 
 static char *text_of(const explanation *e, const uint32_t *tokens, size_t num) {
-    kvfcli_utf8 utf8 = {.num_held = 0};
-    kvfcli_string text = {.text = NULL};
-    bool good = kvfcli_string_add(&text, "", 0);
-    for (size_t i = 0; i < num && good; i++) {
-        good = kvfcli_add_piece(&utf8, &text, e->run->engine.vocab, (llama_token)tokens[i]);
-    }
-    if (!good || !kvfcli_utf8_end(&utf8, &text)) {
-        kvfcli_string_cleanup(&text);
-        return NULL;
-    }
-    return text.text;
+    return kvfcli_text_of(e->run->engine.vocab, tokens, num);
 }
 
 static char *our_text(const explanation *e) {
@@ -344,17 +345,14 @@ static void print_difference(const explanation *e) {
     free(theirs);
 }
 
-static void print_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
-                        int there_len) {
-    (void)ctx;
-    printf("    %s: here %s, there %s\n", kvfcli_shown_n(name, (size_t)name_len),
-           here_len > 0 ? kvfcli_shown_n(here, (size_t)here_len) : "-",
-           there_len > 0 ? kvfcli_shown_n(there, (size_t)there_len) : "-");
+static const char *shown_value(const char *text, int len) {
+    return len > 0 ? kvfcli_shown_n(text, (size_t)len) : "-";
 }
 
-static void print_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len,
-                               const char *here, int here_len) {
-    print_field(ctx, name, name_len, here, here_len, there, there_len);
+static void print_difference_of_spaces(void *ctx, const difference *d) {
+    (void)ctx;
+    printf("    %s: here %s, there %s\n", kvfcli_shown_n(d->name, (size_t)d->name_len),
+           shown_value(d->here, d->here_len), shown_value(d->there, d->there_len));
 }
 
 static void print_spaces(const explanation *e) {
@@ -367,8 +365,7 @@ static void print_spaces(const explanation *e) {
         kvfcli_hex(hex, s->digest.bytes);
         printf("  space %.16s has %llu blocks of this model%s, but differs:\n", hex, (unsigned long long)s->num_blocks,
                s->same > 0 ? ", with this very beginning" : "");
-        each_difference(kvf_space_fields(e->space), s->fields, false, print_field, NULL);
-        each_difference(s->fields, kvf_space_fields(e->space), true, print_missing_here, NULL);
+        each_difference(kvf_space_fields(e->space), s->fields, print_difference_of_spaces, NULL);
     }
 }
 
@@ -417,15 +414,10 @@ static json_t *text_value(const char *text, int len) {
     return len >= 0 ? kvfcli_json_text_n(text, (size_t)len) : json_null();
 }
 
-static void add_field(void *ctx, const char *name, int name_len, const char *here, int here_len, const char *there,
-                      int there_len) {
-    json_array_append_new(ctx, json_pack("{s:o, s:o, s:o}", "name", text_value(name, name_len), "here",
-                                         text_value(here, here_len), "there", text_value(there, there_len)));
-}
-
-static void add_missing_here(void *ctx, const char *name, int name_len, const char *there, int there_len,
-                             const char *here, int here_len) {
-    add_field(ctx, name, name_len, here, here_len, there, there_len);
+static void add_difference(void *ctx, const difference *d) {
+    json_array_append_new(ctx,
+                          json_pack("{s:o, s:o, s:o}", "name", text_value(d->name, d->name_len), "here",
+                                    text_value(d->here, d->here_len), "there", text_value(d->there, d->there_len)));
 }
 
 static json_t *json_spaces(const explanation *e) {
@@ -436,8 +428,7 @@ static json_t *json_spaces(const explanation *e) {
             continue;
         }
         json_t *fields = json_array();
-        each_difference(kvf_space_fields(e->space), s->fields, false, add_field, fields);
-        each_difference(s->fields, kvf_space_fields(e->space), true, add_missing_here, fields);
+        each_difference(kvf_space_fields(e->space), s->fields, add_difference, fields);
         json_array_append_new(list, json_pack("{s:o, s:I, s:I, s:o}", "space", kvfcli_json_hex(s->digest.bytes),
                                               "blocks", (json_int_t)s->num_blocks, "same_tokens", (json_int_t)s->same,
                                               "differs", fields));

@@ -4,47 +4,10 @@
  */
 #include "run/run.h"
 
-#include <errno.h>
 #include <string.h>
 
-/* More than any context holds. */
+/* No context holds more. */
 #define MAX_PROMPT_BYTES ((size_t)64 << 20)
-
-/* ---- the file ---- */
-
-static int read_stream(kvfcli_string *out, FILE *in, const char *name) {
-    char chunk[65536];
-    size_t len;
-    errno = 0;
-    while ((len = fread(chunk, 1, sizeof chunk, in)) > 0) {
-        if (!kvfcli_string_add(out, chunk, len)) {
-            return kvfcli_no_memory();
-        }
-        if (out->len > MAX_PROMPT_BYTES) {
-            kvfcli_say("%s: longer than %zu MiB, which no context holds", name, MAX_PROMPT_BYTES >> 20);
-            return KVFCLI_INPUT;
-        }
-    }
-    if (ferror(in)) {
-        kvfcli_say("%s: %s", name, strerror(errno));
-        return KVFCLI_INPUT;
-    }
-    return KVFCLI_FINE;
-}
-
-static int read_file(kvfcli_string *out, const char *path) {
-    if (strcmp(path, "-") == 0) {
-        return read_stream(out, stdin, "stdin");
-    }
-    FILE *in = fopen(path, "rb");
-    if (in == NULL) {
-        kvfcli_say("%s: %s", path, strerror(errno));
-        return KVFCLI_INPUT;
-    }
-    int code = read_stream(out, in, path);
-    fclose(in);
-    return code;
-}
 
 /* The tokenizer needs C strings, and a chat is stored as JSON: text without NUL, in UTF-8. */
 static int check_text(const kvfcli_string *text, const char *name) {
@@ -89,8 +52,8 @@ static int add_question(kvfcli_string *out, const char *question) {
 int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options) {
     int code = KVFCLI_FINE;
     if (options->file != NULL) {
-        code = read_file(out, options->file);
-        code = code == KVFCLI_FINE ? check_text(out, strcmp(options->file, "-") == 0 ? "stdin" : options->file) : code;
+        code = kvfcli_read_file(out, options->file, MAX_PROMPT_BYTES);
+        code = code == KVFCLI_FINE ? check_text(out, kvfcli_is_std(options->file) ? "stdin" : options->file) : code;
     }
     if (code == KVFCLI_FINE && options->prompt != NULL) {
         code = add_question(out, options->prompt);

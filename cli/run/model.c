@@ -78,7 +78,7 @@ kvf_status kvfcli_check_model_file(kvf_error *err, const char *path) {
 
 static bool on_model_progress(float part, void *ctx) {
     kvfcli_engine *engine = ctx;
-    kvfcli_bar_show(&engine->bar, (uint32_t)(part * 100), 100);
+    kvfcli_progress_of(&engine->progress, "loading the model", (uint32_t)(part * 100), 100, " %");
     return !kvfcli_interrupted();
 }
 
@@ -103,9 +103,9 @@ int kvfcli_load_model(kvfcli_engine *engine, const kvfcli_run_options *options) 
     params->progress_callback = on_model_progress;
     params->progress_callback_user_data = engine;
     kvfcli_watch_llama(options->verbose);
-    kvfcli_bar_start(&engine->bar, "loading the model", " %", options->quiet);
+    kvfcli_progress_start(&engine->progress, options->quiet);
     engine->model = llama_model_load_from_file(options->model, *params);
-    kvfcli_bar_end(&engine->bar);
+    kvfcli_progress_end(&engine->progress);
     if (engine->model == NULL && kvfcli_interrupted()) {
         return KVFCLI_INTERRUPTED;
     }
@@ -187,7 +187,7 @@ int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options
     params->n_seq_max = KVFCLI_NUM_SEQS;
     params->kv_unified = true;
     params->swa_full = false; /* a window's cache needs no more than the window */
-    params->n_threads = options->threads > 0 ? options->threads : num_cores();
+    params->n_threads = options->threads > 0 ? (int32_t)options->threads : num_cores();
     params->n_threads_batch = params->n_threads;
     params->type_k = options->kv_type;
     params->type_v = options->kv_type;
@@ -205,9 +205,13 @@ int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options
 
 /* ---- the store ---- */
 
+void kvfcli_show_prefill(kvfcli_engine *engine, uint32_t done, uint32_t total) {
+    kvfcli_progress_of(&engine->progress, "reading the prompt", done, total, " tokens");
+}
+
 static int on_prefill_progress(void *ctx, uint32_t done, uint32_t total) {
     kvfcli_engine *engine = ctx;
-    kvfcli_bar_show(&engine->bar, done, total);
+    kvfcli_show_prefill(engine, done, total);
     return kvfcli_interrupted();
 }
 

@@ -5,242 +5,83 @@
 #include "run/run.h"
 #include "run/verbs.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char help[] =
-    "usage: kvferry run -m MODEL [-f FILE] [-p TEXT] [--chat ID] [-n N] [options]\n"
-    "\n"
-    "Answers a prompt with a model (a GGUF file, by llama.cpp). The KV cache of the prompt is kept in\n"
-    "the store block by block, so another run, process or machine with the same beginning loads it\n"
-    "instead of computing it. The answer is the same.\n"
-    "\n"
-    "  kvferry run -m model.gguf -p \"Why is the sky blue?\"\n"
-    "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"    computes the document, and saves it\n"
-    "  kvferry run -m model.gguf -f document.txt -p \"Who wrote it?\"        another question: the document is loaded\n"
-    "  kvferry run -m model.gguf --chat tea -p \"I like tea.\"            a conversation ...\n"
-    "  kvferry run -m model.gguf --chat tea -p \"What do I like?\"        ... and its next turn, from any process\n"
-    "  kvferry run -m model.gguf -f document.txt -n 0                      only computes and saves\n"
-    "  cat mail | kvferry run -m model.gguf -f - -p \"Summarize this.\" --store redis://cache.local\n"
-    "\n"
-    "Prompt:\n"
-    "  -m, --model MODEL      the model; of a split one its first file\n"
-    "  -f, --file FILE        a document, which precedes the question (-: stdin)\n"
-    "  -p, --prompt TEXT      the question\n"
-    "      --chat ID       continue the conversation of this id, or begin it; it is kept in the\n"
-    "                         store\n"
-    "      --restart          forget the chat so far\n"
-    "      --raw              no chat template: use the text as it is\n"
-    "\n"
-    "Answer:\n"
-    "  -n, --num-tokens N     at most this many tokens (256)\n"
-    "      --temp T           temperature (0: always the likeliest token)\n"
-    "      --seed S           of the random choice with --temp\n"
-    "      --quiet            only the answer; no progress, no report\n"
-    "\n"
-    "Model:\n"
-    "      --ctx-size N       tokens of the context (default: what prompt and answer need, up to what\n"
-    "                         the model was trained for)\n"
-    "      --threads N        (default: one for each core)\n"
-    "      --kv-type TYPE     of the KV cache: f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl (f16);\n"
-    "                         part of a block's identity\n"
-    "      --flash-attn WHEN  on, off or auto (auto)\n"
-    "\n"
-    "Store:\n"
-    "      --no-store         neither load nor save\n"
-    "      --portable         share blocks with other CPUs, GPUs and builds, whose numbers differ in\n"
-    "                         the last bits\n"
-    "      --budget-ms N      what is not loaded after this time is computed (10000)\n" KVFCLI_COMMON_HELP "\n"
-    "The answer goes to stdout, progress and a report of what was loaded to stderr. Time to the first\n"
-    "token counts from the text of the prompt on; the model is already loaded. If the\n"
-    "store does not answer, everything is computed (only a chat can't continue without it). Ctrl-C\n"
-    "stops, and keeps whole blocks.\n"
-    "Exit codes: 0; 2 wrong usage; 3 the store needs your attention (wrong URL, password, database or\n"
-    "secret file, a path that is not a folder), or a chat has no store; 4 a model, file or prompt that\n"
-    "can't be used; 5 the answer could not be computed or printed, or the chat not stored; 130\n"
-    "interrupted.\n";
-
-static const char explain_help[] =
-    "usage: kvferry explain -m MODEL [-f FILE] [-p TEXT] [options of kvferry run]\n"
-    "\n"
-    "Says what of a prompt is stored, and why the rest is not: the first token that differs from what\n"
-    "is stored, and both texts; another chat template; another space (KV type, flash attention, build,\n"
-    "rope ...) that has the same beginning; blocks that were evicted or have expired. Use the same\n"
-    "options as for the run in question. Computes only a few tokens, to find the space; reads the\n"
-    "headers of all records of the store, so it takes a while on a large one.\n"
-    "\n"
-    "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n"
-    "\n"
-    "  -m, --model MODEL      as for kvferry run, and so are:\n"
-    "  -f, -p, --chat, --raw, --ctx-size, --kv-type, --flash-attn, --portable, --threads, --budget-ms\n" KVFCLI_COMMON_HELP
-    "\n"
-    "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a\n"
-    "part of this one), other-template, evicted, other-space, absent, or the reason of the store\n"
-    "(unreachable, budget ...).\n"
-    "Exit codes: 0; 2 wrong usage; 3 a store that can't be reached; 4 a model or prompt that can't be\n"
-    "used, or of which nothing can be saved.\n";
-
-enum {
-    OPT_CHAT = KVFCLI_OPT_OWN,
-    OPT_RESTART,
-    OPT_RAW,
-    OPT_TEMP,
-    OPT_SEED,
-    OPT_QUIET,
-    OPT_CTX_SIZE,
-    OPT_THREADS,
-    OPT_KV_TYPE,
-    OPT_FLASH_ATTN,
-    OPT_NO_STORE,
-    OPT_PORTABLE,
-    OPT_BUDGET
-};
 
 enum { FLUSH_MS = 10000, INTERRUPTED_FLUSH_MS = 1000 };
 
 /* ---- arguments ---- */
 
-static int take_number(uint32_t *out, const char *name, const char *text, uint32_t min, uint32_t max) {
+static int take_temp(void *ctx, const char *text) {
+    kvfcli_run_state *run = ctx;
     char *end = NULL;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value < min || value > max) {
-        kvfcli_say("%s takes a number from %u to %u, not \"%s\"", name, min, max, text);
-        return KVFCLI_USAGE;
-    }
-    *out = (uint32_t)value;
-    return KVFCLI_FINE;
-}
-
-static int take_temp(kvfcli_run_options *options, const char *text) {
-    char *end = NULL;
-    options->temp = strtof(text, &end);
-    if (end == text || *end != '\0' || !isfinite(options->temp) || options->temp < 0) {
-        kvfcli_say("--temp takes a number from 0 on, not \"%s\"", text);
-        return KVFCLI_USAGE;
+    run->options.temp = strtof(text, &end);
+    if (end == text || *end != '\0' || !isfinite(run->options.temp) || run->options.temp < 0) {
+        return kvfcli_usage("--temp takes a number from 0 on, not \"%s\"", text);
     }
     return KVFCLI_FINE;
 }
 
-static int take_kv_type(kvfcli_run_options *options, const char *text) {
+#define KV_TYPES "f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
+static int take_kv_type(void *ctx, const char *text) {
     static const enum ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
                                            GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0,
                                            GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL};
+    kvfcli_run_state *run = ctx;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (strcmp(text, ggml_type_name(types[i])) == 0) {
-            options->kv_type = types[i];
+            run->options.kv_type = types[i];
             return KVFCLI_FINE;
         }
     }
-    kvfcli_say("--kv-type is one of f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl, not \"%s\"", text);
-    return KVFCLI_USAGE;
+    return kvfcli_usage("--kv-type is one of " KV_TYPES ", not \"%s\"", text);
 }
 
-static int take_flash_attn(kvfcli_run_options *options, const char *text) {
+static int take_flash_attn(void *ctx, const char *text) {
     static const enum llama_flash_attn_type types[] = {LLAMA_FLASH_ATTN_TYPE_ENABLED, LLAMA_FLASH_ATTN_TYPE_DISABLED,
                                                        LLAMA_FLASH_ATTN_TYPE_AUTO};
     static const char *const names[] = {"on", "off", "auto"};
+    kvfcli_run_state *run = ctx;
     for (size_t i = 0; i < 3; i++) {
         if (strcmp(text, names[i]) == 0) {
-            options->flash_attn = types[i];
+            run->options.flash_attn = types[i];
             return KVFCLI_FINE;
         }
     }
-    kvfcli_say("--flash-attn is on, off or auto, not \"%s\"", text);
-    return KVFCLI_USAGE;
+    return kvfcli_usage("--flash-attn is on, off or auto, not \"%s\"", text);
 }
 
-static int take_threads(kvfcli_run_options *options, const char *text) {
-    uint32_t value = 0;
-    int code = take_number(&value, "--threads", text, 1, GGML_MAX_N_THREADS);
-    options->threads = (int32_t)value;
-    return code;
-}
-
-/* Options without a value. */
-static bool *flag_of(kvfcli_run_options *options, int opt) {
-    switch (opt) {
-    case OPT_RESTART:
-        return &options->restart;
-    case OPT_RAW:
-        return &options->raw;
-    case OPT_QUIET:
-        return &options->quiet;
-    case OPT_NO_STORE:
-        return &options->no_store;
-    case OPT_PORTABLE:
-        return &options->portable;
-    default:
-        return NULL;
-    }
-}
-
-static int take_text(kvfcli_run_options *options, int opt, const char *value) {
-    const char **into = opt == 'm'   ? &options->model
-                        : opt == 'f' ? &options->file
-                        : opt == 'p' ? &options->prompt
-                                     : &options->chat;
-    if (*into != NULL) {
-        kvfcli_say("\"%s\" in addition to \"%s\": give model, file, question and chat only once", value, *into);
-        return KVFCLI_USAGE;
-    }
-    *into = value;
-    return KVFCLI_FINE;
-}
-
-static int take(void *ctx, int opt, const char *value) {
-    kvfcli_run_options *options = ctx;
-    bool *flag = flag_of(options, opt);
-    if (flag != NULL) {
-        *flag = true;
-        return KVFCLI_FINE;
-    }
-    switch (opt) {
-    case 'n':
-        return take_number(&options->num_answer, "-n", value, 0, 1u << 24);
-    case OPT_TEMP:
-        return take_temp(options, value);
-    case OPT_SEED:
-        options->seed_given = true;
-        return take_number(&options->seed, "--seed", value, 0, UINT32_MAX - 1);
-    case OPT_CTX_SIZE:
-        return take_number(&options->ctx_size, "--ctx-size", value, 2, 1u << 26);
-    case OPT_THREADS:
-        return take_threads(options, value);
-    case OPT_KV_TYPE:
-        return take_kv_type(options, value);
-    case OPT_FLASH_ATTN:
-        return take_flash_attn(options, value);
-    case OPT_BUDGET:
-        return take_number(&options->budget_ms, "--budget-ms", value, 1, 3600000);
-    default:
-        return take_text(options, opt, value);
-    }
-}
-
-static int check(const kvfcli_run_options *options, const kvfcli_common *common, int num_left, char **left) {
-    if (num_left > 0) {
-        return kvfcli_usage(common, "\"%s\" is unexpected: give text with -p TEXT or in a file with -f FILE", left[0]);
-    }
-    if (options->model == NULL) {
-        return kvfcli_usage(common, "which model? -m FILE.gguf");
-    }
-    if (options->file == NULL && options->prompt == NULL) {
-        return kvfcli_usage(common, "no prompt: give -p TEXT or -f FILE or both");
-    }
+static int check_chat(const kvfcli_run_options *options) {
     if (options->chat == NULL) {
-        return options->restart ? kvfcli_usage(common, "--restart needs --chat ID") : KVFCLI_FINE;
+        return options->restart ? kvfcli_usage("--restart needs --chat ID") : KVFCLI_FINE;
     }
     if (options->no_store) {
-        return kvfcli_usage(common, "--chat needs a store to keep the conversation in");
+        return kvfcli_usage("--chat needs a store to keep the conversation in");
     }
     size_t len = strlen(options->chat);
     if (len == 0 || len > KVF_MAX_ID_BYTES || kvfcli_utf8_check(options->chat, len) < len) {
-        return kvfcli_usage(common, "the id of a chat is UTF-8 text of 1 to %u bytes", KVF_MAX_ID_BYTES);
+        return kvfcli_usage("the id of a chat is UTF-8 text of 1 to %u bytes", KVF_MAX_ID_BYTES);
     }
     return KVFCLI_FINE;
+}
+
+static int check(void *ctx, const kvfcli_common *common, int num_left, char **left) {
+    kvfcli_run_state *run = ctx;
+    kvfcli_run_options *options = &run->options;
+    options->json = common->json;
+    options->verbose = common->verbose;
+    run->num_answer = options->num_answer;
+    if (num_left > 0) {
+        return kvfcli_usage("\"%s\" is unexpected: give text with -p TEXT or in a file with -f FILE", left[0]);
+    }
+    if (options->model == NULL) {
+        return kvfcli_usage("which model? -m FILE.gguf");
+    }
+    if (options->file == NULL && options->prompt == NULL) {
+        return kvfcli_usage("no prompt: give -p TEXT or -f FILE or both");
+    }
+    return check_chat(options);
 }
 
 /* ---- the prompt ---- */
@@ -341,16 +182,6 @@ static int answer(kvfcli_run_state *run) {
     return code;
 }
 
-static kvf_reason last_failure(kvf_store *store) {
-    kvf_stats stats = {.struct_size = sizeof stats};
-    kvf_reason why = KVF_WHY_NONE;
-    kvf_store_stats(store, &stats);
-    for (size_t i = 0; i < KVF_NUM_REASONS; i++) {
-        why = stats.save_failures[i] > 0 ? (kvf_reason)i : why;
-    }
-    return why;
-}
-
 /* Blocks are written while the answer is computed. The rest then gets some time, which Ctrl-C shortens. */
 static void flush(kvfcli_run_state *run) {
     int64_t began = kvfcli_now_us();
@@ -364,7 +195,7 @@ static void flush(kvfcli_run_state *run) {
         left_ms -= 100;
     }
     run->unwritten += status == KVF_AGAIN; /* at least */
-    run->unwritten_why = status == KVF_AGAIN ? KVF_WHY_BUDGET : last_failure(run->store);
+    run->unwritten_why = status == KVF_AGAIN ? KVF_WHY_BUDGET : kvfcli_last_failure(run->store, KVF_WHY_NONE);
     run->flush_us = kvfcli_now_us() - began;
 }
 
@@ -419,13 +250,13 @@ static int check_inputs(kvfcli_run_state *run, const kvfcli_common *common) {
     if (code != KVFCLI_FINE) {
         return code;
     }
-    if (kvfcli_check_model_file(&err, run->options.model) != KVF_OK) {
-        return kvfcli_fail(&err);
-    }
-    return open_store(run, common);
+    kvf_status status = kvfcli_check_model_file(&err, run->options.model);
+    return status == KVF_OK ? open_store(run, common) : kvfcli_fail(status, &err);
 }
 
-static int work(kvfcli_run_state *run, const kvfcli_common *common) {
+static int work(void *ctx, kvf_store *none, const kvfcli_common *common) {
+    kvfcli_run_state *run = ctx;
+    (void)none; /* check_inputs opens it */
     int code = check_inputs(run, common);
     if (code == KVFCLI_FINE) {
         code = kvfcli_load_model(&run->engine, &run->options);
@@ -456,51 +287,111 @@ static void cleanup(kvfcli_run_state *run) {
     kvfcli_string_cleanup(&run->question);
 }
 
-static int run_or_explain(int argc, char **argv, bool explain) {
-    static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
-                                            {"model", required_argument, NULL, 'm'},
-                                            {"file", required_argument, NULL, 'f'},
-                                            {"prompt", required_argument, NULL, 'p'},
-                                            {"num-tokens", required_argument, NULL, 'n'},
-                                            {"chat", required_argument, NULL, OPT_CHAT},
-                                            {"restart", no_argument, NULL, OPT_RESTART},
-                                            {"raw", no_argument, NULL, OPT_RAW},
-                                            {"temp", required_argument, NULL, OPT_TEMP},
-                                            {"seed", required_argument, NULL, OPT_SEED},
-                                            {"quiet", no_argument, NULL, OPT_QUIET},
-                                            {"ctx-size", required_argument, NULL, OPT_CTX_SIZE},
-                                            {"threads", required_argument, NULL, OPT_THREADS},
-                                            {"kv-type", required_argument, NULL, OPT_KV_TYPE},
-                                            {"flash-attn", required_argument, NULL, OPT_FLASH_ATTN},
-                                            {"no-store", no_argument, NULL, OPT_NO_STORE},
-                                            {"portable", no_argument, NULL, OPT_PORTABLE},
-                                            {"budget-ms", required_argument, NULL, OPT_BUDGET},
-                                            {0}};
-    kvfcli_common common = {.help = explain ? explain_help : help};
+static int run_or_explain(const kvfcli_verb *verb, int argc, char **argv, bool explain) {
     kvfcli_run_state run = {.options = {.explain = explain,
                                         .num_answer = explain ? 1 : 256,
+                                        .seed = LLAMA_DEFAULT_SEED,
                                         .kv_type = GGML_TYPE_F16,
                                         .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
     kvfcli_calm_threads(argc, argv);
-    kvfcli_catch_interrupt();
-    kvfcli_warn();
-    int code = kvfcli_parse(&common, argc, argv, options, "m:f:p:n:", take, &run.options);
-    if (code < 0) {
-        code = check(&run.options, &common, argc - optind, argv + optind);
-        run.options.json = common.json;
-        run.options.verbose = common.verbose;
-        run.num_answer = run.options.num_answer;
-        code = code == KVFCLI_FINE ? work(&run, &common) : code;
-    }
+    kvfcli_log(KVF_LOG_WARN);
+    int code = kvfcli_verb_main(verb, &run, argc, argv);
     cleanup(&run);
-    kvfcli_common_cleanup(&common);
     return code;
 }
 
+#define TEXT(field, letter, name, value, help) \
+    KVFCLI_OPT_TEXT(kvfcli_run_state, options.field, letter, name, value, help)
+#define FLAG(field, name, help) KVFCLI_OPT_FLAG(kvfcli_run_state, options.field, 0, name, help)
+#define NUMBER(field, letter, name, min, max, help) \
+    KVFCLI_OPT_NUMBER(kvfcli_run_state, options.field, letter, name, "N", min, max, help)
+
+/* What explain takes too, since it decides which blocks belong to the prompt. */
+#define PROMPT_OPTIONS                                                                                        \
+    TEXT(model, 'm', "model", "MODEL", "the model; of a split one its first file"),                           \
+        TEXT(file, 'f', "file", "FILE", "a document, which precedes the question (-: stdin)"),                \
+        TEXT(prompt, 'p', "prompt", "TEXT", "the question"),                                                  \
+        TEXT(chat, 0, "chat", "ID", "continue the conversation of this id, or begin it; the store keeps it"), \
+        FLAG(raw, "raw", "no chat template: use the text as it is")
+#define MODEL_OPTIONS                                                                                              \
+    NUMBER(ctx_size, 0, "ctx-size", 2, 1u << 26,                                                                   \
+           "tokens of the context (default: what prompt and answer need, up to\nwhat the model was trained for)"), \
+        NUMBER(threads, 0, "threads", 1, GGML_MAX_N_THREADS, "(default: one for each core)"),                      \
+        KVFCLI_OPT_OTHER(take_kv_type, 0, "kv-type", "TYPE",                                                       \
+                         "of the KV cache: " KV_TYPES "\n(f16); part of a block's identity"),                      \
+        KVFCLI_OPT_OTHER(take_flash_attn, 0, "flash-attn", "WHEN", "on, off or auto (auto)"),                      \
+        FLAG(portable, "portable",                                                                                 \
+             "share blocks with other CPUs, GPUs and builds, whose numbers differ\nin the last bits"),             \
+        NUMBER(budget_ms, 0, "budget-ms", 1, 3600000, "what is not loaded after this time is computed (10000)")
+
 int kvfcli_run(int argc, char **argv) {
-    return run_or_explain(argc, argv, false);
+    static const kvfcli_option options[] = {
+        KVFCLI_OPT_TITLE("Prompt"),
+        PROMPT_OPTIONS,
+        FLAG(restart, "restart", "forget the chat so far"),
+        KVFCLI_OPT_TITLE("Answer"),
+        NUMBER(num_answer, 'n', "num-tokens", 0, 1u << 24, "at most this many tokens (256)"),
+        KVFCLI_OPT_OTHER(take_temp, 0, "temp", "T", "temperature (0: always the likeliest token)"),
+        NUMBER(seed, 0, "seed", 0, UINT32_MAX - 1, "of the random choice with --temp"),
+        FLAG(quiet, "quiet", "only the answer; no progress, no report"),
+        KVFCLI_OPT_TITLE("Model"),
+        MODEL_OPTIONS,
+        KVFCLI_OPT_TITLE("Store"),
+        FLAG(no_store, "no-store", "neither load nor save"),
+        {.kind = KVFCLI_END}};
+    static const kvfcli_verb verb = {
+        .help =
+            "usage: kvferry run -m MODEL [-f FILE] [-p TEXT] [--chat ID] [-n N] [options]\n"
+            "\n"
+            "Answers a prompt with a model (a GGUF file, by llama.cpp). The KV cache of the prompt is kept in\n"
+            "the store block by block, so another run, process or machine with the same beginning loads it\n"
+            "instead of computing it. The answer is the same.\n"
+            "\n"
+            "  kvferry run -m model.gguf -p \"Why is the sky blue?\"\n"
+            "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"    computes the document, and saves it\n"
+            "  kvferry run -m model.gguf -f document.txt -p \"Who wrote it?\"        another question: the document is "
+            "loaded\n"
+            "  kvferry run -m model.gguf --chat tea -p \"I like tea.\"               a conversation ...\n"
+            "  kvferry run -m model.gguf --chat tea -p \"What do I like?\"           ... and its next turn, from any "
+            "process\n"
+            "  kvferry run -m model.gguf -f document.txt -n 0                      only computes and saves\n"
+            "  cat mail | kvferry run -m model.gguf -f - -p \"Summarize this.\" --store redis://cache.local\n",
+        .exits = "The answer goes to stdout, progress and a report of what was loaded to stderr. Time to the first\n"
+                 "token counts from the text of the prompt on; the model is already loaded. If the store does not\n"
+                 "answer, everything is computed (only a chat can't continue without it). Ctrl-C stops, and keeps\n"
+                 "whole blocks.\n"
+                 "\n"
+                 "Exit codes: 0; 2 wrong usage; 3 the store needs your attention (wrong URL, password, database or\n"
+                 "secret file, a path that is not a folder), or a chat has no store; 4 a model, file or prompt that\n"
+                 "can't be used; 5 the answer could not be computed or printed, or the chat not stored; 130\n"
+                 "interrupted.\n",
+        .options = options,
+        .needs = KVFCLI_OWN,
+        .check = check,
+        .work = work};
+    return run_or_explain(&verb, argc, argv, false);
 }
 
 int kvfcli_explain(int argc, char **argv) {
-    return run_or_explain(argc, argv, true);
+    static const kvfcli_option options[] = {PROMPT_OPTIONS, MODEL_OPTIONS, {.kind = KVFCLI_END}};
+    static const kvfcli_verb verb = {
+        .help = "usage: kvferry explain -m MODEL [-f FILE] [-p TEXT] [options]\n"
+                "\n"
+                "Says what of a prompt is stored, and why the rest is not: the first token that differs from what\n"
+                "is stored, and both texts; another chat template; another space (KV type, flash attention, build,\n"
+                "rope ...) that has the same beginning; blocks that were evicted or have expired. Use the same\n"
+                "options as for the run in question. Computes only a few tokens, to find the space; reads the\n"
+                "headers of all records of the store, so it takes a while on a large one.\n"
+                "\n"
+                "  kvferry explain -m model.gguf -f document.txt -p \"What is it about?\"\n",
+        .exits = "Its one-word answer (`why` of --json): stored (all of it), differs, ends (a stored prompt is a\n"
+                 "part of this one), other-template, evicted, other-space, absent, or the reason of the store\n"
+                 "(unreachable, budget ...).\n"
+                 "Exit codes: 0; 2 wrong usage; 3 a store that can't be reached; 4 a model or prompt that can't be\n"
+                 "used, or of which nothing can be saved.\n",
+        .options = options,
+        .needs = KVFCLI_OWN,
+        .check = check,
+        .work = work};
+    return run_or_explain(&verb, argc, argv, true);
 }

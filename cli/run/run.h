@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Declarations that the files of kvferry run share. run.c reads the arguments and is the order of events. The others:
- * memory: buffers that grow; threads: how they wait; input: the text of the prompt; model: weights and context; text:
- * tokens, chat template, UTF-8; chat: a conversation in a store; answer: prefill and generation; bar: progress;
- * report: the output at the end.
+ * threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens, chat template,
+ * UTF-8; chat: a conversation in a store; answer: prefill and generation; report: the output at the end; explain:
+ * kvferry explain.
  */
 #ifndef KVFCLI_RUN_H
 #define KVFCLI_RUN_H
@@ -12,32 +12,20 @@
 
 #include "common/cli.h"
 
-/* ---- memory that grows (memory.c); all zeros is empty. The calls return false without memory. */
-typedef struct kvfcli_string {
-    char *text; /* ends in NUL, which `len` does not count; NULL when empty */
-    size_t len, cap;
-} kvfcli_string;
-bool kvfcli_string_add(kvfcli_string *string, const char *text, size_t len);
-void kvfcli_string_cleanup(kvfcli_string *string);
-
 typedef struct kvfcli_tokens {
     llama_token *ids;
     size_t num, cap;
 } kvfcli_tokens;
-bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num);
+bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num); /* false without memory */
 void kvfcli_tokens_cleanup(kvfcli_tokens *tokens);
-
-int kvfcli_no_memory(void); /* prints a message; returns KVFCLI_IO */
-int64_t kvfcli_now_us(void);
 
 /* ---- what the command line says */
 typedef struct kvfcli_run_options {
     const char *model, *file, *prompt, *chat;
     bool explain; /* only report what is stored of the prompt */
     bool no_store, restart, raw, quiet, portable, json, verbose;
-    bool seed_given;
-    uint32_t num_answer, ctx_size, budget_ms, seed;
-    int32_t threads;
+    uint32_t num_answer, ctx_size, budget_ms, threads; /* 0 = the default */
+    uint32_t seed;                                     /* LLAMA_DEFAULT_SEED: a random one */
     float temp;
     enum ggml_type kv_type;
     enum llama_flash_attn_type flash_attn;
@@ -46,18 +34,6 @@ typedef struct kvfcli_run_options {
 /* ---- input (input.c) */
 /* kvfcli_read_prompt puts the document and the question into one text. Returns 0, or an exit code after a message. */
 int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options);
-
-/* ---- progress on stderr (bar.c): a bar on a terminal, else a line every two seconds; nothing when it is over
- * sooner */
-typedef struct kvfcli_bar {
-    const char *what, *unit;
-    bool quiet, terminal, drawn;
-    int64_t started_us, shown_us;
-    uint32_t first; /* what was done when it started, which says nothing about the speed */
-} kvfcli_bar;
-void kvfcli_bar_start(kvfcli_bar *bar, const char *what, const char *unit, bool quiet);
-void kvfcli_bar_show(kvfcli_bar *bar, uint32_t done, uint32_t total);
-void kvfcli_bar_end(kvfcli_bar *bar);
 
 /* ---- threads (threads.c) */
 /* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment decides
@@ -72,7 +48,7 @@ typedef struct kvfcli_engine {
     struct llama_model_params model_params;
     struct llama_context_params params;
     kvf_llama *kv; /* NULL: this context is refused, for the reason in `refused` */
-    kvfcli_bar bar;
+    kvfcli_progress progress;
     char refused[252];
     int64_t model_us, context_us, attach_us;
 } kvfcli_engine;
@@ -90,12 +66,13 @@ int kvfcli_make_context(kvfcli_engine *engine, const kvfcli_run_options *options
                         uint32_t *num_answer);
 /* kvfcli_attach never fails: a context that can't use a store works without one. */
 void kvfcli_attach(kvfcli_engine *engine, kvf_store *store, const kvfcli_run_options *options);
+void kvfcli_show_prefill(kvfcli_engine *engine, uint32_t done, uint32_t total);
 void kvfcli_engine_cleanup(kvfcli_engine *engine);
 /* From here on the log of llama.cpp goes to stderr (verbose), or only its last error is kept. */
 void kvfcli_watch_llama(bool verbose);
 const char *kvfcli_llama_error(void); /* the first error since the last call of kvfcli_watch_llama; "" = none */
 
-/* ---- text and tokens (text.c) */
+/* ---- text and tokens (text.c). Calls that return a bool return false without memory. */
 typedef struct kvfcli_message {
     const char *role, *text;
 } kvfcli_message;
@@ -124,6 +101,9 @@ bool kvfcli_utf8_feed(kvfcli_utf8 *utf8, kvfcli_string *out, const char *bytes, 
 bool kvfcli_utf8_end(kvfcli_utf8 *utf8, kvfcli_string *out);
 /* kvfcli_utf8_check returns the number of leading bytes that are valid UTF-8 (len: all). */
 size_t kvfcli_utf8_check(const char *bytes, size_t len);
+/* The text of tokens, to be freed with free(); U+FFFD for those that the vocabulary does not have. NULL without
+ * memory. */
+char *kvfcli_text_of(const struct llama_vocab *vocab, const uint32_t *tokens, size_t num);
 /* The text of a token, appended to `out` in whole characters. */
 bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_vocab *vocab, llama_token token);
 

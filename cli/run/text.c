@@ -9,6 +9,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- lists of tokens ---- */
+
+bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num) {
+    if (!kvfcli_grow(&tokens->ids, &tokens->cap, tokens->num + num, sizeof *ids)) {
+        return false;
+    }
+    if (num > 0) {
+        memcpy(tokens->ids + tokens->num, ids, num * sizeof *ids);
+    }
+    tokens->num += num;
+    return true;
+}
+
+void kvfcli_tokens_cleanup(kvfcli_tokens *tokens) {
+    free(tokens->ids);
+    *tokens = (kvfcli_tokens){0};
+}
+
 /* ---- UTF-8 ---- */
 
 /* The length of the character that begins with this byte; 0 when none does. */
@@ -115,13 +133,7 @@ bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_
     return done;
 }
 
-static kvf_status fail(kvf_error *err, kvf_status status, const char *model, const char *what) {
-    err->status = status;
-    snprintf(err->what, sizeof err->what, "%.150s: %.90s", model, what);
-    return status;
-}
-
-static kvf_status tokens_to_text(const struct llama_vocab *vocab, const uint32_t *tokens, size_t num, char **out) {
+char *kvfcli_text_of(const struct llama_vocab *vocab, const uint32_t *tokens, size_t num) {
     kvfcli_utf8 utf8 = {.num_held = 0};
     kvfcli_string text = {.text = NULL};
     bool good = kvfcli_string_add(&text, "", 0);
@@ -131,10 +143,14 @@ static kvf_status tokens_to_text(const struct llama_vocab *vocab, const uint32_t
     }
     if (!good || !kvfcli_utf8_end(&utf8, &text)) {
         kvfcli_string_cleanup(&text);
-        return KVF_NOMEM;
     }
-    *out = text.text;
-    return KVF_OK;
+    return text.text;
+}
+
+static kvf_status fail(kvf_error *err, kvf_status status, const char *model, const char *what) {
+    err->status = status;
+    snprintf(err->what, sizeof err->what, "%.150s: %.90s", model, what);
+    return status;
 }
 
 kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t num, char **out, kvf_error *err) {
@@ -148,9 +164,9 @@ kvf_status kvfcli_detokenize(const char *model, const uint32_t *tokens, size_t n
     if (loaded == NULL) {
         return fail(err, KVF_LIMIT, model, kvfcli_llama_error());
     }
-    kvf_status status = tokens_to_text(llama_model_get_vocab(loaded), tokens, num, out);
+    *out = kvfcli_text_of(llama_model_get_vocab(loaded), tokens, num);
     llama_model_free(loaded);
-    return status == KVF_OK ? KVF_OK : fail(err, status, model, "no memory");
+    return *out != NULL ? KVF_OK : fail(err, KVF_NOMEM, model, "no memory");
 }
 
 /* ---- text to tokens ---- */

@@ -5,16 +5,6 @@
 #include "common/cli.h"
 #include "verbs/verbs.h"
 
-static const char help[] =
-    "usage: kvferry doctor [options]\n"
-    "\n"
-    "Examines every tier of a store: can it be reached and written to, and do its settings lose or slow\n"
-    "down what is stored. Every finding comes with a fix, often a command to type.\n"
-    "\n"
-    "Options:\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0 when everything is fine or there are only notes; 1 when there is a warning or worse;\n"
-    "3 when the URL itself is wrong.\n";
-
 static const char *const severity_names[] = {"fine", "note", "warning", "fatal"};
 
 typedef struct visit {
@@ -70,8 +60,7 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     kvf_status status = kvf_doctor(store, &err, found, &v);
     if (status != KVF_OK) {
         json_decref(v.findings);
-        err.status = status;
-        return kvfcli_fail(&err);
+        return kvfcli_fail(status, &err);
     }
     int code = v.worst >= KVF_WARNING ? KVFCLI_FOUND : KVFCLI_FINE;
     if (common->json) {
@@ -83,14 +72,17 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     return code;
 }
 
-static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
-    (void)ctx;
-    return argc > 0 ? kvfcli_usage(common, "doctor takes no argument, such as \"%s\"", argv[0]) : KVFCLI_FINE;
-}
-
 int kvfcli_doctor(int argc, char **argv) {
-    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {0}};
     static const kvfcli_verb verb = {
-        .help = help, .options = options, .letters = "", .unreachable_too = true, .check = check, .work = work};
+        .help = "usage: kvferry doctor [options]\n"
+                "\n"
+                "Examines every tier of a store: can it be reached and written to, and do its settings lose or\n"
+                "slow down what is stored. Every finding comes with a fix, often a command to type.\n"
+                "\n"
+                "  kvferry doctor --store redis://localhost\n",
+        .exits = "Exit codes: 0 when everything is fine or there are only notes; 1 when there is a warning or\n"
+                 "worse; 3 when the URL itself is wrong.\n",
+        .needs = KVFCLI_OPEN,
+        .work = work};
     return kvfcli_verb_main(&verb, NULL, argc, argv);
 }

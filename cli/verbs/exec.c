@@ -16,61 +16,12 @@
 
 #define SHIM "libkvferry-llama-shim.so"
 
-static const char help[] =
-    "usage: kvferry exec [options] -- PROGRAM [argument]...\n"
-    "\n"
-    "Starts a program that links llama.cpp's libllama dynamically, such as llama-server, with the\n"
-    "store: what is stored of a prompt is loaded instead of computed, and new blocks are saved while\n"
-    "the program continues. The program itself is not changed, and whatever kvferry can't follow\n"
-    "(images, context shifts, embeddings) is computed as usual.\n"
-    "\n"
-    "  kvferry exec -- llama-server -m model.gguf                             # blocks in ~/.cache/kvferry/store\n"
-    "  kvferry exec --store redis://localhost -- llama-server -m model.gguf   # shared by all servers of this model\n"
-    "  kvferry exec --stats /run/kvferry.json -- llama-server -m model.gguf   # counters, as JSON\n"
-    "\n"
-    "The program's stderr gets a line for each prompt, such as\n"
-    "  kvferry: sequence 0: 3968 of 3997 tokens loaded from file:/var/cache/kvf in 35 ms, 0 resident ...\n"
-    "With several slots that are not unified, add --kv-unified to llama-server's own options.\n"
-    "docs/llama-server.md has more.\n"
-    "\n"
-    "Options:\n"
-    "      --stats FILE        write counters to this file, as JSON\n"
-    "      --quiet             no lines on stderr\n"
-    "      --budget-ms N       longest time for the lookup and load of one batch (default 10000)\n"
-    "      --block-tokens N    tokens of a block, a power of two from 64 on (default: near 1 MiB a record)\n"
-    "      --tenant NAME       separate blocks for this name\n"
-    "      --portable          share blocks between kinds of CPU and GPU (last bits may differ)\n" KVFCLI_STORE_HELP
-        KVFCLI_ASIDE_HELP "\n"
-    "Exit codes: the program's own; 2 usage, 3 a store URL or secret file, 4 an unsuitable program, 5 I/O.\n";
-
-enum { OPT_STATS = KVFCLI_OPT_OWN, OPT_QUIET, OPT_BUDGET, OPT_BLOCK, OPT_TENANT, OPT_PORTABLE };
-
-static int take(void *ctx, int opt, const char *value) {
-    static const struct {
-        int opt;
-        const char *variable;
-    } variables[] = {{OPT_STATS, "KVFERRY_STATS"},      {OPT_QUIET, "KVFERRY_QUIET"},
-                     {OPT_BUDGET, "KVFERRY_BUDGET_MS"}, {OPT_BLOCK, "KVFERRY_BLOCK_TOKENS"},
-                     {OPT_TENANT, "KVFERRY_TENANT"},    {OPT_PORTABLE, "KVFERRY_PORTABLE"}};
-    const kvfcli_common *common = ctx;
-    if (opt == OPT_BUDGET || opt == OPT_BLOCK) {
-        char *end = NULL;
-        unsigned long number = strtoul(value, &end, 10);
-        if (*end != '\0' || value[0] < '0' || value[0] > '9' || number > 3600000) {
-            return kvfcli_usage(common, "\"%s\" is not a number in the valid range", value);
-        }
-        if (opt == OPT_BLOCK && (number < 64 || number > 4096 || (number & (number - 1)) != 0)) {
-            return kvfcli_usage(common, "--block-tokens must be a power of two from 64 to 4096, not %s", value);
-        }
-    }
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        if (variables[i].opt == opt && setenv(variables[i].variable, value != NULL ? value : "1", 1) != 0) {
-            kvfcli_say("no memory");
-            return KVFCLI_IO;
-        }
-    }
-    return KVFCLI_FINE;
-}
+typedef struct request {
+    const char *stats, *tenant;
+    bool quiet, portable;
+    uint32_t budget_ms, block_tokens; /* 0 = the shim's default */
+    char **program;                   /* with its arguments */
+} request;
 
 /* ---- the program ---- */
 
@@ -221,27 +172,42 @@ static bool set_stores(const kvfcli_common *common) {
     return ok;
 }
 
-static bool set_secret(const kvfcli_common *common) {
-    return common->secret_files == NULL || setenv("KVFERRY_SECRET_FILE", common->secret_files, 1) == 0;
+static bool set_text(const char *name, const char *value) {
+    return value == NULL || setenv(name, value, 1) == 0;
+}
+
+static bool set_number(const char *name, uint32_t value) {
+    char text[16];
+    snprintf(text, sizeof text, "%u", value);
+    return value == 0 || setenv(name, text, 1) == 0;
+}
+
+/* The shim reads its options from the environment. */
+static bool set_environment(const request *r, const kvfcli_common *common, const char *shim) {
+    return set_stores(common) && set_text("KVFERRY_SECRET_FILE", common->secret_files) &&
+           set_text("KVFERRY_STATS", r->stats) && set_text("KVFERRY_TENANT", r->tenant) &&
+           set_text("KVFERRY_QUIET", r->quiet ? "1" : NULL) && set_text("KVFERRY_PORTABLE", r->portable ? "1" : NULL) &&
+           set_number("KVFERRY_BUDGET_MS", r->budget_ms) && set_number("KVFERRY_BLOCK_TOKENS", r->block_tokens) &&
+           set_preload(shim);
 }
 
 static int check_stores(const kvfcli_common *common) {
     kvf_store *store = NULL;
     for (size_t i = 0; i < common->num_urls; i++) {
         if (strpbrk(common->urls[i], " \t\n") != NULL) {
-            return kvfcli_usage(common, "a store URL holds a blank: write it as %%20");
+            return kvfcli_usage("a store URL holds a blank: write it as %%20");
         }
     }
     int code = kvfcli_open(&store, common, NULL);
-    if (code == KVFCLI_FINE) {
-        kvf_store_close(store);
-    }
+    kvf_store_close(store);
     return code;
 }
 
-static int start(const kvfcli_common *common, char **argv) {
+static int work(void *ctx, kvf_store *none, const kvfcli_common *common) {
+    const request *r = ctx;
     char path[4096], shim[4096];
-    int code = check_program(path, argv[0]);
+    (void)none;
+    int code = check_program(path, r->program[0]);
     code = code == KVFCLI_FINE ? check_stores(common) : code;
     if (code != KVFCLI_FINE) {
         return code;
@@ -251,35 +217,68 @@ static int start(const kvfcli_common *common, char **argv) {
                    SHIM);
         return KVFCLI_CONFIG;
     }
-    if (!set_stores(common) || !set_secret(common) || !set_preload(shim)) {
-        kvfcli_say("no memory");
-        return KVFCLI_IO;
+    if (!set_environment(r, common, shim)) {
+        return kvfcli_no_memory();
     }
     signal(SIGPIPE, SIG_DFL); /* as the program would find it without kvferry */
-    execv(path, argv);
+    execv(path, r->program);
     kvfcli_say("%s: %s", path, strerror(errno));
     return KVFCLI_IO;
 }
 
+static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
+    request *r = ctx;
+    (void)common;
+    if (argc == 0) {
+        return kvfcli_usage("name a program after \"--\": kvferry exec -- llama-server -m model.gguf");
+    }
+    if (argc > 1 && strcmp(argv[-1], "--") != 0) {
+        return kvfcli_usage("put -- before the program: kvferry exec -- %s ...", argv[0]);
+    }
+    if (r->block_tokens != 0 && (r->block_tokens & (r->block_tokens - 1)) != 0) {
+        return kvfcli_usage("--block-tokens must be a power of two from 64 to 4096, not %u", r->block_tokens);
+    }
+    r->program = argv;
+    return KVFCLI_FINE;
+}
+
 int kvfcli_exec(int argc, char **argv) {
-    static const struct option options[] = {{"stats", required_argument, NULL, OPT_STATS},
-                                            {"quiet", no_argument, NULL, OPT_QUIET},
-                                            {"budget-ms", required_argument, NULL, OPT_BUDGET},
-                                            {"block-tokens", required_argument, NULL, OPT_BLOCK},
-                                            {"tenant", required_argument, NULL, OPT_TENANT},
-                                            {"portable", no_argument, NULL, OPT_PORTABLE},
-                                            KVFCLI_COMMON_OPTIONS,
-                                            {0}};
-    kvfcli_common common = {.help = help, .verb = argv[0]};
-    if (argc > 2 && argv[1][0] != '-' && strcmp(argv[2], "--") != 0) {
-        return kvfcli_usage(&common, "put -- before the program: kvferry exec -- %s ...", argv[1]);
-    }
-    int code = kvfcli_parse(&common, argc, argv, options, "", take, &common);
-    if (code < 0) {
-        code = optind < argc
-                   ? start(&common, argv + optind)
-                   : kvfcli_usage(&common, "name a program after \"--\": kvferry exec -- llama-server -m model.gguf");
-    }
-    kvfcli_common_cleanup(&common);
-    return code;
+    static const kvfcli_option options[] = {
+        KVFCLI_OPT_TEXT(request, stats, 0, "stats", "FILE", "write counters to this file, as JSON"),
+        KVFCLI_OPT_FLAG(request, quiet, 0, "quiet", "no lines on stderr"),
+        KVFCLI_OPT_NUMBER(request, budget_ms, 0, "budget-ms", "N", 1, 3600000,
+                          "longest time for the lookup and load of one batch (10000)"),
+        KVFCLI_OPT_NUMBER(request, block_tokens, 0, "block-tokens", "N", 64, 4096,
+                          "tokens of a block, a power of two from 64 on (default: near\n1 MiB a record)"),
+        KVFCLI_OPT_TEXT(request, tenant, 0, "tenant", "NAME", "separate blocks for this name"),
+        KVFCLI_OPT_FLAG(request, portable, 0, "portable",
+                        "share blocks between kinds of CPU and GPU (last bits may differ)"),
+        {.kind = KVFCLI_END}};
+    static const kvfcli_verb verb = {
+        .help =
+            "usage: kvferry exec [options] -- PROGRAM [argument]...\n"
+            "\n"
+            "Starts a program that links llama.cpp's libllama dynamically, such as llama-server, with the\n"
+            "store: what is stored of a prompt is loaded instead of computed, and new blocks are saved while\n"
+            "the program continues. The program itself is not changed, and whatever kvferry can't follow\n"
+            "(images, context shifts, embeddings) is computed as usual.\n"
+            "\n"
+            "  kvferry exec -- llama-server -m model.gguf                             # blocks in ~/.cache/kvferry/store\n"
+            "  kvferry exec --store redis://localhost -- llama-server -m model.gguf   # shared by all servers of this model\n"
+            "  kvferry exec --stats /run/kvferry.json -- llama-server -m model.gguf   # counters, as JSON\n"
+            "\n"
+            "The program's stderr gets a line for each prompt, such as\n"
+            "  kvferry: sequence 0: 3968 of 3997 tokens loaded from file:/var/cache/kvf in 35 ms, 0 resident ...\n"
+            "With several slots that are not unified, add --kv-unified to llama-server's own options.\n"
+            "docs/llama-server.md has more.\n",
+        .exits =
+            "Exit codes: the program's own; 2 usage, 3 a store URL or secret file, 4 an unsuitable program, 5 I/O.\n",
+        .options = options,
+        .no_json = true,
+        .program = true,
+        .needs = KVFCLI_OWN,
+        .check = check,
+        .work = work};
+    request r = {.stats = NULL};
+    return kvfcli_verb_main(&verb, &r, argc, argv);
 }

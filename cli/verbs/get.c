@@ -10,21 +10,6 @@
 #include "common/address.h"
 #include "verbs/verbs.h"
 
-static const char help[] =
-    "usage: kvferry get KEY [--space SPACE] [-o FILE] [options]\n"
-    "       kvferry get --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [-o FILE] [options]\n"
-    "\n"
-    "Reads one record, verifies it, and writes its payload to FILE or stdout. Writes nothing\n"
-    "if the record is not whole. KEY is what kvferry ls SPACE prints; the first digits are enough.\n"
-    "With fields and tokens it looks the block up and loads it as an engine does.\n"
-    "\n"
-    "Options:\n"
-    "  -o, --output FILE        the destination of the payload\n"
-    "      --space SPACE        KEY is a block of this space\n" KVFCLI_ADDRESS_HELP KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0; 1 when it is not there or damaged; 5 when FILE can't be written.\n";
-
-enum { OPT_SPACE = KVFCLI_OPT_AFTER };
-
 typedef struct request {
     kvfcli_address address;
     const char *key, *space; /* or by their first digits */
@@ -42,7 +27,7 @@ static int write_to(const char *name, FILE *out, const void *payload, size_t len
 }
 
 static int write_payload(const request *r, const void *payload, size_t len) {
-    if (r->output == NULL || strcmp(r->output, "-") == 0) {
+    if (kvfcli_is_std(r->output)) {
         return write_to("stdout", stdout, payload, len);
     }
     FILE *out = fopen(r->output, "wb");
@@ -94,21 +79,21 @@ static int take_copy(void *ctx, const kvf_entry *entry) {
 }
 
 static int get_by_digits(const request *r, kvf_store *store, const kvfcli_common *common) {
-    kvfcli_record record;
+    kvfcli_named block;
     reading g = {.request = r, .common = common};
-    int code = kvfcli_find_record(store, &record, r->space, r->key);
-    if (code == KVFCLI_FINE && record.damage == KVF_WHY_NONE) {
-        code = kvfcli_read_record(store, &record, take_copy, &g);
+    int code = kvfcli_find(store, &block, KVFCLI_BLOCKS, r->key, r->space);
+    if (code == KVFCLI_FINE && block.damage == KVF_WHY_NONE) {
+        code = kvfcli_read_block(store, &block, take_copy, &g);
     }
     if (code != KVFCLI_FINE || g.done) {
         return g.done ? g.code : code;
     }
     if (g.closed) {
         kvfcli_say("the block is sealed: name the secret of its tenant by --secret-file");
-    } else if (!g.found && record.damage == KVF_WHY_NONE) {
+    } else if (!g.found && block.damage == KVF_WHY_NONE) {
         kvfcli_say("the block went away while it was looked for");
     } else {
-        kvfcli_say("the block is damaged: %s", kvf_reason_name(g.found ? g.damage : record.damage));
+        kvfcli_say("the block is damaged: %s", kvf_reason_name(g.found ? g.damage : block.damage));
     }
     return KVFCLI_FOUND;
 }
@@ -165,52 +150,45 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     return code;
 }
 
-static int check_digits(const request *r, const kvfcli_common *common) {
-    if (!kvfcli_is_hex(r->key) || (r->space != NULL && !kvfcli_is_hex(r->space))) {
-        return kvfcli_usage(common, "KEY and SPACE are the first hex digits of a key and a space");
-    }
-    return KVFCLI_FINE;
-}
-
 static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
     request *r = ctx;
     r->key = argc > 0 ? argv[0] : NULL;
     if (argc > 1 || (r->key != NULL) == kvfcli_address_given(&r->address)) {
-        return kvfcli_usage(common, "name the block by its KEY, or by --field and --tokens");
+        return kvfcli_usage("name the block by its KEY, or by --field and --tokens");
     }
-    bool to_stdout = r->output == NULL || strcmp(r->output, "-") == 0;
-    if (to_stdout && common->json) {
-        return kvfcli_usage(common, "--json needs -o FILE for the payload");
+    if (kvfcli_is_std(r->output) && common->json) {
+        return kvfcli_usage("--json needs -o FILE for the payload");
     }
     if (r->output == NULL && isatty(STDOUT_FILENO)) {
-        return kvfcli_usage(common, "the payload is binary and stdout is a terminal: give -o FILE");
+        return kvfcli_usage("the payload is binary and stdout is a terminal: give -o FILE");
     }
-    return r->key != NULL ? check_digits(r, common) : kvfcli_address_check(&r->address, common);
-}
-
-static int take(void *ctx, int opt, const char *value) {
-    request *r = ctx;
-    switch (opt) {
-    case 'o':
-        r->output = value;
-        return KVFCLI_FINE;
-    case OPT_SPACE:
-        r->space = value;
-        return KVFCLI_FINE;
-    default:
-        return kvfcli_address_take(&r->address, opt, value);
+    if (r->key == NULL) {
+        return kvfcli_address_check(&r->address);
     }
+    int code = kvfcli_check_hex(r->key);
+    return code == KVFCLI_FINE ? kvfcli_check_hex(r->space) : code;
 }
 
 int kvfcli_get(int argc, char **argv) {
-    static const struct option options[] = {KVFCLI_COMMON_OPTIONS,
-                                            KVFCLI_ADDRESS_OPTIONS,
-                                            {"output", required_argument, NULL, 'o'},
-                                            {"space", required_argument, NULL, OPT_SPACE},
-                                            {0}};
+    static const kvfcli_option options[] = {
+        KVFCLI_OPT_TEXT(request, output, 'o', "output", "FILE", "the destination of the payload"),
+        KVFCLI_OPT_TEXT(request, space, 0, "space", "SPACE", "KEY is a block of this space"),
+        KVFCLI_ADDRESS_OPTIONS,
+        {.kind = KVFCLI_END}};
     static const kvfcli_verb verb = {
-        .help = help, .options = options, .letters = "o:", .take = take, .check = check, .work = work};
-    request r = {.address = {.index = UINT64_MAX}};
+        .help = "usage: kvferry get KEY [--space SPACE] [-o FILE] [options]\n"
+                "       kvferry get --field NAME=VALUE... (--key HEX | --tokens FILE [--block I]) [-o FILE] [options]\n"
+                "\n"
+                "Reads one record, verifies it, and writes its payload to FILE or stdout. Writes nothing if the\n"
+                "record is not whole. KEY is what kvferry ls SPACE prints; the first digits are enough. With\n"
+                "fields and tokens it looks the block up and loads it as an engine does.\n"
+                "\n"
+                "  kvferry get 1f0c5a -o payload.bin\n",
+        .exits = "Exit codes: 0; 1 when it is not there or damaged; 5 when FILE can't be written.\n",
+        .options = options,
+        .check = check,
+        .work = work};
+    request r = {.address = {.index = KVFCLI_LAST_BLOCK}};
     int code = kvfcli_verb_main(&verb, &r, argc, argv);
     kvfcli_address_cleanup(&r.address);
     return code;

@@ -8,23 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char help[] =
-    "usage: kvferry ls [SPACE] [options]\n"
-    "\n"
-    "Lists the spaces of a store (which model, how many blocks, how large, how old) and its sessions.\n"
-    "With SPACE (the first digits of one are enough) lists the blocks of that space.\n"
-    "\n"
-    "Options:\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0; 1 when no space begins with SPACE.\n";
-
 /* All blocks of one space in one tier. */
-typedef struct space_sum {
+typedef struct space {
     uint32_t tier;
     kvf_digest digest;
-    uint64_t num_blocks, num_tokens, bytes;
-    uint64_t num_closed, num_opened; /* of them, sealed under a secret that was not given */
-    int64_t oldest_s, newest_s;      /* 0 = unknown */
-} space_sum;
+    kvfcli_sum sum;
+} space;
 
 /* A block, or a session (which has a name and no key). */
 typedef struct row {
@@ -47,7 +36,7 @@ typedef struct row_list {
 #define MAX_TIERS KVFCLI_MAX_STORES
 
 typedef struct listing {
-    space_sum *spaces;
+    space *spaces;
     size_t num_spaces, cap_spaces;
     row_list sessions, blocks;
     const kvf_digest *only; /* list the blocks of this space; NULL = spaces and sessions */
@@ -55,79 +44,44 @@ typedef struct listing {
     bool no_memory;
 } listing;
 
-static bool grow(void **array, size_t *cap, size_t num, size_t size) {
-    if (num < *cap) {
-        return true;
-    }
-    size_t larger = *cap == 0 ? 64 : *cap * 2;
-    void *moved = reallocarray(*array, larger, size);
-    if (moved == NULL) {
-        return false;
-    }
-    *array = moved;
-    *cap = larger;
-    return true;
-}
-
-static space_sum *sum_of(listing *l, uint32_t tier, const kvf_digest *digest) {
+static space *space_of(listing *l, uint32_t tier, const kvf_digest *digest) {
     /* Entries of one space are consecutive, so it is nearly always the last one. */
     for (size_t i = l->num_spaces; i-- > 0;) {
         if (l->spaces[i].tier == tier && memcmp(&l->spaces[i].digest, digest, sizeof *digest) == 0) {
             return &l->spaces[i];
         }
     }
-    if (!grow((void **)&l->spaces, &l->cap_spaces, l->num_spaces, sizeof *l->spaces)) {
+    if (!kvfcli_grow(&l->spaces, &l->cap_spaces, l->num_spaces + 1, sizeof *l->spaces)) {
         return NULL;
     }
-    space_sum *sum = &l->spaces[l->num_spaces++];
-    *sum = (space_sum){.tier = tier};
-    sum->digest = *digest;
-    return sum;
+    l->spaces[l->num_spaces] = (space){.tier = tier, .digest = *digest};
+    return &l->spaces[l->num_spaces++];
 }
 
-static bool add_block(listing *l, const kvf_entry *entry) {
-    space_sum *sum = sum_of(l, entry->tier, &entry->space);
-    if (sum == NULL) {
-        return false;
+static bool add_to_space(listing *l, const kvf_entry *entry) {
+    space *of = space_of(l, entry->tier, &entry->space);
+    if (of != NULL && entry->kind == KVF_ENTRY_BLOCK) {
+        kvfcli_sum_add(&of->sum, entry);
     }
-    if (entry->kind == KVF_ENTRY_SPACE_CARD) {
-        return true;
-    }
-    sum->num_blocks++;
-    sum->num_closed += entry->seal == KVF_SEAL_CLOSED;
-    sum->num_opened += entry->seal == KVF_SEAL_OPENED;
-    sum->num_tokens += entry->num_tokens;
-    sum->bytes += entry->stored_bytes;
-    if (entry->stored_s != 0 && (sum->oldest_s == 0 || entry->stored_s < sum->oldest_s)) {
-        sum->oldest_s = entry->stored_s;
-    }
-    if (entry->stored_s > sum->newest_s) {
-        sum->newest_s = entry->stored_s;
-    }
-    return true;
+    return of != NULL;
 }
 
 static bool add_row(row_list *list, const kvf_entry *entry) {
-    if (!grow((void **)&list->rows, &list->cap, list->num, sizeof *list->rows)) {
+    if (!kvfcli_grow(&list->rows, &list->cap, list->num + 1, sizeof *list->rows)) {
         return false;
     }
-    row *r = &list->rows[list->num];
-    *r = (row){.tier = entry->tier,
-               .name = strdup(entry->name),
-               .key = entry->key,
-               .bytes = entry->stored_bytes,
-               .first_token = entry->first_token,
-               .num_tokens = entry->num_tokens,
-               .stored_s = entry->stored_s,
-               .ttl_ms = entry->ttl_ms,
-               .damage = entry->damage,
-               .closed = entry->seal == KVF_SEAL_CLOSED,
-               .sealed = entry->seal != KVF_SEAL_NONE};
-    if (r->name == NULL) {
-        return false;
-    }
-    list->num++;
-    return true;
+    list->rows[list->num] = (row){.tier = entry->tier,
+                                  .name = strdup(entry->name),
+                                  .key = entry->key,
+                                  .bytes = entry->stored_bytes,
+                                  .first_token = entry->first_token,
+                                  .num_tokens = entry->num_tokens,
+                                  .stored_s = entry->stored_s,
+                                  .ttl_ms = entry->ttl_ms,
+                                  .damage = entry->damage,
+                                  .closed = entry->seal == KVF_SEAL_CLOSED,
+                                  .sealed = entry->seal != KVF_SEAL_NONE};
+    return list->rows[list->num++].name != NULL;
 }
 
 static bool is_wanted_block(const listing *l, const kvf_entry *entry) {
@@ -151,7 +105,7 @@ static int collect(void *ctx, const kvf_entry *entry) {
     } else if (entry->kind == KVF_ENTRY_SESSION) {
         ok = add_row(&l->sessions, entry) && ok;
     } else {
-        ok = add_block(l, entry) && ok;
+        ok = add_to_space(l, entry) && ok;
     }
     l->no_memory = !ok;
     return ok ? 0 : 1;
@@ -183,76 +137,84 @@ static int in_prompt_order(const void *a, const void *b) {
 
 /* ---- for people ---- */
 
-static void print_fields(const char *description) {
-    if (description == NULL) {
-        printf("    (fields not known: its card is gone; the next process that stores there writes it again)\n");
-        return;
-    }
-    for (const char *line = description; *line != '\0';) {
-        size_t len = strcspn(line, "\n");
-        printf("    %s\n", kvfcli_shown_n(line, len));
-        line += len + (line[len] == '\n');
-    }
+#define SPACE_ROW   "  %-16.16s %8s %10s %11s %9s %9s\n"
+#define SESSION_ROW "  %-40s %11s %9s %9s\n"
+#define BLOCK_ROW   "  %-16.16s %17s %11s %9s %9s%s%s\n"
+static const char indent[] = "   ";
+
+static void print_fields(kvf_store *store, const kvf_digest *digest) {
+    char *fields = kvfcli_describe(store, digest);
+    kvfcli_print_lines(
+        indent, (int)strlen(indent),
+        fields != NULL ? fields
+                       : "(fields not known: its card is gone; the next process that stores there writes it again)");
+    kvf_free(fields);
 }
 
-static char *describe(kvf_store *store, const kvf_digest *space) {
-    char *text = NULL;
-    return kvf_space_describe(store, &text, NULL, space) == KVF_OK ? text : NULL;
-}
-
-/* Without the secret of a space its tokens can't be counted. */
-static const char *count_tokens(char out[KVFCLI_TEXT], const space_sum *sum) {
-    snprintf(out, KVFCLI_TEXT, sum->num_closed > 0 ? "sealed" : "%llu", (unsigned long long)sum->num_tokens);
-    return out;
-}
-
-static void print_space(kvf_store *store, const space_sum *sum) {
-    char hex[KVFCLI_HEX32], tokens[KVFCLI_TEXT], size[KVFCLI_TEXT], newest[KVFCLI_TEXT], oldest[KVFCLI_TEXT];
-    kvfcli_hex(hex, sum->digest.bytes);
-    printf("  %-16.16s %8llu %10s %11s %9s %9s\n", hex, (unsigned long long)sum->num_blocks, count_tokens(tokens, sum),
-           kvfcli_size(size, sum->bytes), kvfcli_age(newest, sum->newest_s), kvfcli_age(oldest, sum->oldest_s));
+static void print_space(kvf_store *store, const space *of) {
+    char hex[KVFCLI_HEX32], blocks[KVFCLI_TEXT], tokens[KVFCLI_TEXT], size[KVFCLI_TEXT], newest[KVFCLI_TEXT],
+        oldest[KVFCLI_TEXT];
+    const kvfcli_sum *sum = &of->sum;
+    kvfcli_hex(hex, of->digest.bytes);
+    snprintf(blocks, sizeof blocks, "%llu", (unsigned long long)sum->num_blocks);
+    snprintf(tokens, sizeof tokens, "%llu", (unsigned long long)sum->num_tokens);
+    /* Without the secret of a space its tokens can't be counted. */
+    printf(SPACE_ROW, hex, blocks, sum->num_closed > 0 ? "sealed" : tokens, kvfcli_size(size, sum->bytes),
+           kvfcli_age(newest, sum->newest_s), kvfcli_age(oldest, sum->oldest_s));
     if (sum->num_closed > 0) {
-        printf("    (sealed: give --secret-file to see fields and tokens)\n");
+        printf("%s (sealed: give --secret-file to see fields and tokens)\n", indent);
         return;
     }
     if (sum->num_opened > 0) {
-        printf("    (sealed, and opened with the secret that was given)\n");
+        printf("%s (sealed, and opened with the secret that was given)\n", indent);
     }
-    char *fields = describe(store, &sum->digest);
-    print_fields(fields);
-    kvf_free(fields);
+    print_fields(store, &of->digest);
 }
 
 static void print_spaces(kvf_store *store, const listing *l, uint32_t tier) {
     bool any = false;
     for (size_t i = 0; i < l->num_spaces; i++) {
-        if (l->spaces[i].tier == tier) {
-            if (!any) {
-                printf("  %-16s %8s %10s %11s %9s %9s\n", "SPACE", "BLOCKS", "TOKENS", "SIZE", "NEWEST", "OLDEST");
-            }
-            any = true;
-            print_space(store, &l->spaces[i]);
+        if (l->spaces[i].tier != tier) {
+            continue;
         }
+        if (!any) {
+            printf(SPACE_ROW, "SPACE", "BLOCKS", "TOKENS", "SIZE", "NEWEST", "OLDEST");
+        }
+        any = true;
+        print_space(store, &l->spaces[i]);
     }
     if (!any) {
         printf("  no blocks\n");
     }
 }
 
+static void print_session(const row *r) {
+    char size[KVFCLI_TEXT], age[KVFCLI_TEXT], ttl[KVFCLI_TEXT];
+    printf(SESSION_ROW, r->name[0] != '\0' ? kvfcli_shown(r->name) : "(sealed: inspect --session ID --sealed)",
+           kvfcli_size(size, r->bytes), kvfcli_age(age, r->stored_s),
+           r->ttl_ms == -2 ? "?" : kvfcli_span(ttl, r->ttl_ms));
+}
+
+static void print_block(const row *r) {
+    char hex[KVFCLI_HEX32], size[KVFCLI_TEXT], age[KVFCLI_TEXT], ttl[KVFCLI_TEXT], range[KVFCLI_TEXT] = "?";
+    bool damaged = r->damage != KVF_WHY_NONE;
+    kvfcli_hex(hex, r->key.bytes);
+    if (r->num_tokens > 0) {
+        snprintf(range, sizeof range, "%u - %u", r->first_token, r->first_token + r->num_tokens - 1);
+    }
+    printf(BLOCK_ROW, hex, r->closed ? "sealed" : range, kvfcli_size(size, r->bytes), kvfcli_age(age, r->stored_s),
+           kvfcli_span(ttl, r->ttl_ms), damaged ? "  damaged: " : "", damaged ? kvf_reason_name(r->damage) : "");
+}
+
 static void print_sessions(const listing *l, uint32_t tier) {
     bool any = false;
     for (size_t i = 0; i < l->sessions.num; i++) {
-        const row *r = &l->sessions.rows[i];
-        char size[KVFCLI_TEXT], age[KVFCLI_TEXT], ttl[KVFCLI_TEXT];
-        if (r->tier == tier) {
+        if (l->sessions.rows[i].tier == tier) {
             if (!any) {
-                printf("  %-40s %11s %9s %9s\n", "SESSION", "SIZE", "AGE", "EXPIRES");
+                printf(SESSION_ROW, "SESSION", "SIZE", "AGE", "EXPIRES");
             }
             any = true;
-            bool named = r->name[0] != '\0';
-            printf("  %-40s %11s %9s %9s\n", named ? kvfcli_shown(r->name) : "(sealed: inspect --session ID --sealed)",
-                   kvfcli_size(size, r->bytes), kvfcli_age(age, r->stored_s),
-                   r->ttl_ms == -2 ? "?" : kvfcli_span(ttl, r->ttl_ms));
+            print_session(&l->sessions.rows[i]);
         }
     }
 }
@@ -260,25 +222,13 @@ static void print_sessions(const listing *l, uint32_t tier) {
 static void print_blocks(const listing *l, uint32_t tier) {
     bool any = false;
     for (size_t i = 0; i < l->blocks.num; i++) {
-        const row *r = &l->blocks.rows[i];
-        char hex[KVFCLI_HEX32], size[KVFCLI_TEXT], age[KVFCLI_TEXT], ttl[KVFCLI_TEXT], range[KVFCLI_TEXT] = "?";
-        if (r->tier != tier) {
-            continue;
+        if (l->blocks.rows[i].tier == tier) {
+            if (!any) {
+                printf(BLOCK_ROW, "KEY", "TOKENS", "SIZE", "AGE", "EXPIRES", "", "");
+            }
+            any = true;
+            print_block(&l->blocks.rows[i]);
         }
-        if (!any) {
-            printf("  %-16s %17s %11s %9s %9s\n", "KEY", "TOKENS", "SIZE", "AGE", "EXPIRES");
-        }
-        any = true;
-        kvfcli_hex(hex, r->key.bytes);
-        if (r->closed) {
-            snprintf(range, sizeof range, "sealed");
-        } else if (r->num_tokens > 0) {
-            snprintf(range, sizeof range, "%u - %u", r->first_token, r->first_token + r->num_tokens - 1);
-        }
-        printf("  %-16.16s %17s %11s %9s %9s%s%s\n", hex, range, kvfcli_size(size, r->bytes),
-               kvfcli_age(age, r->stored_s), kvfcli_span(ttl, r->ttl_ms),
-               r->damage != KVF_WHY_NONE ? "  damaged: " : "",
-               r->damage != KVF_WHY_NONE ? kvf_reason_name(r->damage) : "");
     }
 }
 
@@ -308,11 +258,12 @@ static void print_listing(kvf_store *store, const listing *l, uint32_t num_tiers
 
 /* ---- for programs ---- */
 
-static json_t *space_json(kvf_store *store, const space_sum *sum) {
-    char *fields = describe(store, &sum->digest);
+static json_t *space_json(kvf_store *store, const space *of) {
+    const kvfcli_sum *sum = &of->sum;
+    char *fields = kvfcli_describe(store, &of->digest);
     json_t *json =
-        json_pack("{s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(sum->digest.bytes),
-                  "fields", kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
+        json_pack("{s:o, s:o, s:I, s:o, s:I, s:I, s:I, s:I, s:I}", "space", kvfcli_json_hex(of->digest.bytes), "fields",
+                  kvfcli_json_fields(fields), "num_blocks", (json_int_t)sum->num_blocks, "num_tokens",
                   kvfcli_json_known(sum->num_closed == 0, sum->num_tokens), "stored_bytes", (json_int_t)sum->bytes,
                   "oldest_s", (json_int_t)sum->oldest_s, "newest_s", (json_int_t)sum->newest_s, "num_sealed",
                   (json_int_t)sum->num_closed, "num_opened", (json_int_t)sum->num_opened);
@@ -373,51 +324,58 @@ static json_t *listing_json(kvf_store *store, const listing *l, uint32_t num_tie
 
 /* ---- */
 
+static int list(listing *l, kvf_store *store, const kvfcli_common *common) {
+    kvf_walk_options options = {.struct_size = sizeof options, .space = l->only};
+    int code = kvfcli_walk(store, collect, l, &options);
+    if (code != KVFCLI_FINE || l->no_memory) {
+        return l->no_memory ? kvfcli_no_memory() : code;
+    }
+    if (l->blocks.num > 0) {
+        qsort(l->blocks.rows, l->blocks.num, sizeof *l->blocks.rows, in_prompt_order);
+    }
+    if (common->json) {
+        return kvfcli_print_json(listing_json(store, l, (uint32_t)common->num_urls), KVFCLI_FINE);
+    }
+    print_listing(store, l, (uint32_t)common->num_urls);
+    return KVFCLI_FINE;
+}
+
 static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     const char *const *prefix = ctx;
-    kvf_digest space;
+    kvfcli_named found;
     listing l = {.only = NULL};
-    kvf_walk_options options = {.struct_size = sizeof options};
     if (*prefix != NULL) {
-        int code = kvfcli_find_space(store, &space, *prefix);
+        int code = kvfcli_find(store, &found, KVFCLI_SPACES, *prefix, NULL);
         if (code != KVFCLI_FINE) {
             return code;
         }
-        l.only = &space;
-        options.space = &space;
+        l.only = &found.space;
     }
-    int code = kvfcli_walk(store, collect, &l, &options);
-    if (code == KVFCLI_FINE && l.no_memory) {
-        kvfcli_say("no memory for the list of what is stored");
-        code = KVFCLI_IO;
-    }
-    if (l.blocks.num > 0) {
-        qsort(l.blocks.rows, l.blocks.num, sizeof *l.blocks.rows, in_prompt_order);
-    }
-    if (code == KVFCLI_FINE && common->json) {
-        code = kvfcli_print_json(listing_json(store, &l, (uint32_t)common->num_urls), code);
-    } else if (code == KVFCLI_FINE) {
-        print_listing(store, &l, (uint32_t)common->num_urls);
-    }
+    int code = list(&l, store, common);
     free_listing(&l);
     return code;
 }
 
 static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
     const char **prefix = ctx;
-    if (argc > 1) {
-        return kvfcli_usage(common, "one SPACE at most");
-    }
-    if (argc == 1 && !kvfcli_is_hex(argv[0])) {
-        return kvfcli_usage(common, "\"%s\" is not the beginning of a space: hex digits are", argv[0]);
-    }
-    *prefix = argc == 1 ? argv[0] : NULL;
-    return KVFCLI_FINE;
+    (void)common;
+    *prefix = argc > 0 ? argv[0] : NULL;
+    return argc > 1 ? kvfcli_usage("one SPACE at most") : kvfcli_check_hex(*prefix);
 }
 
 int kvfcli_ls(int argc, char **argv) {
-    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {0}};
-    static const kvfcli_verb verb = {.help = help, .options = options, .letters = "", .check = check, .work = work};
+    static const kvfcli_verb verb = {
+        .help = "usage: kvferry ls [SPACE] [options]\n"
+                "\n"
+                "Lists the spaces of a store (which model, how many blocks, how large, how old) and its\n"
+                "sessions. With SPACE (the first digits of one are enough) lists the blocks of that space.\n"
+                "\n"
+                "  kvferry ls                               what is in the store\n"
+                "  kvferry ls 6053e2b9                      the blocks of one space, in the order of the prompt\n"
+                "  kvferry inspect 1f0c5a                   one of these blocks, in full\n",
+        .exits = "Exit codes: 0; 1 when no space begins with SPACE.\n",
+        .check = check,
+        .work = work};
     const char *prefix = NULL;
     return kvfcli_verb_main(&verb, &prefix, argc, argv);
 }

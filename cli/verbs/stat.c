@@ -5,16 +5,6 @@
 #include "common/cli.h"
 #include "verbs/verbs.h"
 
-static const char help[] =
-    "usage: kvferry stat [options]\n"
-    "\n"
-    "Shows for every tier of a store whether it answers, its number of records, its bytes and its\n"
-    "bound, as far as is known without a walk (kvferry ls counts exactly). A server's numbers include\n"
-    "everything in it.\n"
-    "\n"
-    "Options:\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0; 1 when a tier does not answer.\n";
-
 static const char *number(char out[KVFCLI_TEXT], int64_t n) {
     if (n < 0) {
         return "?";
@@ -31,8 +21,8 @@ static void print_tier(const kvf_tier_info *info) {
     char records[KVFCLI_TEXT], used[KVFCLI_TEXT], max[KVFCLI_TEXT];
     printf("%s\n", kvfcli_shown(info->url));
     if (info->num_servers > 1) {
-        printf("  servers  %u, breaker open for %u, half-open for %u; saves refused by %u\n", info->num_servers,
-               info->num_open, info->num_half_open, info->num_refusing);
+        kvfcli_row("  servers", "%u, breaker open for %u, half-open for %u; saves refused by %u", info->num_servers,
+                   info->num_open, info->num_half_open, info->num_refusing);
     }
     if (info->num_servers == 1 && info->num_refusing > 0) {
         printf("  refuses saves for now (kvferry doctor explains why)\n");
@@ -41,9 +31,9 @@ static void print_tier(const kvf_tier_info *info) {
         printf("  does not answer (kvferry doctor explains why)\n");
         return;
     }
-    printf("  records  %s\n  used     %s\n  bound    %s\n", number(records, info->num_records),
-           size_or_unknown(used, info->used_bytes),
-           info->max_bytes == 0 ? "none" : size_or_unknown(max, info->max_bytes));
+    kvfcli_row("  records", "%s", number(records, info->num_records));
+    kvfcli_row("  used", "%s", size_or_unknown(used, info->used_bytes));
+    kvfcli_row("  bound", "%s", info->max_bytes == 0 ? "none" : size_or_unknown(max, info->max_bytes));
 }
 
 static json_t *number_json(int64_t n) {
@@ -84,14 +74,17 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     return code;
 }
 
-static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
-    (void)ctx;
-    return argc > 0 ? kvfcli_usage(common, "stat takes no argument, such as \"%s\"", argv[0]) : KVFCLI_FINE;
-}
-
 int kvfcli_stat(int argc, char **argv) {
-    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {0}};
     static const kvfcli_verb verb = {
-        .help = help, .options = options, .letters = "", .unreachable_too = true, .check = check, .work = work};
+        .help = "usage: kvferry stat [options]\n"
+                "\n"
+                "Shows for every tier of a store whether it answers, its number of records, its bytes and its\n"
+                "bound, as far as is known without a walk (kvferry ls counts exactly). A server's numbers\n"
+                "include everything in it.\n"
+                "\n"
+                "  kvferry stat --store redis://localhost\n",
+        .exits = "Exit codes: 0; 1 when a tier does not answer.\n",
+        .needs = KVFCLI_OPEN,
+        .work = work};
     return kvfcli_verb_main(&verb, NULL, argc, argv);
 }

@@ -8,21 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char help[] =
-    "usage: kvferry verify [--remove] [options]\n"
-    "\n"
-    "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists\n"
-    "what is damaged with the reason. A damaged record is never loaded (it is a miss), so running this\n"
-    "is optional. A record of several parts is incomplete if the server has evicted one, or if it was\n"
-    "removed while it was written: a miss too, but not damage. Of sealed records\n"
-    "only header and length can be checked without their secret.\n"
-    "\n"
-    "Options:\n"
-    "      --remove      remove what is damaged or incomplete\n" KVFCLI_COMMON_HELP "\n"
-    "Exit codes: 0 when all is whole; 1 when something is (or, with --remove, was) damaged.\n";
-
-enum { OPT_REMOVE = KVFCLI_OPT_OWN };
-
 typedef struct damaged {
     uint32_t tier;
     char *name;
@@ -44,24 +29,16 @@ typedef struct inspection {
 } inspection;
 
 static bool note_damage(inspection *in, const kvf_entry *entry) {
-    if (in->num == in->cap) {
-        size_t cap = in->cap == 0 ? 16 : in->cap * 2;
-        damaged *moved = reallocarray(in->list, cap, sizeof *moved);
-        if (moved == NULL) {
-            return false;
-        }
-        in->list = moved;
-        in->cap = cap;
+    if (!kvfcli_grow(&in->list, &in->cap, in->num + 1, sizeof *in->list)) {
+        return false;
     }
-    damaged *d = &in->list[in->num];
-    *d = (damaged){.tier = entry->tier,
-                   .name = strdup(entry->name),
-                   .key = entry->key,
-                   .is_session = entry->kind == KVF_ENTRY_SESSION,
-                   .why = entry->damage};
-    d->space = entry->space;
-    in->num += d->name != NULL;
-    return d->name != NULL;
+    in->list[in->num] = (damaged){.tier = entry->tier,
+                                  .name = strdup(entry->name),
+                                  .space = entry->space,
+                                  .key = entry->key,
+                                  .is_session = entry->kind == KVF_ENTRY_SESSION,
+                                  .why = entry->damage};
+    return in->list[in->num++].name != NULL;
 }
 
 /* The list has both. */
@@ -98,8 +75,7 @@ static int remove_damaged(inspection *in, kvf_store *store) {
         kvf_status status =
             d->is_session ? kvf_session_remove(store, &err, d->name) : kvf_remove(store, &err, &d->space, &d->key);
         if (status != KVF_OK && status != KVF_MISS) {
-            err.status = status;
-            return kvfcli_fail(&err);
+            return kvfcli_fail(status, &err);
         }
         d->removed = true;
     }
@@ -114,10 +90,9 @@ static json_t *damaged_json(const damaged *d) {
 static json_t *report_json(const inspection *in) {
     json_t *list = json_array();
     for (size_t i = 0; i < in->num; i++) {
-        if (in->list[i].why == KVF_WHY_ABSENT) {
-            continue;
+        if (in->list[i].why != KVF_WHY_ABSENT) {
+            json_array_append_new(list, damaged_json(&in->list[i]));
         }
-        json_array_append_new(list, damaged_json(&in->list[i]));
     }
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "num_sealed", (json_int_t)in->num_closed, "num_incomplete",
                      (json_int_t)in->num_incomplete, "num_records", (json_int_t)in->num_records, "num_sessions",
@@ -130,13 +105,9 @@ static void print_report(const inspection *in, kvf_store *store) {
     for (size_t i = 0; i < in->num; i++) {
         const damaged *d = &in->list[i];
         kvfcli_tier_url(store, d->tier, url);
-        if (d->why == KVF_WHY_ABSENT) {
-            printf("incomplete: %s in %s: a part of it is not there%s\n", kvfcli_shown(d->name), kvfcli_shown(url),
-                   d->removed ? " (removed)" : "");
-        } else {
-            printf("damaged: %s in %s: %s%s\n", kvfcli_shown(d->name), kvfcli_shown(url), kvf_reason_name(d->why),
-                   d->removed ? " (removed)" : "");
-        }
+        bool incomplete = d->why == KVF_WHY_ABSENT;
+        printf("%s: %s in %s: %s%s\n", incomplete ? "incomplete" : "damaged", kvfcli_shown(d->name), kvfcli_shown(url),
+               incomplete ? "a part of it is not there" : kvf_reason_name(d->why), d->removed ? " (removed)" : "");
     }
     if (in->num_incomplete > 0) {
         printf("%llu incomplete\n", (unsigned long long)in->num_incomplete);
@@ -152,15 +123,14 @@ static void print_report(const inspection *in, kvf_store *store) {
 
 static int verify(inspection *in, kvf_store *store, const kvfcli_common *common) {
     kvf_walk_options options = {.struct_size = sizeof options, .whole = 1};
-    kvfcli_progress_start(&in->progress);
+    kvfcli_progress_start(&in->progress, false);
     int code = kvfcli_walk(store, examine, in, &options);
     kvfcli_progress_end(&in->progress);
     if (code != KVFCLI_FINE) {
         return code;
     }
     if (in->no_memory) {
-        kvfcli_say("no memory for the list of what is damaged");
-        return KVFCLI_IO;
+        return kvfcli_no_memory();
     }
     code = in->remove ? remove_damaged(in, store) : KVFCLI_FINE;
     if (code != KVFCLI_FINE) {
@@ -184,22 +154,22 @@ static int work(void *ctx, kvf_store *store, const kvfcli_common *common) {
     return code;
 }
 
-static int check(void *ctx, const kvfcli_common *common, int argc, char **argv) {
-    (void)ctx;
-    return argc > 0 ? kvfcli_usage(common, "verify takes no argument, such as \"%s\"", argv[0]) : KVFCLI_FINE;
-}
-
-static int take(void *ctx, int opt, const char *value) {
-    inspection *in = ctx;
-    (void)value;
-    in->remove = opt == OPT_REMOVE;
-    return KVFCLI_FINE;
-}
-
 int kvfcli_verify(int argc, char **argv) {
-    static const struct option options[] = {KVFCLI_COMMON_OPTIONS, {"remove", no_argument, NULL, OPT_REMOVE}, {0}};
+    static const kvfcli_option options[] = {
+        KVFCLI_OPT_FLAG(inspection, remove, 0, "remove", "remove what is damaged or incomplete"), {.kind = KVFCLI_END}};
     static const kvfcli_verb verb = {
-        .help = help, .options = options, .letters = "", .take = take, .check = check, .work = work};
+        .help = "usage: kvferry verify [--remove] [options]\n"
+                "\n"
+                "Reads every record of every tier whole, checks header, lengths, place and checksum, and lists\n"
+                "what is damaged, with the reason. A damaged record is never loaded (it is a miss), so this is\n"
+                "optional. A record of several parts is incomplete if the server evicted one, or if it was\n"
+                "removed while it was written: a miss too, but not damage. Of sealed records only header and\n"
+                "length can be checked without their secret.\n"
+                "\n"
+                "  kvferry verify --store file:/var/cache/kvferry --remove\n",
+        .exits = "Exit codes: 0 when all is whole; 1 when something is (or, with --remove, was) damaged.\n",
+        .options = options,
+        .work = work};
     inspection in = {.remove = false};
     return kvfcli_verb_main(&verb, &in, argc, argv);
 }

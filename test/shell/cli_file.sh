@@ -17,10 +17,13 @@ run 0 --help
 says "Quick start"
 run 0 help ls
 says "usage: kvferry ls"
-for verb in ls inspect get put verify clear doctor stat; do
+for verb in ls inspect get put verify clear doctor stat exec; do
     run 0 "$verb" --help
     says "usage: kvferry $verb"
     says "Exit codes"
+    says "  kvferry $verb"
+    says "  -s, --store URL"
+    (($(wc -L <"$dir/out") <= 120)) || flunk "the help of $verb has a line of more than 120 characters"
 done
 run 2
 run 2 frobnicate
@@ -31,6 +34,8 @@ run 2 ls -x
 complains "-x"
 run 2 ls --store
 complains "--store needs a value"
+run 2 inspect --session a --session b
+complains "give --session only once"
 run 2 ls nothex
 complains "hex digits"
 run 2 verify something
@@ -71,7 +76,7 @@ complains "token id"
 run 4 put "${fields[@]}" --key "$key" "${store[@]}" "$dir/nothing"
 complains "No such file"
 run 2 put "${fields[@]}" --block-tokens 65537 --key "$key" "${store[@]}" "$dir/payload"
-complains "a number up to 65536"
+complains "a number from 1 to 65536"
 
 # --- get
 run 0 get "$key" -o "$dir/got" "${store[@]}"
