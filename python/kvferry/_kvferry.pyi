@@ -23,7 +23,7 @@ Conventions of all calls:
 - The arguments of a call are checked before anything is done: TypeError or LimitError (a ValueError).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, SupportsIndex, TypeAlias, final
 
@@ -627,6 +627,9 @@ class Queue:
         """Of a load with arrivals, until it is reaped: the bytes that have arrived, and for each block 0 = awaited,
         1 = here, 2 or more = missed. None for any other ticket."""
 
-def _main(argv: Sequence[str]) -> int:
+    def _set_on_close(self, on_close: Callable[[], None], /) -> None:
+        """For kvferry.Queue: called when anybody closes the queue."""
+
+def _main(argv: Sequence[bytes], /) -> int:
     """The program ``kvferry`` (docs/cli.md), without ``run``: argv[0] is its name. Returns its exit status. Once a
     process: it closes stdout."""

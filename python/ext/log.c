@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The library's messages, for Python's logging. Threads of the library put them into a ring. The next call of any
+ * kvferry object that waits or closes takes them out, on the thread of its caller: no thread of the library ever runs
+ * Python code.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "ext.h"
+
+#define RING          64u
+#define MESSAGE_BYTES 1024u
+
+typedef struct message {
+    kvf_log_level level;
+    char text[MESSAGE_BYTES];
+} message;
+
+static struct {
+    pthread_mutex_t lock;
+    message ring[RING];
+    size_t first, num;
+    size_t num_lost; /* when the ring was full */
+    atomic_bool waiting;
+} the_log = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Called by threads of the library, one at a time. */
+static void put(void *ctx, kvf_log_level level, const char *text) {
+    (void)ctx;
+    pthread_mutex_lock(&the_log.lock);
+    if (the_log.num == RING) {
+        the_log.num_lost++;
+    } else {
+        message *at = &the_log.ring[(the_log.first + the_log.num++) % RING];
+        at->level = level;
+        PyOS_snprintf(at->text, sizeof at->text, "%s", text);
+    }
+    atomic_store(&the_log.waiting, true);
+    pthread_mutex_unlock(&the_log.lock);
+}
+
+/* Takes the oldest message. False: there is none. */
+static bool take(message *out, size_t *out_lost) {
+    pthread_mutex_lock(&the_log.lock);
+    bool any = the_log.num > 0;
+    if (any) {
+        *out = the_log.ring[the_log.first];
+        the_log.first = (the_log.first + 1) % RING;
+        the_log.num--;
+    }
+    *out_lost = the_log.num_lost;
+    if (!any) {
+        the_log.num_lost = 0;
+        atomic_store(&the_log.waiting, false);
+    }
+    pthread_mutex_unlock(&the_log.lock);
+    return any;
+}
+
+/* ---- fork: the lock is free in a child, and what the parent has not told yet is the parent's */
+static void before_fork(void) {
+    pthread_mutex_lock(&the_log.lock);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&the_log.lock);
+}
+
+static void after_fork_in_child(void) {
+    pthread_mutex_init(&the_log.lock, NULL);
+    the_log.num = the_log.num_lost = 0;
+    atomic_store(&the_log.waiting, false);
+}
+
+bool kvfp_log_init(void) {
+    if (pthread_atfork(before_fork, after_fork, after_fork_in_child) != 0) {
+        PyErr_NoMemory();
+        return false;
+    }
+    kvf_set_log(put, NULL, KVF_LOG_INFO);
+    return true;
+}
+
+/* ---- Python's side */
+static PyObject *logger(void) {
+    PyObject *logging = PyImport_ImportModule("logging");
+    PyObject *found = logging == NULL ? NULL : PyObject_CallMethod(logging, "getLogger", "s", "kvferry");
+    Py_XDECREF(logging);
+    return found;
+}
+
+static const char *method_of(kvf_log_level level) {
+    return level == KVF_LOG_ERROR ? "error" : level == KVF_LOG_WARN ? "warning" : "info";
+}
+
+static void tell_one(PyObject *to, const message *m) {
+    PyObject *text = PyUnicode_DecodeUTF8(m->text, (Py_ssize_t)strlen(m->text), "replace");
+    PyObject *done = text == NULL ? NULL : PyObject_CallMethod(to, method_of(m->level), "sO", "%s", text);
+    if (done == NULL) {
+        PyErr_WriteUnraisable(to);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(done);
+}
+
+static void tell_all(PyObject *to) {
+    message m;
+    size_t lost = 0;
+    for (size_t i = 0; i < RING && take(&m, &lost); i++) { /* others may come meanwhile: the next call has them */
+        tell_one(to, &m);
+    }
+    if (lost > 0) {
+        m.level = KVF_LOG_WARN;
+        PyOS_snprintf(m.text, sizeof m.text, "%zu more messages were lost, since there were too many at once", lost);
+        tell_one(to, &m);
+    }
+}
+
+void kvfp_log_tell(void) {
+    if (!atomic_load(&the_log.waiting)) {
+        return;
+    }
+    PyObject *kind = NULL, *value = NULL, *trace = NULL;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyObject *to = logger();
+    if (to == NULL) {
+        PyErr_WriteUnraisable(NULL);
+    } else {
+        tell_all(to);
+        Py_DECREF(to);
+    }
+    PyErr_Restore(kind, value, trace);
+}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry: prefill once, anywhere. Moves KV blocks between LLM engines and a store: Redis or Valkey, a folder, memory.
+
+    with kvferry.Store("redis://localhost") as store:
+        space = kvferry.Space(store, {"engine": "mine-1", "model": sha256_of_the_weights, "kv": "f16 LHTD"})
+        keys = space.chain(tokens)
+        num = space.load(keys, memory, tokens=tokens).num_ok
+        ...  # compute the rest
+        space.save(keys[32 * num :], memory[num:], tokens=tokens[256 * num :], first_token=256 * num)
+
+docs/python.md has five minutes for each way in.
+"""
+
+from ._kvferry import (
+    KEY_BYTES,
+    MAX_BLOCKS,
+    ClosedError,
+    Completion,
+    ConfigError,
+    Entry,
+    Error,
+    Finding,
+    Flushed,
+    Found,
+    LimitError,
+    RefusedError,
+    Result,
+    Session,
+    SessionInfo,
+    Space,
+    Store,
+    StoreError,
+    Tier,
+    View,
+)
+from ._kvferry import VERSION as __version__
+from .queue import Queue
+
+__all__ = [
+    "KEY_BYTES",
+    "MAX_BLOCKS",
+    "ClosedError",
+    "Completion",
+    "ConfigError",
+    "Entry",
+    "Error",
+    "Finding",
+    "Flushed",
+    "Found",
+    "LimitError",
+    "Queue",
+    "RefusedError",
+    "Result",
+    "Session",
+    "SessionInfo",
+    "Space",
+    "Store",
+    "StoreError",
+    "Tier",
+    "View",
+    "__version__",
+]
