@@ -187,12 +187,14 @@ static bool is_used_after(int64_t idle_us) {
     return used;
 }
 
-static void lose_after(int64_t idle_us) {
+/* `patience_us` is that of the batch; 0 = the store's. */
+static void lose_after(int64_t idle_us, int64_t patience_us) {
     kvfi_conn lost;
     unsigned stalls = 0;
     kvfi_conn_init(&lost, conf.stall_ms, &disconnects);
     lost.reused = lost.stalled = true;
     lost.idle_us = idle_us;
+    lost.patience_us = patience_us;
     assert_true(kvfi_node_forgives(&node, &lost, &stalls));
 }
 
@@ -201,7 +203,7 @@ static void test_idle_ones_are_doubted_for_a_time(void **state) {
     (void)state;
     assert_true(is_used_after(300000));
     for (int64_t minutes = 1; minutes <= 2; minutes++) {
-        lose_after(400000);
+        lose_after(400000, 0);
         assert_false(is_used_after(300000));
         assert_true(is_used_after(100000));
         now += (minutes * 60 - 2) * 1000000;
@@ -210,6 +212,26 @@ static void test_idle_ones_are_doubted_for_a_time(void **state) {
         assert_true(is_used_after(300000));
         assert_false(is_used_after(31000000));
     }
+}
+
+/* A stall that only the batch calls one is no reason for a doubt that outlasts the batch's retry. It does not end the
+ * doubt of a patient one either, nor make the next one longer. */
+static void test_impatience_raises_short_doubts(void **state) {
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) {
+        lose_after(200000, 99000);
+        assert_false(is_used_after(150000));
+        assert_true(is_used_after(150000));
+    }
+    lose_after(200000, 0);
+    lose_after(200000, 99000);
+    now += 50 * 1000000;
+    assert_false(is_used_after(150000));
+    now += 10 * 1000000;
+    assert_true(is_used_after(150000));
+    lose_after(200000, 101000); /* more than the store has */
+    now += 100 * 1000000;
+    assert_false(is_used_after(150000));
 }
 
 /* ---- what the log hears ---- */
@@ -298,6 +320,7 @@ int main(void) {
                                        TEST(test_replies),
                                        TEST(test_the_log_hears_once_a_second),
                                        TEST(test_idle_ones_are_doubted_for_a_time),
+                                       TEST(test_impatience_raises_short_doubts),
                                        TEST(test_rules_of_the_acl)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,6 +30,7 @@
  * twice as long each further time. */
 #define DOUBT_US     (60 * 1000000LL)
 #define MOST_DOUBTS  6u
+#define RETRY_WAITS  2 /* a batch with little patience needs the doubt for its retry: to connect, and to be answered */
 #define SURE_IDLE_US 100000  /* a connection used so recently is still there */
 #define QUIET_US     1000000 /* the log reports ended connections at most once in this time */
 
@@ -576,20 +577,30 @@ kvf_reason kvfi_node_take_sure(kvfi_node *node, kvfi_conn **out, kvf_error *err,
     return why;
 }
 
+/* A connection ended that had been idle. A stall that only the batch calls one says little about the others, so they are
+ * doubted just until the batch has had its retry. */
+static void doubt_idle_ones(kvfi_node *node, const kvfi_conn *conn) {
+    bool impatient = conn->stalled && kvfi_conn_is_impatient(conn);
+    int64_t half_us = conn->idle_us / 2 > MIN_IDLE_US ? conn->idle_us / 2 : MIN_IDLE_US;
+    pthread_mutex_lock(&node->lock);
+    int64_t until_us = kvfi_deadline(impatient ? RETRY_WAITS * conn->patience_us : DOUBT_US << node->doubts);
+    node->doubts += !impatient && node->doubts < MOST_DOUBTS;
+    if (until_us > node->doubt_until_us) {
+        atomic_store_explicit(&node->doubt_until_us, until_us, memory_order_relaxed);
+    }
+    if (half_us < node->max_idle_us) {
+        atomic_store_explicit(&node->max_idle_us, half_us, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&node->lock);
+}
+
 bool kvfi_node_forgives(kvfi_node *node, kvfi_conn *conn, unsigned *stalls) {
     if (kvfi_conn_is_open(conn) || !(conn->broke || conn->stalled)) {
         return false;
     }
     bool untried = kvfi_conn_is_untried(conn);
     if (untried) {
-        int64_t half_us = conn->idle_us / 2 > MIN_IDLE_US ? conn->idle_us / 2 : MIN_IDLE_US;
-        pthread_mutex_lock(&node->lock);
-        atomic_store_explicit(&node->doubt_until_us, kvfi_deadline(DOUBT_US << node->doubts), memory_order_relaxed);
-        node->doubts += node->doubts < MOST_DOUBTS;
-        if (half_us < node->max_idle_us) {
-            atomic_store_explicit(&node->max_idle_us, half_us, memory_order_relaxed);
-        }
-        pthread_mutex_unlock(&node->lock);
+        doubt_idle_ones(node, conn);
     }
     if (!untried && !(conn->stalled && (*stalls)++ == 0)) {
         return false;
