@@ -363,8 +363,8 @@ kvf_status kvfi_redis_session_remove(kvfi_tier *base, kvf_error *err, const char
 static kvf_status ask_max_bulk(kvfi_talk *talk, uint64_t *max) {
     kvfi_facts facts;
     *max = DEFAULT_MAX_BULK;
-    KVFI_TRY(kvfi_facts_ask(talk, true));
-    KVFI_TRY(kvfi_facts_hear(talk, &facts, true));
+    KVFI_TRY(kvfi_facts_ask(talk, &facts, true));
+    KVFI_TRY(kvfi_facts_hear(talk, &facts));
     if (facts.max_bulk != KVFI_UNKNOWN && facts.max_bulk > 0) {
         *max = facts.max_bulk;
     }
@@ -381,7 +381,8 @@ uint64_t kvfi_redis_session_max_part(kvfi_tier *base, int64_t deadline_us) {
     if (kvfi_talk_begin(&talk, tier, NULL, 0, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
         return DEFAULT_MAX_BULK;
     }
-    bool sure = ask_max_bulk(&talk, &max) == KVF_OK;
+    bool sure = ask_max_bulk(&talk, &max) == KVF_OK &&
+                (atomic_load_explicit(&talk.node->silent, memory_order_relaxed) & KVFI_PROBE_CONFIG) == 0;
     kvfi_talk_end(&talk);
     if (sure) {
         atomic_store_explicit(&tier->max_bulk, max, memory_order_relaxed);

@@ -36,8 +36,10 @@ static struct {
     const char *cant_be_read;  /* a GET of it is refused */
     const char *nonsense;      /* a GET or SET of it is answered by what is not RESP */
     int64_t info_takes_ms, range_takes_ms;
-    bool mute;        /* no answer to PING */
-    bool mute_name;   /* no answer to CLIENT SETNAME */
+    bool mute;                /* no answer to PING */
+    bool mute_name;           /* no answer to CLIENT SETNAME */
+    const char *falls_silent; /* no answer to this command, nor to any after it on the connection; NULL: answers all */
+    bool is_silent;
     unsigned refuses; /* the n-th SET from now on; 0 = none */
     unsigned sets, gets, refreshed, removed, infos, configs, names, pages, maps;
     unsigned breaks_at; /* the n-th write from now on fails; 0 = none */
@@ -117,6 +119,9 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
     } else if (strcmp(command, "SCAN") == 0) {
         say_page(reply);
     }
+    server.is_silent = strcmp(command, "PING") != 0 &&
+                       (server.is_silent || (server.falls_silent != NULL && strcmp(command, server.falls_silent) == 0));
+    replace(reply, server.is_silent ? "" : NULL);
     if (server.nonsense != NULL && strcmp(arg, server.nonsense) == 0) {
         replace(reply, NONSENSE);
     }
@@ -615,6 +620,59 @@ static void one_question_ends_the_connection(void **state) {
     tier->ops->close(tier);
 }
 
+/* Puts a value, as a batch with that patience (0: the store's). */
+static kvf_reason put_within(kvfi_tier *tier, int64_t patience_us) {
+    kvft_value value;
+    kvft_value_init(&value, 1, 1000);
+    kvfi_feed feed = {
+        .items = &value.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000), .patience_us = patience_us};
+    tier->ops->put(tier, &feed);
+    kvf_reason why = value.item.why;
+    kvft_value_cleanup(&value);
+    return why;
+}
+
+/* A server, or a proxy, that is silent at a question may only have been slow. Saves go on without the answer, and the
+ * question is asked again a while later: after a minute, or after a second if only a batch had no more patience. */
+static void a_silent_question_is_asked_later(void **state) {
+    (void)state;
+    static const struct {
+        const char *silent_at;
+        int64_t patience_us, soon_ms, later_ms;
+    } rows[] = {
+        {"INFO", 0, 59000, 2000}, {"CONFIG", 0, 59000, 2000}, {"INFO", 20000, 900, 200}, {"CONFIG", 20000, 900, 200}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvft_sim_plan plan = {.refuse = 65536};
+        kvft_sim_plan_set(&plan);
+        kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
+        plan.refuse = 0;
+        kvft_sim_plan_set(&plan);
+        kvft_sim_sleep_ms(1000);
+        server.info = ready;
+        server.config = NO_SETTING;
+        server.falls_silent = rows[i].silent_at;
+        assert_int_equal(put_within(tier, rows[i].patience_us), KVF_WHY_NONE);
+        kvft_sim_sleep_ms(rows[i].soon_ms);
+        watch();
+        assert_int_equal(put_within(tier, rows[i].patience_us), KVF_WHY_NONE);
+        assert_int_equal(server.infos + server.configs, 0);
+        server.falls_silent = NULL;
+        server.info = loading;
+        kvft_sim_sleep_ms(rows[i].later_ms);
+        assert_int_equal(put_within(tier, rows[i].patience_us), KVF_WHY_SETTINGS);
+        assert_true(server.infos > 0 && server.configs > 0);
+        assert_true(is_answered(tier, KVFI_PROBE_INFO) && is_answered(tier, KVFI_PROBE_CONFIG));
+        server.info = ready;
+        kvft_sim_sleep_ms(3000);
+        assert_int_equal(put_within(tier, 0), KVF_WHY_NONE);
+        watch();
+        kvft_sim_sleep_ms(3600 * 1000);
+        assert_int_equal(put_within(tier, 0), KVF_WHY_NONE);
+        assert_int_equal(server.infos + server.configs, 0); /* all is known */
+        tier->ops->close(tier);
+    }
+}
+
 static void count_refusals(void *ctx, const kvf_finding *finding) {
     *(unsigned *)ctx += strcmp(finding->code, "refused") == 0;
 }
@@ -1044,6 +1102,7 @@ int main(void) {
         TEST(one_question_ends_the_connection),
         TEST(a_known_question_stays),
         TEST(a_mute_question_is_not_asked),
+        TEST(a_silent_question_is_asked_later),
         TEST(what_it_holds),
         TEST(room_is_asked_for_when_none_is_left),
         TEST(the_log_hears_of_changes),

@@ -80,13 +80,14 @@ static void keep_parts(kvfi_verdict *verdict, const kvfi_redis *tier, const kvfi
     }
 }
 
-static void conclude(kvfi_redis *tier, kvfi_node *node, const kvfi_facts *facts, const kvfi_verdict *verdict,
-                     bool settings) {
+static void conclude(kvfi_redis *tier, kvfi_node *node, const kvfi_facts *facts, const kvfi_verdict *verdict) {
     kvfi_admission before = kvfi_node_admission(node);
+    unsigned missed = atomic_load_explicit(&node->silent, memory_order_relaxed);
     tell(tier, node, facts, verdict, &before);
     kvfi_admission admission = {.known = true,
                                 .logged = true,
-                                .silent = !settings || !facts->config,
+                                .closed = before.closed || (!facts->config && (missed & KVFI_PROBE_CONFIG) == 0),
+                                .missed = missed,
                                 .bounded = verdict->room != KVFI_UNKNOWN,
                                 .saves = verdict->saves,
                                 .code = verdict->code};
@@ -112,7 +113,7 @@ static kvf_status admit_on(kvfi_talk *talk, const char *key) {
     kvfi_facts facts;
     kvfi_verdict verdict;
     KVFI_TRY(ask_permissions(talk, key));
-    KVFI_TRY(kvfi_facts_ask(talk, true));
+    KVFI_TRY(kvfi_facts_ask(talk, &facts, true));
     kvf_status status = hear_permissions(talk);
     if (status == KVF_CONFIG) {
         return status;
@@ -120,12 +121,12 @@ static kvf_status admit_on(kvfi_talk *talk, const char *key) {
     if (status != KVF_OK) {
         /* One of these may end a connection, too: that shows when it is needed. */
         KVFI_TRY(kvfi_talk_renew(talk));
-        KVFI_TRY(kvfi_facts_ask(talk, true));
+        KVFI_TRY(kvfi_facts_ask(talk, &facts, true));
     }
-    KVFI_TRY(kvfi_facts_hear(talk, &facts, true));
+    KVFI_TRY(kvfi_facts_hear(talk, &facts));
     kvfi_rules_judge(&verdict, &facts, &talk->tier->asked, &talk->node->server, NULL, NULL);
     fit(talk->tier, &verdict.fit);
-    conclude(talk->tier, talk->node, &facts, &verdict, true);
+    conclude(talk->tier, talk->node, &facts, &verdict);
     return KVF_OK;
 }
 
@@ -158,10 +159,9 @@ static kvf_status examine(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kv
                       .conn = conn,
                       .err = &own,
                       .deadline_us = deadline_us < soon_us ? deadline_us : soon_us};
-    bool settings = !kvfi_node_admission(node).silent;
-    kvf_status status = kvfi_facts_ask(&talk, settings);
+    kvf_status status = kvfi_facts_ask(&talk, &facts, !kvfi_node_admission(node).closed);
     if (status == KVF_OK) {
-        status = kvfi_facts_hear(&talk, &facts, settings);
+        status = kvfi_facts_hear(&talk, &facts);
     }
     if (status != KVF_OK) {
         kvfi_conn_close(conn);
@@ -169,12 +169,12 @@ static kvf_status examine(kvfi_redis *tier, kvfi_node *node, kvfi_conn *conn, kv
     }
     kvfi_rules_judge(out, &facts, &tier->asked, &node->server, NULL, NULL);
     keep_parts(out, tier, &facts);
-    conclude(tier, node, &facts, out, settings);
+    conclude(tier, node, &facts, out);
     return KVF_OK;
 }
 
 static bool must_ask(kvfi_node *node, const kvfi_admission *admission) {
-    return !admission->known || admission->saves != KVF_WHY_NONE ||
+    return !admission->known || admission->saves != KVF_WHY_NONE || kvfi_node_probes(node, admission->missed) != 0 ||
            (admission->bounded && atomic_load_explicit(&node->room, memory_order_relaxed) <= 0);
 }
 

@@ -96,7 +96,7 @@ static void examine_permissions(exam *e) {
 static void examine(exam *e, kvf_error *err) {
     kvfi_facts facts;
     kvfi_verdict verdict;
-    if (kvfi_facts_ask(&e->talk, true) != KVF_OK || kvfi_facts_hear(&e->talk, &facts, true) != KVF_OK) {
+    if (kvfi_facts_ask(&e->talk, &facts, true) != KVF_OK || kvfi_facts_hear(&e->talk, &facts) != KVF_OK) {
         say_away(e, err->what);
         return;
     }
@@ -162,7 +162,8 @@ static bool add_info(kvfi_redis *tier, kvfi_node *node, kvf_tier_info *out) {
     if (kvfi_talk_begin_on(&talk, tier, NULL, node, KVFI_LANE_LOOKUP, deadline_us) != KVF_OK) {
         return false;
     }
-    bool read = kvfi_facts_ask(&talk, false) == KVF_OK && kvfi_facts_hear(&talk, &facts, false) == KVF_OK && facts.info;
+    bool read =
+        kvfi_facts_ask(&talk, &facts, false) == KVF_OK && kvfi_facts_hear(&talk, &facts) == KVF_OK && facts.info;
     kvfi_talk_end(&talk);
     bool used = read && out->used_bytes >= 0 && facts.used != KVFI_UNKNOWN;
     bool bounded = read && out->max_bytes >= 0 && facts.maxmemory != KVFI_UNKNOWN && facts.maxmemory > 0;

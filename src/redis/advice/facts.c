@@ -156,12 +156,6 @@ static kvf_status hear_setting(kvfi_talk *talk, kvfi_facts *facts, const field *
 
 /* ---- both ---- */
 
-/* What may be asked: bits of kvfi_probe. */
-static unsigned questions(const kvfi_talk *talk, bool settings) {
-    return (kvfi_node_answers(talk->node, KVFI_PROBE_INFO) ? KVFI_PROBE_INFO : 0) |
-           (settings && kvfi_node_answers(talk->node, KVFI_PROBE_CONFIG) ? KVFI_PROBE_CONFIG : 0);
-}
-
 static kvf_status ask(kvfi_talk *talk, unsigned probes) {
     if ((probes & KVFI_PROBE_INFO) != 0) {
         KVFI_TRY(kvfi_talk_say(talk, "INFO", NULL));
@@ -193,20 +187,31 @@ static kvf_status hear(kvfi_talk *talk, kvfi_facts *out, unsigned probes) {
 }
 
 /* One question on a separate connection. If that connection ends, and the server answers on another, the question was
- * the cause. */
+ * the cause. Silence may also mean that the server was slow. */
 static kvf_status try_one(kvfi_talk *talk, kvfi_facts *out, kvfi_probe probe) {
     char said[sizeof talk->conn->said];
     if (ask(talk, probe) == KVF_OK && hear(talk, out, probe) == KVF_OK) {
         return KVF_OK;
     }
+    bool stalled = talk->conn->stalled;
     memcpy(said, talk->conn->said, sizeof said);
     KVFI_TRY(kvfi_talk_renew(talk));
-    kvfi_node_is_mute(talk->node, probe, said);
+    if (stalled) {
+        kvfi_node_is_silent(talk->node, probe, false);
+    } else {
+        kvfi_node_is_mute(talk->node, probe, said);
+    }
     return KVF_OK;
 }
 
+/* After silence that only its batch calls a stall, a connection goes on without the answers. */
 static kvf_status one_by_one(kvfi_talk *talk, kvfi_facts *out, unsigned probes) {
+    bool brief = talk->conn->stalled && kvfi_conn_is_impatient(talk->conn);
     KVFI_TRY(kvfi_talk_renew(talk));
+    if (brief) {
+        kvfi_node_is_silent(talk->node, probes, true);
+        return KVF_OK;
+    }
     if ((probes & KVFI_PROBE_INFO) != 0) {
         KVFI_TRY(try_one(talk, out, KVFI_PROBE_INFO));
     }
@@ -214,7 +219,7 @@ static kvf_status one_by_one(kvfi_talk *talk, kvfi_facts *out, unsigned probes) 
 }
 
 static void forget(kvfi_facts *out) {
-    *out = (kvfi_facts){.swapped = KVFI_UNKNOWN};
+    *out = (kvfi_facts){.asked = out->asked, .swapped = KVFI_UNKNOWN};
     for (size_t i = 0; i < NUM_INFOS; i++) {
         if (infos[i].size == 0) {
             *number_of(out, &infos[i]) = KVFI_UNKNOWN;
@@ -227,12 +232,13 @@ static void forget(kvfi_facts *out) {
     }
 }
 
-kvf_status kvfi_facts_ask(kvfi_talk *talk, bool settings) {
-    return ask(talk, questions(talk, settings));
+kvf_status kvfi_facts_ask(kvfi_talk *talk, kvfi_facts *out, bool settings) {
+    out->asked = kvfi_node_probes(talk->node, KVFI_PROBE_INFO | (settings ? KVFI_PROBE_CONFIG : 0));
+    return ask(talk, out->asked);
 }
 
-kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out, bool settings) {
-    unsigned probes = questions(talk, settings);
+kvf_status kvfi_facts_hear(kvfi_talk *talk, kvfi_facts *out) {
+    unsigned probes = out->asked;
     uint32_t stall_ms = talk->conn->stall_ms;
     /* nothing is saved here, so the longer wait for saves does not apply */
     talk->conn->stall_ms = talk->tier->conf.stall_ms;

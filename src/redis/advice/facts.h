@@ -10,8 +10,9 @@
 #define KVFI_UNKNOWN UINT64_MAX /* a number that the server did not give */
 
 typedef struct kvfi_facts {
-    bool info;   /* the fields from INFO are set */
-    bool config; /* the fields from CONFIG GET are set */
+    unsigned asked; /* bits: kvfi_probe */
+    bool info;      /* the fields from INFO are set */
+    bool config;    /* the fields from CONFIG GET are set */
     /* INFO */
     char version[32], name[32], policy[32], allocator[32], role[16], mode[16];
     uint64_t loading, aof, replicas, backlog, pid; /* loading and aof: 0 or 1 */
@@ -26,11 +27,12 @@ typedef struct kvfi_facts {
 } kvfi_facts;
 
 /* Queues the questions, except those that the server is known not to answer. `settings`: CONFIG GET too. */
-kvf_status kvfi_facts_ask(kvfi_talk *, bool settings);
-/* Reads the answers. A server that refuses to answer leaves `info` or `config` false. So does a healthy server that
- * ends the connection or stays silent after the question: then the talk continues on another connection, and the
- * question is not asked again. KVF_IO only if the connection ended for another reason. */
-kvf_status kvfi_facts_hear(kvfi_talk *, kvfi_facts *out, bool settings);
+kvf_status kvfi_facts_ask(kvfi_talk *, kvfi_facts *out, bool settings);
+/* Reads the answers to those questions. A server that refuses to answer leaves `info` or `config` false. So does a
+ * healthy server that ends the connection or stays silent after the question: then the talk continues on another
+ * connection, and the question is not asked again, or after silence later. KVF_IO only if the connection ended for
+ * another reason. */
+kvf_status kvfi_facts_hear(kvfi_talk *, kvfi_facts *);
 /* What the host knows of the server, if the server runs on this host. */
 void kvfi_facts_look_around(kvfi_facts *, const kvfi_endpoint *);
 

@@ -30,6 +30,7 @@
  * twice as long each further time. */
 #define DOUBT_US     (60 * 1000000LL)
 #define MOST_DOUBTS  6u
+#define BRIEF_US     1000000 /* the same for silence that only a batch with little patience met */
 #define RETRY_WAITS  2 /* a batch with little patience needs the doubt for its retry: to connect, and to be answered */
 #define SURE_IDLE_US 100000  /* a connection used so recently is still there */
 #define QUIET_US     1000000 /* the log reports ended connections at most once in this time */
@@ -128,8 +129,36 @@ void kvfi_node_is_mute(kvfi_node *node, kvfi_probe probe, const char *why) {
     }
 }
 
+void kvfi_node_is_silent(kvfi_node *node, unsigned probes, bool brief) {
+    probes &= ~atomic_load_explicit(&node->heard, memory_order_relaxed);
+    if (probes == 0) {
+        return;
+    }
+    pthread_mutex_lock(&node->lock);
+    int64_t until_us = kvfi_deadline(brief ? BRIEF_US : DOUBT_US << node->silences);
+    node->silences += !brief && node->silences < MOST_DOUBTS;
+    if (until_us > node->silent_until_us) {
+        atomic_store_explicit(&node->silent_until_us, until_us, memory_order_relaxed);
+    }
+    atomic_fetch_or_explicit(&node->silent, probes, memory_order_relaxed);
+    pthread_mutex_unlock(&node->lock);
+    kvfi_log(KVF_LOG_INFO, "%.100s: %s not answered in time; asked again later", node->conf->text,
+             probes == KVFI_PROBE_INFO     ? "INFO is"
+             : probes == KVFI_PROBE_CONFIG ? "CONFIG GET is"
+                                           : "INFO and CONFIG GET are");
+}
+
 void kvfi_node_was_heard(kvfi_node *node, kvfi_probe probe) {
     atomic_fetch_or_explicit(&node->heard, probe, memory_order_relaxed);
+    atomic_fetch_and_explicit(&node->silent, ~(unsigned)probe, memory_order_relaxed);
+}
+
+unsigned kvfi_node_probes(const kvfi_node *node, unsigned probes) {
+    unsigned not = atomic_load_explicit(&node->mute, memory_order_relaxed);
+    if (kvfi_sys->now_us() < atomic_load_explicit(&node->silent_until_us, memory_order_relaxed)) {
+        not |= atomic_load_explicit(&node->silent, memory_order_relaxed);
+    }
+    return probes & ~not ;
 }
 
 /* ---- the introduction: AUTH, SELECT, PING, CLIENT SETNAME in one round trip ---- */

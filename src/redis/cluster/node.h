@@ -35,14 +35,15 @@ typedef struct kvfi_breaker {
 typedef struct kvfi_admission {
     bool known;       /* it was asked since it was last down */
     bool logged;      /* the findings were reported */
-    bool silent;      /* it does not show its settings */
+    bool closed;      /* it refuses to show its settings */
+    unsigned missed;  /* bits: kvfi_probe that it was silent at, and is asked once more */
     bool bounded;     /* only as many bytes as there is room for */
     kvf_reason saves; /* KVF_WHY_NONE: yes; or why not */
     const char *code; /* the finding that forbids it */
 } kvfi_admission;
 
 /* Questions that only provide information, and that nothing depends on. If a server refuses one, or a proxy breaks the
- * connection off or stays silent, it is not asked again. */
+ * connection off, it is not asked again. After silence it is asked later: the server may only have been slow. */
 typedef enum kvfi_probe { KVFI_PROBE_NAME = 1, KVFI_PROBE_INFO = 2, KVFI_PROBE_CONFIG = 4 } kvfi_probe;
 
 typedef struct kvfi_node {
@@ -57,11 +58,14 @@ typedef struct kvfi_node {
     kvfi_breaker breaker; /* for connections */
     kvfi_breaker saves;   /* for saves alone: the server has no memory or no disk for them. Loads go on. */
     kvfi_admission admission;
-    _Atomic uint64_t longest;       /* as in kvfi_verdict */
-    _Atomic uint64_t most;          /* as in kvfi_verdict */
-    _Atomic int64_t room;           /* of a bounded one: bytes that may still be saved before it is asked again */
-    atomic_bool spoken;             /* it has answered us once, so both sides use the same protocol */
-    _Atomic unsigned mute, heard;   /* bits: kvfi_probe that it does not answer; that it has answered */
+    _Atomic uint64_t longest; /* as in kvfi_verdict */
+    _Atomic uint64_t most;    /* as in kvfi_verdict */
+    _Atomic int64_t room;     /* of a bounded one: bytes that may still be saved before it is asked again */
+    atomic_bool spoken;       /* it has answered us once, so both sides use the same protocol */
+    /* bits: kvfi_probe that it does not answer; that it has answered; that it was silent at, until silent_until_us */
+    _Atomic unsigned mute, heard, silent;
+    _Atomic int64_t silent_until_us;
+    unsigned silences;              /* how often a patient caller met silence, up to a bound */
     _Atomic int64_t max_idle_us;    /* a connection that was idle for longer is not reused */
     _Atomic int64_t doubt_until_us; /* from then on max_idle_us is the longest again */
     unsigned doubts;                /* how often it was lowered, up to a bound */
@@ -99,13 +103,17 @@ bool kvfi_node_forgives(kvfi_node *, kvfi_conn *, unsigned *stalls);
 /* Replaces a connection that is closed, or not trusted any more. */
 kvf_reason kvfi_node_reopen(kvfi_node *, kvfi_conn *, kvf_error *err, int64_t deadline_us);
 
+/* Those of the probes that may be sent now. */
+unsigned kvfi_node_probes(const kvfi_node *, unsigned probes);
 /* Is the probe answered, as far as known? */
 static inline bool kvfi_node_answers(const kvfi_node *node, kvfi_probe probe) {
-    return (atomic_load_explicit(&node->mute, memory_order_relaxed) & probe) == 0;
+    return kvfi_node_probes(node, probe) != 0;
 }
 /* It is not: `why` in the words of the server, or of the connection. Logged once. A probe that was answered before is
  * still believed to be. */
 void kvfi_node_is_mute(kvfi_node *, kvfi_probe, const char *why);
+/* Nothing came within the time of the caller, which may have been `brief`: asked again later. */
+void kvfi_node_is_silent(kvfi_node *, unsigned probes, bool brief);
 void kvfi_node_was_heard(kvfi_node *, kvfi_probe);
 
 /* Loads go before saves: waits until none is under way, for a limited time. */
