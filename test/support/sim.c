@@ -40,6 +40,7 @@ typedef struct link {
     text in, out;                      /* to the server, and from it */
     size_t taken;                      /* of out */
     int64_t ready_us;                  /* when the rest of out has arrived */
+    int64_t connected_us;              /* when it can be written to */
     int64_t cut_at, stall_at, flip_at; /* of the bytes from the server; -1 = never */
     int64_t position;
 } link_t;
@@ -322,7 +323,7 @@ static void serve(link_t *l) {
         drop(&l->in, len);
         bool slow = chance(w.plan.slow);
         stats.slow += slow;
-        int64_t ready = w.now_us + 20 + below(slow ? 500000 : 200);
+        int64_t ready = w.now_us + 20 + below(slow ? 500000 : 200) + w.plan.round_trip_us;
         l->ready_us = ready > l->ready_us ? ready : l->ready_us;
     }
 }
@@ -386,6 +387,7 @@ static int sim_connect(int fd, const struct sockaddr *address, socklen_t len) {
         return -1;
     }
     l->node = ntohs(to.sin_port) - FIRST_PORT;
+    l->connected_us = w.now_us + w.plan.round_trip_us;
     l->hangs = chance(w.plan.hang);
     stats.hung += l->hangs;
     l->cut_at = somewhere(w.plan.cut, &stats.cut);
@@ -478,7 +480,8 @@ static int ready(struct pollfd *fds, nfds_t num) {
         const link_t *l = link_of(fds[i].fd);
         fds[i].revents = 0;
         if (l != NULL && !l->hangs) {
-            fds[i].revents = (short)((readable(l) != 0 ? fds[i].events & POLLIN : 0) | (fds[i].events & POLLOUT));
+            fds[i].revents = (short)((readable(l) != 0 ? fds[i].events & POLLIN : 0) |
+                                     (w.now_us >= l->connected_us ? fds[i].events & POLLOUT : 0));
         }
         events += fds[i].revents != 0;
     }
@@ -494,6 +497,8 @@ static int sim_poll(struct pollfd *fds, nfds_t num, int timeout_ms) {
             const link_t *l = link_of(fds[i].fd);
             bool comes = l != NULL && !l->hangs && l->ready_us > w.now_us && l->out.len > l->taken;
             next = comes && l->ready_us < next ? l->ready_us : next;
+            bool connects = l != NULL && !l->hangs && l->connected_us > w.now_us;
+            next = connects && l->connected_us < next ? l->connected_us : next;
         }
         w.now_us = next;
         events = ready(fds, num);

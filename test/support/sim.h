@@ -21,8 +21,9 @@ typedef struct kvft_sim_plan {
     uint32_t cut, stall, flip;     /* a connection: somewhere in the bytes that it brings */
     uint32_t slow;                 /* a reply: up to half a second */
     uint32_t error, other, vanish; /* a command: an error reply; another key's value; its key is gone before */
-    uint32_t redirect; /* a command in a Cluster: its third of the slots has moved just then, or is moving (ASK) */
-    bool slices;       /* reads and writes take a few bytes only */
+    uint32_t redirect;     /* a command in a Cluster: its third of the slots has moved just then, or is moving (ASK) */
+    bool slices;           /* reads and writes take a few bytes only */
+    int64_t round_trip_us; /* of a connect and of each reply, besides the time of a good network */
 } kvft_sim_plan;
 
 void kvft_sim_begin(uint64_t seed, bool cluster); /* installs the table; all is well */

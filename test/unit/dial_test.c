@@ -55,7 +55,7 @@ static kvfi_systable table;
 static kvfi_conn conn;
 static _Atomic uint64_t disconnects;
 static _Atomic uint32_t answered;
-static int64_t began_us;
+static int64_t began_us, time_us, patience_us;
 
 static int64_t net_now_us(void) {
     return net.now_us;
@@ -165,6 +165,8 @@ static int set_up(void **state) {
     kvfi_sys_table = &table;
     net.now_us = 1000000;
     answered = 0;
+    time_us = DEADLINE_US;
+    patience_us = 0;
     return 0;
 }
 
@@ -172,6 +174,10 @@ static int tear_down(void **state) {
     (void)state;
     kvfi_sys_table = &kvfi_sys_real;
     return 0;
+}
+
+static int64_t took_us(void) {
+    return net.now_us - began_us;
 }
 
 /* The number of the address that was taken, or -1. */
@@ -186,17 +192,15 @@ static int dial(size_t num, const address *list) {
     memset(net.tried_us, -1, sizeof net.tried_us);
     began_us = net.now_us;
     kvfi_conn_init(&conn, 100, &disconnects);
-    kvf_reason why = kvfi_conn_open(&conn, &to, &plain, &answered, net.now_us + DEADLINE_US);
+    conn.patience_us = patience_us;
+    kvf_reason why = kvfi_conn_open(&conn, &to, &plain, &answered, net.now_us + time_us);
     int taken = why == KVF_WHY_NONE ? net.of_fd[conn.fd - FIRST_FD] : -1;
     assert_int_equal(net.num_open, why == KVF_WHY_NONE);
-    assert_true(why == KVF_WHY_NONE || why == KVF_WHY_UNREACHABLE);
+    bool impatient = patience_us > 0 && patience_us < time_us && took_us() >= patience_us;
+    assert_true(why == KVF_WHY_NONE || why == (impatient ? KVF_WHY_STALLED : KVF_WHY_UNREACHABLE));
     kvfi_conn_close(&conn);
     assert_int_equal(net.num_open, 0);
     return taken;
-}
-
-static int64_t took_us(void) {
-    return net.now_us - began_us;
 }
 
 /* The next begins a tenth of a second after the last, or as soon as one has failed; the first that answers is taken. */
@@ -257,6 +261,22 @@ static void test_nobody_answers(void **state) {
     assert_string_equal(conn.said, strerror(ETIMEDOUT));
     assert_int_equal(net.waits, 2);
     assert_int_equal(answered, 0);
+}
+
+/* However short the time is, each address has its share of it, and the one that answers is found. */
+static void test_little_time_is_shared(void **state) {
+    (void)state;
+    static const address rows[][3] = {{SILENT, ANSWERS_IN(5), SILENT}, {SILENT, SILENT, ANSWERS_IN(5)}};
+    for (size_t i = 0; i < 4; i++) {
+        time_us = i % 2 == 0 ? 40 * MS : DEADLINE_US;
+        patience_us = i % 2 == 0 ? 0 : 40 * MS;
+        answered = 0;
+        assert_int_equal(dial(3, rows[i / 2]), i / 2 + 1);
+        assert_int_equal(took_us(), i / 2 == 0 ? 15 * MS : 25 * MS);
+    }
+    assert_int_equal(dial(1, rows[0]), -1);
+    assert_int_equal(took_us(), 40 * MS);
+    assert_string_equal(conn.said, strerror(ETIMEDOUT));
 }
 
 /* A peer that vanished is noticed after half a minute; what is written is not held back, and nothing paces it on the
@@ -373,6 +393,7 @@ static void test_a_busy_unix_socket(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_the_next_begins_beside_the_last),
                                        TEST(test_nobody_answers),
+                                       TEST(test_little_time_is_shared),
                                        TEST(test_what_answered_is_first),
                                        TEST(test_many_addresses),
                                        TEST(test_waits_that_fail),

@@ -235,6 +235,49 @@ static void a_mute_server_has_stalled(void **state) {
     tier->ops->close(tier);
 }
 
+/* Gets or puts a value, as a batch with that patience. */
+static kvf_reason move_within(kvfi_tier *tier, bool put, int64_t patience_us) {
+    kvft_value value;
+    kvft_value_init(&value, 1, 1000);
+    kvfi_feed feed = {.items = &value.item,
+                      .num = 1,
+                      .limit = 1,
+                      .deadline_us = kvfi_deadline(10000000),
+                      .check = put ? NULL : kvft_value_check,
+                      .patience_us = patience_us};
+    (put ? tier->ops->put : tier->ops->get)(tier, &feed);
+    kvf_reason why = value.item.why;
+    kvft_value_cleanup(&value);
+    return why;
+}
+
+/* A batch whose patience is more than a round trip is served on a new connection too, although that takes two before
+ * the first answer. One with less patience stalls, does not stop the others, and is not starved by a silent name. */
+static void patience_is_for_each_round_trip(void **state) {
+    (void)state;
+    static const struct {
+        bool mute_name;
+        int64_t patience_us;
+        kvf_reason why;
+    } rows[] = {{false, 70000, KVF_WHY_NONE}, {true, 70000, KVF_WHY_NONE}, {false, 50000, KVF_WHY_STALLED}};
+    for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
+        kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?name=&stall_ms=1000"), *named = NULL;
+        assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+        kvft_sim_plan_set(&(kvft_sim_plan){.refuse = 65536});
+        named = kvft_tier(KVFT_SIM_URL "?stall_ms=1000");
+        kvft_sim_sleep_ms(1000);
+        kvft_sim_plan_set(&(kvft_sim_plan){.round_trip_us = 60000});
+        server.mute_name = rows[i / 2].mute_name;
+        assert_int_equal(move_within(named, i % 2 != 0, rows[i / 2].patience_us), rows[i / 2].why);
+        assert_true(is_answered(named, KVFI_PROBE_NAME));
+        server.mute_name = false;
+        assert_int_equal(kvft_get(named, 1, 1000), KVF_WHY_NONE);
+        kvft_sim_plan_set(&(kvft_sim_plan){.refuse = 0});
+        named->ops->close(named);
+        tier->ops->close(tier);
+    }
+}
+
 static void *no_memory(size_t bytes) {
     (void)bytes;
     return NULL;
@@ -620,18 +663,6 @@ static void one_question_ends_the_connection(void **state) {
     tier->ops->close(tier);
 }
 
-/* Puts a value, as a batch with that patience (0: the store's). */
-static kvf_reason put_within(kvfi_tier *tier, int64_t patience_us) {
-    kvft_value value;
-    kvft_value_init(&value, 1, 1000);
-    kvfi_feed feed = {
-        .items = &value.item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(10000000), .patience_us = patience_us};
-    tier->ops->put(tier, &feed);
-    kvf_reason why = value.item.why;
-    kvft_value_cleanup(&value);
-    return why;
-}
-
 /* A server, or a proxy, that is silent at a question may only have been slow. Saves go on without the answer, and the
  * question is asked again a while later: after a minute, or after a second if only a batch had no more patience. */
 static void a_silent_question_is_asked_later(void **state) {
@@ -651,23 +682,23 @@ static void a_silent_question_is_asked_later(void **state) {
         server.info = ready;
         server.config = NO_SETTING;
         server.falls_silent = rows[i].silent_at;
-        assert_int_equal(put_within(tier, rows[i].patience_us), KVF_WHY_NONE);
+        assert_int_equal(move_within(tier, true, rows[i].patience_us), KVF_WHY_NONE);
         kvft_sim_sleep_ms(rows[i].soon_ms);
         watch();
-        assert_int_equal(put_within(tier, rows[i].patience_us), KVF_WHY_NONE);
+        assert_int_equal(move_within(tier, true, rows[i].patience_us), KVF_WHY_NONE);
         assert_int_equal(server.infos + server.configs, 0);
         server.falls_silent = NULL;
         server.info = loading;
         kvft_sim_sleep_ms(rows[i].later_ms);
-        assert_int_equal(put_within(tier, rows[i].patience_us), KVF_WHY_SETTINGS);
+        assert_int_equal(move_within(tier, true, rows[i].patience_us), KVF_WHY_SETTINGS);
         assert_true(server.infos > 0 && server.configs > 0);
         assert_true(is_answered(tier, KVFI_PROBE_INFO) && is_answered(tier, KVFI_PROBE_CONFIG));
         server.info = ready;
         kvft_sim_sleep_ms(3000);
-        assert_int_equal(put_within(tier, 0), KVF_WHY_NONE);
+        assert_int_equal(move_within(tier, true, 0), KVF_WHY_NONE);
         watch();
         kvft_sim_sleep_ms(3600 * 1000);
-        assert_int_equal(put_within(tier, 0), KVF_WHY_NONE);
+        assert_int_equal(move_within(tier, true, 0), KVF_WHY_NONE);
         assert_int_equal(server.infos + server.configs, 0); /* all is known */
         tier->ops->close(tier);
     }
@@ -1088,6 +1119,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(an_introduction),
         TEST(a_mute_server_has_stalled),
+        TEST(patience_is_for_each_round_trip),
         cmocka_unit_test_setup_teardown(no_memory_for_a_lookup, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(pauses_are_measured, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(a_server_is_asked_once, set_up_cluster, tear_down),

@@ -345,7 +345,7 @@ static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, b
         return why;
     }
     atomic_fetch_add_explicit(node->connects, 1, memory_order_relaxed);
-    conn->patient = is_greeted_patiently(node);
+    conn->patient = conn->patience_us == 0 && is_greeted_patiently(node);
     if (introduce(node, conn, err, named, at, &why, deadline_us) != KVF_OK && kvfi_conn_is_open(conn)) {
         (void)kvfi_conn_broken(conn, conn->said);
     }
@@ -358,11 +358,12 @@ static kvf_reason open_named(kvfi_node *node, kvfi_conn *conn, kvf_error *err, b
  * does not let through. */
 static bool is_about_name(const kvfi_node *node, step at, kvf_reason why) {
     bool known = (atomic_load_explicit(&node->heard, memory_order_relaxed) & KVFI_PROBE_NAME) != 0;
-    bool ended = why == KVF_WHY_UNREACHABLE || (why == KVF_WHY_BUDGET && at == STEP_NAME);
-    return !known && ended && at != STEP_OPEN;
+    bool silent = why == KVF_WHY_BUDGET || why == KVF_WHY_STALLED;
+    return !known && ((why == KVF_WHY_UNREACHABLE && at != STEP_OPEN) || (silent && at == STEP_NAME));
 }
 
-/* Such a connection is tried once more without the name. If that works, the name is left out from then on. */
+/* Such a connection is tried once more without the name. If that works, the name is left out from then on, but not
+ * because of silence that only a batch calls a stall. */
 static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     bool named = node->conf->name[0] != '\0' && kvfi_node_answers(node, KVFI_PROBE_NAME);
     step at;
@@ -371,12 +372,13 @@ static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error
         return why;
     }
     char before[sizeof conn->said];
+    bool brief = why == KVF_WHY_STALLED;
     memcpy(before, conn->said, sizeof before);
     kvf_error own = {.status = KVF_OK};
     why = open_named(node, conn, &own, false, &at, deadline_us);
-    if (why == KVF_WHY_NONE) {
+    if (why == KVF_WHY_NONE && !brief) {
         kvfi_node_is_mute(node, KVFI_PROBE_NAME, before);
-    } else if (err != NULL) {
+    } else if (why != KVF_WHY_NONE && err != NULL) {
         *err = own;
     }
     return why;
@@ -397,34 +399,40 @@ static kvf_reason connect_or_explain(kvfi_node *node, kvfi_conn *conn, kvf_error
     return why;
 }
 
-/* Connects within connect_ms, or by the caller's deadline or within the batch's patience if that is earlier, and
- * informs the breaker. A caller in a hurry (an earlier deadline) must not trip the breaker for others: its timeout only
- * counts against the server if the server had a fair time to answer. And such a timeout is out of budget, not
- * unreachable. */
+/* A timeout is the caller's if its budget was the shorter time, else the server's. */
+static kvf_reason timeout_of(const kvfi_conn *conn, kvf_reason why, bool out_of_budget) {
+    if (out_of_budget && (why == KVF_WHY_UNREACHABLE || why == KVF_WHY_STALLED)) {
+        return KVF_WHY_BUDGET;
+    }
+    if (!out_of_budget && why == KVF_WHY_BUDGET) {
+        return conn->stalled ? KVF_WHY_STALLED : KVF_WHY_UNREACHABLE;
+    }
+    return why;
+}
+
+/* Connects within connect_ms, or by the caller's deadline if that is earlier, and informs the breaker. Callers in a
+ * hurry and batches with little patience must not trip the breaker for others: their timeouts count against the server
+ * only if it had a fair time to answer. */
 static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, int64_t deadline_us) {
     kvf_error own = {.status = KVF_OK};
-    int64_t from_us = kvfi_sys->now_us();
-    int64_t own_deadline_us = from_us + (int64_t)node->conf->connect_ms * 1000;
-    bool impatient = conn->patience_us > 0 && conn->patience_us < own_deadline_us - from_us &&
-                     conn->patience_us < deadline_us - from_us;
-    if (impatient) {
-        deadline_us = from_us + conn->patience_us;
+    int64_t from_us = kvfi_sys->now_us(), most_us = from_us + (int64_t)node->conf->connect_ms * 1000;
+    int64_t until_us = deadline_us < most_us ? deadline_us : most_us;
+    kvf_reason why = connect_or_explain(node, conn, &own, err != NULL, until_us);
+    if (why == KVF_WHY_NONE) {
+        locked(node, note_success);
+        return why;
     }
-    bool hurried = deadline_us < own_deadline_us;
-    kvf_reason why = connect_or_explain(node, conn, &own, err != NULL, hurried ? deadline_us : own_deadline_us);
-    bool timed_out = kvfi_sys->now_us() >= (hurried ? deadline_us : own_deadline_us);
-    bool fair = !(hurried && timed_out) || (!impatient && deadline_us - from_us >= FAIR_TRY_US);
-    locked(node, why == KVF_WHY_NONE ? note_success : fair && why != KVF_WHY_CLOSED ? note_failure : note_nothing);
-    if (why == KVF_WHY_BUDGET && !hurried) {
-        why = conn->stalled ? KVF_WHY_STALLED : KVF_WHY_UNREACHABLE;
-    } else if ((why == KVF_WHY_UNREACHABLE || why == KVF_WHY_STALLED) && hurried && timed_out) {
-        why = KVF_WHY_BUDGET;
+    if (why == KVF_WHY_CLOSED) { /* the batch was cancelled */
+        locked(node, note_nothing);
+        return why;
     }
-    why = impatient && why == KVF_WHY_BUDGET ? KVF_WHY_STALLED : why;
-    if (why != KVF_WHY_NONE && why != KVF_WHY_CLOSED) { /* closed: the batch was cancelled */
-        remember(node, &own, conn->stalled ? KVF_WHY_STALLED : why);
-        (void)kvfi_fail(err, own.status, "%s", own.what);
-    }
+    bool impatient = why == KVF_WHY_STALLED && conn->patience_us > 0;
+    bool out_of_budget = !impatient && until_us < most_us && kvfi_sys->now_us() >= until_us;
+    bool fair = !impatient && (!out_of_budget || until_us - from_us >= FAIR_TRY_US);
+    locked(node, fair ? note_failure : note_nothing);
+    why = impatient ? why : timeout_of(conn, why, out_of_budget);
+    remember(node, &own, conn->stalled ? KVF_WHY_STALLED : why);
+    (void)kvfi_fail(err, own.status, "%s", own.what);
     return why;
 }
 

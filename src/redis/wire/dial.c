@@ -14,6 +14,8 @@
 #include "redis/wire/conn.h"
 #include "tier/pool.h"
 
+#define TLS_ROUND_TRIPS 2 /* of a full handshake, before TLS 1.3 */
+
 /* ---- names ---- */
 
 /* Shared by the resolving thread and the one that waits for it. The last one to leave frees it. */
@@ -188,7 +190,7 @@ static bool is_socket(const char *path) {
  * the first that answers is taken, and is the first to be tried next time */
 
 #define MAX_ADDRESSES 8u
-#define HEAD_START_US 100000
+#define HEAD_START_US 100000 /* or less: within its time, every address is tried */
 
 typedef struct race {
     const struct addrinfo *list[MAX_ADDRESSES]; /* in the order of the attempts */
@@ -220,12 +222,13 @@ static void line_up(race *r, const struct addrinfo *list, uint32_t first) {
 }
 
 /* Starts the next attempt. A connected socket, or -1. */
-static int start(race *r, uint32_t *mark) {
+static int start(race *r, uint32_t *mark, int64_t deadline_us) {
+    int64_t share_us = (deadline_us - kvfi_sys->now_us()) / (int64_t)(r->num - r->next + 1);
     const struct addrinfo *a = r->list[r->next++];
     bool done = false;
     int fd = begin(a->ai_family, a->ai_addr, a->ai_addrlen, &done);
     *mark = mark_of(a);
-    r->next_us = kvfi_deadline(HEAD_START_US);
+    r->next_us = kvfi_deadline(share_us < HEAD_START_US ? share_us : HEAD_START_US);
     if (fd < 0) {
         r->error = errno;
         r->next_us = 0;
@@ -297,7 +300,7 @@ static int run_race(race *r, uint32_t *mark, int64_t deadline_us) {
             break;
         }
         if (r->next < r->num && (r->num_fds == 0 || now >= r->next_us)) {
-            fd = start(r, mark);
+            fd = start(r, mark, deadline_us);
         } else if (wait_for_one(r, deadline_us)) {
             fd = look(r, mark);
         } else {
@@ -343,11 +346,24 @@ static kvf_reason dial(int *out_fd, const kvfi_endpoint *to, _Atomic uint32_t *a
     return *out_fd >= 0 ? KVF_WHY_NONE : KVF_WHY_UNREACHABLE;
 }
 
+/* A batch's patience is for each step: a new connection takes several round trips. */
+static int64_t step_until(const kvfi_conn *conn, int64_t deadline_us, unsigned round_trips) {
+    int64_t until_us = conn->patience_us > 0 ? kvfi_deadline(round_trips * conn->patience_us) : deadline_us;
+    return until_us < deadline_us ? until_us : deadline_us;
+}
+
+/* The step took all the time that the batch allows, and the deadline has not passed. */
+static bool is_out_of_patience(int64_t until_us, int64_t deadline_us) {
+    return until_us < deadline_us && kvfi_sys->now_us() >= until_us;
+}
+
 /* TLS over the socket that was just opened. */
 static kvf_reason secure(kvfi_conn *conn, kvfi_tls_peer *peer, int64_t deadline_us) {
     kvfi_tls_trouble trouble;
-    kvf_reason why = kvfi_tls_connect(&conn->tls, &trouble, peer, conn->fd, deadline_us);
+    int64_t until_us = step_until(conn, deadline_us, TLS_ROUND_TRIPS);
+    kvf_reason why = kvfi_tls_connect(&conn->tls, &trouble, peer, conn->fd, until_us);
     if (why != KVF_WHY_NONE) {
+        why = is_out_of_patience(until_us, deadline_us) ? KVF_WHY_STALLED : why;
         conn->tls = NULL;
         conn->config = trouble.config;
         conn->mute = trouble.mute;
@@ -379,7 +395,8 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->most = 0;
     conn->loads = NULL;
     conn->said[0] = '\0';
-    kvf_reason why = dial(&conn->fd, to, answered, deadline_us);
+    int64_t until_us = step_until(conn, deadline_us, 1);
+    kvf_reason why = dial(&conn->fd, to, answered, until_us);
     if (why != KVF_WHY_NONE) {
         conn->fd = -1;
         char text[64];
@@ -387,7 +404,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
                  why == KVF_WHY_NOMEM ? "no memory"
                  : errno == ENOTSOCK  ? "that is not a socket"
                                       : strerror_r(errno, text, sizeof text));
-        return why;
+        return is_out_of_patience(until_us, deadline_us) ? KVF_WHY_STALLED : why;
     }
     return peer->tls != NULL ? secure(conn, peer, deadline_us) : KVF_WHY_NONE;
 }
