@@ -69,7 +69,7 @@ void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_p
 /* One record of a deed. */
 typedef struct mark {
     uint64_t parts; /* by its header; 0 = not known */
-    uint64_t seen;  /* parts that were there */
+    uint64_t seen;  /* parts that were there, up to the first that was not */
     bool there;     /* its first part was */
     bool more;      /* the last part that was asked of was there */
     kvf_reason why; /* it failed */
@@ -134,9 +134,10 @@ static bool hear_deed(const kvfi_question *q, size_t key, unsigned step, const k
         take_head(q->tier, m, reply);
         return true;
     }
+    uint64_t part = p->first + step - p->heads;
     m->more = ranges ? reply->len > 0 : reply->num > 0;
-    m->seen += m->more;
-    m->there = m->there || (m->more && p->first + step == p->heads);
+    m->seen += m->more && m->seen == part; /* once, also if it is asked again after a lost connection */
+    m->there = m->there || (m->more && part == 0);
     return true;
 }
 
