@@ -477,6 +477,38 @@ static void test_a_write_of_nothing_ends_the_connection(void **state) {
     close_conn();
 }
 
+/* ---- a server that reads as fast as we write */
+
+static unsigned writes;
+static atomic_bool cancelled;
+
+static ssize_t write_a_page(int fd, const struct iovec *iov, int num) {
+    (void)fd;
+    assert_true(num > 0);
+    atomic_store(&cancelled, ++writes % 3 == 0);
+    return (ssize_t)(iov->iov_len < KVFI_PAGE ? iov->iov_len : KVFI_PAGE);
+}
+
+/* A cancelled batch is noticed between two writes, and its caller decides how to go on. */
+static void test_a_cancelled_send_ends(void **state) {
+    (void)state;
+    kvfi_systable table = kvfi_sys_real;
+    struct iovec iov = {memory, 8 * KVFI_PAGE};
+    table.writev = write_a_page;
+    open_conn(false);
+    conn->cancelled = &cancelled;
+    kvfi_conn_body(conn, (kvfi_place){.iov = &iov, .bytes = iov.iov_len});
+    kvfi_sys_table = &table;
+    writes = 0;
+    for (unsigned calls = 1; calls <= 3; calls++) {
+        assert_int_equal(kvfi_conn_send(conn), KVF_WHY_NONE);
+        assert_int_equal(writes, calls < 3 ? 3 * calls : 8);
+        assert_int_equal(kvfi_conn_all_sent(conn), calls == 3);
+    }
+    kvfi_sys_table = &kvfi_sys_real;
+    close_conn();
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {TEST(test_a_wait_that_was_cancelled_says_nothing),
@@ -489,6 +521,7 @@ int main(void) {
                                        TEST(patience),
                                        TEST(test_a_batch_is_waited_for),
                                        TEST(test_a_slow_link_is_no_stall),
-                                       TEST(test_a_write_of_nothing_ends_the_connection)};
+                                       TEST(test_a_write_of_nothing_ends_the_connection),
+                                       TEST(test_a_cancelled_send_ends)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

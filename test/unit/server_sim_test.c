@@ -917,6 +917,36 @@ static void values_that_can_not_be_read(void **state) {
     tier->ops->close(tier);
 }
 
+/* A value that is longer than what was requested ends the connection, unless that was a guess and the value is at most
+ * twice as long: then it is discarded. */
+static void a_longer_value_is_discarded_after_a_guess(void **state) {
+    (void)state;
+    enum { SHORT = 40000 };
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_URL "?part=4096");
+    for (unsigned i = 0; i < 4; i++) {
+        bool once_more = i % 2 == 0, twice = i / 2 == 1;
+        kvft_value stored, wanted;
+        kvft_value_init(&stored, 1, 2 * SHORT + KVFT_VALUE_EXTRA + (twice ? 2 : 0));
+        kvft_value_init(&wanted, 1, SHORT);
+        stored.item.whole = wanted.item.whole = true;
+        save(tier, &stored.item, 1);
+        assert_int_equal(stored.item.why, KVF_WHY_NONE);
+        uint64_t ended = tier->disconnects;
+        kvfi_feed feed = {.items = &wanted.item,
+                          .num = 1,
+                          .limit = 1,
+                          .deadline_us = kvfi_deadline(10000000),
+                          .check = kvft_value_check,
+                          .once_more = once_more};
+        tier->ops->get(tier, &feed);
+        assert_int_equal(wanted.item.why, KVF_WHY_TRUNCATED);
+        assert_int_equal(tier->disconnects, ended + !(once_more && !twice));
+        kvft_value_cleanup(&stored);
+        kvft_value_cleanup(&wanted);
+    }
+    tier->ops->close(tier);
+}
+
 /* The number that the server answers to a command about a part. */
 static int64_t ask_part(kvfi_tier *tier, const char *command, uint64_t seed, uint64_t part) {
     kvfi_talk talk = {.ask = NULL};
@@ -1165,6 +1195,7 @@ int main(void) {
         TEST(a_name_is_not_waited_for),
         TEST(each_page_has_its_time),
         TEST(values_that_can_not_be_read),
+        TEST(a_longer_value_is_discarded_after_a_guess),
         TEST(no_part_stays),
         TEST(a_part_counts_once),
         TEST(what_is_complete_is_not_touched),

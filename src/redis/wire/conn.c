@@ -256,6 +256,9 @@ kvf_reason kvfi_conn_send(kvfi_conn *conn) {
             return fail_errno(conn);
         }
         sent(conn, (size_t)n);
+        if (kvfi_conn_is_cancelled(conn)) {
+            return KVF_WHY_NONE; /* a server that reads as fast as we write would keep us here to the end */
+        }
     }
     conn->sent = 0;
     conn->mark = 0;

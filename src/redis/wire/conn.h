@@ -121,7 +121,7 @@ static inline bool kvfi_conn_all_sent(const kvfi_conn *conn) {
 }
 
 /* ---- moving bytes. KVF_WHY_NONE, or the connection is closed. */
-kvf_reason kvfi_conn_send(kvfi_conn *); /* sends as much as possible without waiting */
+kvf_reason kvfi_conn_send(kvfi_conn *); /* sends as much as possible without waiting; once cancelled, a piece */
 kvf_reason kvfi_conn_recv(kvfi_conn *,
                           /* reads as much as possible; *got: something arrived. Only after kvfi_resp_next returned
                            * MORE. */
