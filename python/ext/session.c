@@ -106,11 +106,18 @@ static PyObject *space_of(const kvf_session *session) {
     return PyBytes_FromStringAndSize((const char *)session->space.bytes, sizeof session->space.bytes);
 }
 
+static PyObject *ttl_of(const kvf_session *session) {
+    if (session->ttl_ms < -1) {
+        return kvfp_none();
+    }
+    return PyFloat_FromDouble(session->ttl_ms == -1 ? Py_HUGE_VAL : (double)session->ttl_ms / 1000);
+}
+
 static PyObject *info_of(const kvf_session *s) {
     return KVFP_VALUE(kvfp_SessionInfo, PyLong_FromSize_t(s->k.len), text_or_none(s->k.dtype), shape_of(&s->k),
                       PyLong_FromSize_t(s->v.len), text_or_none(s->v.dtype), shape_of(&s->v),
                       PyLong_FromUnsignedLong(s->num_tokens), text_or_none(s->layout), space_of(s),
-                      PyBool_FromLong(s->has_meta));
+                      PyBool_FromLong(s->has_meta), ttl_of(s));
 }
 
 static PyObject *session_info(PyObject *self, void *unused) {
@@ -351,14 +358,16 @@ PyObject *kvfp_session_load(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 PyObject *kvfp_session_look(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"id", "timeout", NULL};
+    static char *names[] = {"id", "raw", "timeout", NULL};
     const char *id = NULL;
+    int raw = 0;
     kvf_session *it = NULL;
-    kvf_session_load_options options = {.struct_size = sizeof options, .flags = KVF_SESSION_LOOK};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$O&:session_look", names, &id, kvfp_timeout,
+    kvf_session_load_options options = {.struct_size = sizeof options};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$pO&:session_look", names, &id, &raw, kvfp_timeout,
                                      &options.budget_us)) {
         return NULL;
     }
+    options.flags = KVF_SESSION_LOOK | (raw ? KVF_SESSION_RAW : 0);
     int status = read_session(self, &it, id, &options);
     if (status != KVF_OK) {
         return status == KVF_MISS ? kvfp_none() : NULL;

@@ -84,6 +84,7 @@ static PyStructSequence_Field session_info_fields[] = {
     {"layout", "The order of the axes, such as \"LHTD\"; None = unknown."},
     {"space", "The digest of the space that the arrays belong to; None = unknown."},
     {"has_meta", "False: written by a plain Redis client; no checksum was verified."},
+    {"ttl", "Of a look: seconds that the session still lives. inf: it does not expire. None: unknown."},
     {NULL, NULL},
 };
 

@@ -249,6 +249,7 @@ class SessionInfo(
         str | None,
         bytes | None,
         bool,
+        float | None,
     ]
 ):
     """What is known of a session without its arrays."""
@@ -277,6 +278,10 @@ class SessionInfo(
     @property
     def has_meta(self) -> bool:
         """False: written by a plain Redis client. Only the lengths are known, and no checksum was verified."""
+    @property
+    def ttl(self) -> float | None:
+        """Of a look: how long the session still lives, in seconds. inf: it does not expire. None: unknown, always so after
+        a load."""
 
 @final
 class Session:
@@ -404,8 +409,10 @@ class Store:
         into: writable memory for k and for v, of exactly their lengths (LimitError if not); what a miss leaves in it is
         undefined. raw: takes a session whose arrays do not match its meta as raw bytes (info.has_meta is False).
         timeout: default 30 s. Raises ConfigError, StoreError, LimitError."""
-    def session_look(self, id: str, *, timeout: float | None = None) -> SessionInfo | None:
-        """What is known of a session without reading its arrays. None: there is none. Compares no checksum."""
+    def session_look(self, id: str, *, raw: bool = False, timeout: float | None = None) -> SessionInfo | None:
+        """What is known of a session without reading its arrays. None: there is none. Compares no checksum.
+
+        raw: as for session_load. Raises ConfigError, StoreError, LimitError."""
     def session_remove(self, id: str) -> bool:
         """Removes a session from all tiers. False: there was none. Raises ConfigError, StoreError, LimitError."""
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 
 import pytest
@@ -17,8 +18,9 @@ def test_a_session_comes_back(store):
     store.session_save("user:1", k, v, dtype="float16", shape=(2, 120), ttl=100, num_tokens=7, layout="LT", space=digest)
     session = store.session_load("user:1")
     assert (bytes(session.k), bytes(session.v)) == (k, v)
-    assert session.info == (480, "float16", (2, 120), 480, "float16", (2, 120), 7, "LT", digest, True)
-    assert store.session_look("user:1") == session.info
+    assert session.info == (480, "float16", (2, 120), 480, "float16", (2, 120), 7, "LT", digest, True, None)
+    look = store.session_look("user:1")
+    assert look[:-1] == session.info[:-1] and 0 < look.ttl <= 100
 
 
 def test_k_and_v_may_differ(store):
@@ -70,7 +72,9 @@ def test_an_overwritten_session_loads_raw(redis):
     with kvferry.Store(redis.tcp_url) as store:
         store.session_save("s", b"1234", b"5678", dtype="uint8", shape=(4,))
         redis.command("HSET", "s", "keys", "abc", "values", "def")
-        assert store.session_load("s") is None
+        assert store.session_load("s") is None and store.session_look("s") is None
+        look = store.session_look("s", raw=True)
+        assert (look.k_bytes, look.v_bytes, look.has_meta) == (3, 3, False)
         session = store.session_load("s", raw=True)
         assert (bytes(session.k), bytes(session.v), session.info.has_meta) == (b"abc", b"def", False)
         assert session.info.k_dtype is None and session.info.k_shape is None
@@ -82,3 +86,6 @@ def test_a_time_to_live_is_kept(redis):
         assert 990 <= int(redis.command("TTL", "s")[1:]) <= 1000
         store.session_save("t", b"1", b"2")
         assert 3590 <= int(redis.command("TTL", "t")[1:]) <= 3600
+        assert 990 < store.session_look("s").ttl <= 1000
+        redis.command("PERSIST", "s")
+        assert store.session_look("s").ttl == math.inf
