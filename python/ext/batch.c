@@ -65,8 +65,7 @@ static bool number_blocks(kvfp_batch *batch, size_t first_token) {
 /* Positions count where there are tokens, or where the caller says where they begin. */
 static bool take_tokens(kvfp_batch *batch, PyObject *tokens, PyObject *first_token) {
     size_t num_tokens = 0, first = 0;
-    if (given(tokens) &&
-        (!kvfp_take_tokens(&batch->tokens, &num_tokens, tokens) || !share_tokens(batch, num_tokens))) {
+    if (given(tokens) && (!kvfp_take_tokens(&batch->tokens, &num_tokens, tokens) || !share_tokens(batch, num_tokens))) {
         return false;
     }
     if (given(first_token) && !kvfp_take_count(&first, first_token, "first_token", 0, UINT32_MAX)) {

@@ -13,8 +13,7 @@ static bool add(PyObject *module, PyObject **out, const char *name, kvf_status s
                 const char *doc) {
     char full[64];
     PyOS_snprintf(full, sizeof full, "kvferry.%s", name);
-    PyObject *attributes =
-        Py_BuildValue("{s:s}", "status", status == KVF_OK ? "" : kvf_status_name(status));
+    PyObject *attributes = Py_BuildValue("{s:s}", "status", status == KVF_OK ? "" : kvf_status_name(status));
     if (bases != NULL && attributes != NULL) {
         *out = PyErr_NewExceptionWithDoc(full, doc, bases, attributes);
     }

@@ -91,8 +91,7 @@ void kvfp_abandon(kvfp_handle *handle);
 
 /* ---- Python objects of one handle each (object.c) */
 typedef struct kvfp_object {
-    PyObject_HEAD
-    kvfp_handle *handle;
+    PyObject_HEAD kvfp_handle *handle;
     PyObject *of; /* the Store of a Space or Queue; NULL */
 } kvfp_object;
 void kvfp_object_dealloc(PyObject *self);
@@ -108,9 +107,11 @@ PyObject *kvfp_object_of(PyObject *self, void *unused);
 PyObject *kvfp_object_new(PyTypeObject *type, kvfp_handle *handle, PyObject *of);
 /* The handle of `object` if it is of `type` and open; it is entered. TypeError, ClosedError. */
 kvfp_handle *kvfp_enter_object(PyObject *object, PyTypeObject *type, const char *name);
-#define KVFP_COMMON_METHODS                                                                                   \
-    {"close", kvfp_object_close, METH_NOARGS, "Closes it; closing twice is fine."},                           \
-        {"__enter__", kvfp_object_enter, METH_NOARGS, NULL}, {"__exit__", kvfp_object_exit, METH_VARARGS, NULL}
+#define KVFP_COMMON_METHODS                                                         \
+    {"close", kvfp_object_close, METH_NOARGS, "Closes it; closing twice is fine."}, \
+        {"__enter__", kvfp_object_enter, METH_NOARGS, NULL}, {                      \
+        "__exit__", kvfp_object_exit, METH_VARARGS, NULL                            \
+    }
 
 /* A method with keyword arguments, in a PyMethodDef. */
 #define KVFP_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS

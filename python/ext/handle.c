@@ -33,10 +33,8 @@ static void unlink_child(kvfp_handle *handle) {
 kvfp_handle *kvfp_handle_new(const kvfp_kind *kind, void *it, kvfp_handle *parent, PyObject *keeps) {
     kvfp_handle *handle = PyMem_Calloc(1, kind->size);
     if (handle == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        kind->close(it);
-        Py_END_ALLOW_THREADS
-        PyErr_NoMemory();
+        Py_BEGIN_ALLOW_THREADS kind->close(it);
+        Py_END_ALLOW_THREADS PyErr_NoMemory();
         return NULL;
     }
     handle->it = it;
@@ -76,10 +74,8 @@ static void free_object(kvfp_handle *handle) {
     handle->it = NULL;
     handle->keeps = NULL;
     handle->uses++;
-    Py_BEGIN_ALLOW_THREADS
-    handle->kind->close(it);
-    Py_END_ALLOW_THREADS
-    if (handle->kind->finish != NULL) {
+    Py_BEGIN_ALLOW_THREADS handle->kind->close(it);
+    Py_END_ALLOW_THREADS if (handle->kind->finish != NULL) {
         handle->kind->finish(handle);
     }
     Py_XDECREF(keeps);

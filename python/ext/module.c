@@ -32,11 +32,9 @@ static PyObject *run_program(PyObject *argv) {
         return NULL;
     }
     int num = (int)PyTuple_Size(argv), rc = 0;
-    Py_BEGIN_ALLOW_THREADS
-    signal(SIGINT, SIG_DFL);
+    Py_BEGIN_ALLOW_THREADS signal(SIGINT, SIG_DFL);
     rc = kvfcli_main(num, texts);
-    Py_END_ALLOW_THREADS
-    PyMem_Free(texts);
+    Py_END_ALLOW_THREADS PyMem_Free(texts);
     return PyLong_FromLong(rc);
 }
 
@@ -80,8 +78,8 @@ static int fill(PyObject *module) {
         return -1;
     }
     if (!kvfp_errors_init(module) || !kvfp_values_init(module) || !kvfp_store_init(module) ||
-        !kvfp_space_init(module) || !kvfp_view_init(module) || !kvfp_queue_init(module) ||
-        !kvfp_session_init(module) || !add_constants(module) || !kvfp_log_init()) {
+        !kvfp_space_init(module) || !kvfp_view_init(module) || !kvfp_queue_init(module) || !kvfp_session_init(module) ||
+        !add_constants(module) || !kvfp_log_init()) {
         return -1;
     }
     filled = module;

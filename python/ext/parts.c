@@ -79,8 +79,7 @@ static bool add_buffer(kvfp_parts *parts, PyObject *from, const char *what, Py_s
         return false;
     }
     parts->num_buffers++;
-    return count_bytes(parts, (size_t)buffer->len, what, index) &&
-           add_iovec(parts, buffer->buf, (size_t)buffer->len);
+    return count_bytes(parts, (size_t)buffer->len, what, index) && add_iovec(parts, buffer->buf, (size_t)buffer->len);
 }
 
 static bool is_address(PyObject *from) {
@@ -88,8 +87,7 @@ static bool is_address(PyObject *from) {
 }
 
 static bool add_part(kvfp_parts *parts, PyObject *from, const char *what, Py_ssize_t index, bool writable) {
-    return is_address(from) ? add_address(parts, from, what, index)
-                            : add_buffer(parts, from, what, index, writable);
+    return is_address(from) ? add_address(parts, from, what, index) : add_buffer(parts, from, what, index, writable);
 }
 
 /* The list may change while it is read: a part's own code may run. */

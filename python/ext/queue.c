@@ -182,9 +182,8 @@ static PyObject *queue_submit_load(PyObject *self, PyObject *args, PyObject *kwa
 }
 
 static PyObject *queue_submit_save(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"space",       "keys",     "source",  "slots",    "tokens",
-                            "first_token", "may_lend", "timeout", "patience", "owner",
-                            NULL};
+    static char *names[] = {"space",    "keys",    "source",   "slots", "tokens", "first_token",
+                            "may_lend", "timeout", "patience", "owner", NULL};
     submission s = {.request.op = KVF_OP_SAVE};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOOpO&O&O:submit_save", names, &s.request.space,
                                      &s.request.keys, &s.request.memory, &s.request.slots, &s.request.tokens,
@@ -319,10 +318,8 @@ static int wait_once(queue_handle *queue, int64_t left_us) {
     struct pollfd ready = {.fd = kvf_queue_fd(queue->base.it), .events = POLLIN};
     int wait_ms = left_us > LOOK_MS * 1000 ? LOOK_MS : (int)((left_us + 999) / 1000);
     int num = 0;
-    Py_BEGIN_ALLOW_THREADS
-    num = poll(&ready, 1, wait_ms);
-    Py_END_ALLOW_THREADS
-    if (PyErr_CheckSignals() != 0) {
+    Py_BEGIN_ALLOW_THREADS num = poll(&ready, 1, wait_ms);
+    Py_END_ALLOW_THREADS if (PyErr_CheckSignals() != 0) {
         return -1;
     }
     if (queue->base.closed) {

@@ -8,14 +8,12 @@
 
 /* ---- the objects: a Session owns the memory, an Array lends one of its arrays by the buffer protocol */
 typedef struct session_object {
-    PyObject_HEAD
-    kvf_session *it;
+    PyObject_HEAD kvf_session *it;
     bool is_lent; /* the arrays are in memory of the caller */
 } session_object;
 
 typedef struct array_object {
-    PyObject_HEAD
-    PyObject *session;
+    PyObject_HEAD PyObject *session;
     const kvf_tensor *tensor;
 } array_object;
 
@@ -32,10 +30,8 @@ static array_object *array_of(PyObject *self) {
 static void session_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     kvf_session *it = session_of(self)->it;
-    Py_BEGIN_ALLOW_THREADS
-    kvf_session_free(it); /* gives a mapping of any size back */
-    Py_END_ALLOW_THREADS
-    PyObject_Free(self);
+    Py_BEGIN_ALLOW_THREADS kvf_session_free(it); /* gives a mapping of any size back */
+    Py_END_ALLOW_THREADS PyObject_Free(self);
     Py_DECREF(type);
 }
 
@@ -251,10 +247,9 @@ static bool write_session(PyObject *self, const save *s) {
     if (store == NULL) {
         return false;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_session_save(store->it, &err, s->id, &s->tensors[0], &s->tensors[1], &s->options);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status =
+        kvf_session_save(store->it, &err, s->id, &s->tensors[0], &s->tensors[1], &s->options);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     return status == KVF_OK || kvfp_raise(status, &err, "the session can't be saved") != NULL;
 }
@@ -262,11 +257,16 @@ static bool write_session(PyObject *self, const save *s) {
 PyObject *kvfp_session_save(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"id",  "k",          "v",      "dtype", "shape",   "v_dtype", "v_shape",
                             "ttl", "num_tokens", "layout", "space", "timeout", "owner",   NULL};
-    save s = {.dtype = Py_None, .shape = Py_None, .v_dtype = Py_None, .v_shape = Py_None, .ttl = Py_None,
-              .space = Py_None, .options = {.struct_size = sizeof s.options}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|$OOOOOOzOO&O:session_save", names, &s.id, &s.k, &s.v,
-                                     &s.dtype, &s.shape, &s.v_dtype, &s.v_shape, &s.ttl, &s.num_tokens, &s.layout,
-                                     &s.space, kvfp_timeout, &s.options.budget_us, &s.owner)) {
+    save s = {.dtype = Py_None,
+              .shape = Py_None,
+              .v_dtype = Py_None,
+              .v_shape = Py_None,
+              .ttl = Py_None,
+              .space = Py_None,
+              .options = {.struct_size = sizeof s.options}};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|$OOOOOOzOO&O:session_save", names, &s.id, &s.k, &s.v, &s.dtype,
+                                     &s.shape, &s.v_dtype, &s.v_shape, &s.ttl, &s.num_tokens, &s.layout, &s.space,
+                                     kvfp_timeout, &s.options.budget_us, &s.owner)) {
         return NULL;
     }
     bool saved = take_options(&s) && take_arrays(&s) && write_session(self, &s);
@@ -284,10 +284,8 @@ static int read_session(PyObject *self, kvf_session **out, const char *id, const
     if (store == NULL) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_session_load_with(store->it, out, &err, id, options);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status = kvf_session_load_with(store->it, out, &err, id, options);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     if (status != KVF_OK && status != KVF_MISS) {
         kvfp_raise(status, &err, "the session can't be loaded");
@@ -389,10 +387,8 @@ PyObject *kvfp_session_remove(PyObject *self, PyObject *args, PyObject *kwargs) 
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_session_remove(store->it, &err, id);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status = kvf_session_remove(store->it, &err, id);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     if (status != KVF_OK && status != KVF_MISS) {
         return kvfp_raise(status, &err, "the session can't be removed");

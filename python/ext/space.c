@@ -114,8 +114,7 @@ static PyObject *chain_tokens(const kvf_space *space, const uint32_t *tokens, si
     PyObject *keys = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(num_keys * sizeof(kvf_key)));
     if (keys != NULL) {
         void *out = PyBytes_AsString(keys);
-        Py_BEGIN_ALLOW_THREADS
-        kvf_chain_from(space, out, num_keys, tokens, num, parent);
+        Py_BEGIN_ALLOW_THREADS kvf_chain_from(space, out, num_keys, tokens, num, parent);
         Py_END_ALLOW_THREADS
     }
     return keys;
@@ -174,8 +173,8 @@ static PyObject *space_key_of(PyObject *self, PyObject *from) {
 }
 
 /* The key of a hash and a suffix, joined in `room`, which grows. */
-static bool key_of_joined(const kvf_space *space, kvf_key *out, PyObject *from, const Py_buffer *suffix,
-                          uint8_t **room, size_t *room_bytes) {
+static bool key_of_joined(const kvf_space *space, kvf_key *out, PyObject *from, const Py_buffer *suffix, uint8_t **room,
+                          size_t *room_bytes) {
     Py_buffer hash;
     if (!kvfp_take_buffer(&hash, from, "engine_hashes", false)) {
         return false;
@@ -269,8 +268,7 @@ static PyObject *space_apart_key(PyObject *self, PyObject *args, PyObject *kwarg
 }
 
 /* A key made of one key. */
-static PyObject *key_from(PyObject *self, PyObject *from,
-                          void (*make)(const kvf_space *, kvf_key *, const kvf_key *)) {
+static PyObject *key_from(PyObject *self, PyObject *from, void (*make)(const kvf_space *, kvf_key *, const kvf_key *)) {
     kvf_key key, made;
     kvfp_handle *space = kvfp_take_32(key.bytes, from, "key") ? enter(self) : NULL;
     if (space == NULL) {
@@ -328,10 +326,8 @@ static bool look_up(PyObject *self, lookup *of, int64_t budget_us) {
     if (space == NULL) {
         return false;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_match(space->it, &of->run, of->found, of->keys, of->num, budget_us);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(space);
+    Py_BEGIN_ALLOW_THREADS status = kvf_match(space->it, &of->run, of->found, of->keys, of->num, budget_us);
+    Py_END_ALLOW_THREADS kvfp_leave(space);
     kvfp_log_tell();
     return status == KVF_OK || kvfp_raise(status, NULL, "the keys can't be looked up") != NULL;
 }
@@ -402,22 +398,19 @@ static bool load_each(kvfp_batch *batch, kvf_store *store, int64_t budget_us, si
         .budget_us = budget_us,
     };
     kvf_status status = KVF_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_queue_open(&queue, &err, store, 1);
+    Py_BEGIN_ALLOW_THREADS status = kvf_queue_open(&queue, &err, store, 1);
     if (status == KVF_OK) {
         *out_num_ok = load_by_queue(queue, &of, &status);
         kvf_queue_close(queue);
     }
-    Py_END_ALLOW_THREADS
-    return status == KVF_OK || kvfp_raise(status, &err, "the blocks can't be loaded") != NULL;
+    Py_END_ALLOW_THREADS return status == KVF_OK || kvfp_raise(status, &err, "the blocks can't be loaded") != NULL;
 }
 
 static PyObject *load_batch(kvfp_batch *batch, bool each, int64_t budget_us) {
     kvf_view *view = batch->view == NULL ? NULL : batch->view->it;
     size_t num_ok = 0;
     if (!each) {
-        Py_BEGIN_ALLOW_THREADS
-        num_ok = kvf_load(batch->space->it, batch->blocks, batch->num, view, budget_us);
+        Py_BEGIN_ALLOW_THREADS num_ok = kvf_load(batch->space->it, batch->blocks, batch->num, view, budget_us);
         Py_END_ALLOW_THREADS
     } else if (!load_each(batch, batch->space->parent->it, budget_us, &num_ok)) {
         return NULL;
@@ -458,10 +451,8 @@ static PyObject *space_save(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     kvf_view *view = batch->view == NULL ? NULL : batch->view->it;
     size_t num_ok = 0;
-    Py_BEGIN_ALLOW_THREADS
-    num_ok = kvf_save(batch->space->it, batch->blocks, batch->num, view);
-    Py_END_ALLOW_THREADS
-    PyObject *result = kvfp_batch_result(batch, num_ok);
+    Py_BEGIN_ALLOW_THREADS num_ok = kvf_save(batch->space->it, batch->blocks, batch->num, view);
+    Py_END_ALLOW_THREADS PyObject *result = kvfp_batch_result(batch, num_ok);
     kvfp_batch_free(batch);
     kvfp_log_tell();
     return result;
@@ -562,8 +553,9 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Space(store, fields, *, block_tokens=256, secret=None, previous_secret=None)\n\n"
-                "An identity: everything that changes the bytes of a block, as named fields. Any difference is a miss."},
+    {Py_tp_doc,
+     "Space(store, fields, *, block_tokens=256, secret=None, previous_secret=None)\n\n"
+     "An identity: everything that changes the bytes of a block, as named fields. Any difference is a miss."},
     {Py_tp_new, space_new},
     {Py_tp_dealloc, kvfp_object_dealloc},
     {Py_tp_traverse, kvfp_object_traverse},

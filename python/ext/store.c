@@ -57,10 +57,8 @@ static PyObject *open_store(PyTypeObject *type, PyObject *from, const kvf_option
     kvf_error err = {0};
     kvf_status status = KVF_OK;
     size_t num = (size_t)PyTuple_Size(urls);
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_store_open(&store, &err, texts, num, options);
-    Py_END_ALLOW_THREADS
-    PyMem_Free(texts);
+    Py_BEGIN_ALLOW_THREADS status = kvf_store_open(&store, &err, texts, num, options);
+    Py_END_ALLOW_THREADS PyMem_Free(texts);
     Py_DECREF(urls);
     kvfp_log_tell();
     if (status != KVF_OK) {
@@ -118,10 +116,8 @@ static PyObject *store_flush(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_store_flush(store->it, &unwritten, budget_us);
-    Py_END_ALLOW_THREADS
-    kvfp_leave(store);
+    Py_BEGIN_ALLOW_THREADS status = kvf_store_flush(store->it, &unwritten, budget_us);
+    Py_END_ALLOW_THREADS kvfp_leave(store);
     kvfp_log_tell();
     if (status != KVF_OK && status != KVF_MISS && status != KVF_AGAIN) {
         return kvfp_raise(status, NULL, "the store can't be flushed");
@@ -138,8 +134,7 @@ static bool set_item(PyObject *dict, const char *name, PyObject *value) {
 static PyObject *by_reason(const uint64_t counts[KVF_REASON_ROOM]) {
     PyObject *dict = PyDict_New();
     for (int i = 0; dict != NULL && i < KVF_NUM_REASONS; i++) {
-        if (counts[i] > 0 &&
-            !set_item(dict, kvf_reason_name((kvf_reason)i), PyLong_FromUnsignedLongLong(counts[i]))) {
+        if (counts[i] > 0 && !set_item(dict, kvf_reason_name((kvf_reason)i), PyLong_FromUnsignedLongLong(counts[i]))) {
             Py_CLEAR(dict);
         }
     }
@@ -239,9 +234,10 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None,\n"
-                "      backlog_bytes=0, load_threads=0, store_threads=0)\n\n"
-                "Where blocks and sessions are stored: one URL is one tier, several are tiers of one store, fastest first."},
+    {Py_tp_doc,
+     "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None,\n"
+     "      backlog_bytes=0, load_threads=0, store_threads=0)\n\n"
+     "Where blocks and sessions are stored: one URL is one tier, several are tiers of one store, fastest first."},
     {Py_tp_new, store_new},
     {Py_tp_dealloc, kvfp_object_dealloc},
     {Py_tp_traverse, kvfp_object_traverse},

@@ -110,10 +110,8 @@ static PyObject *view_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 
 static PyObject *fence_slots(kvfp_handle *handle, const int64_t *slots, size_t num, int64_t budget_us) {
     kvf_status status = KVF_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = kvf_fence(handle->it, slots, num, budget_us);
-    Py_END_ALLOW_THREADS
-    if (status != KVF_OK && status != KVF_AGAIN) {
+    Py_BEGIN_ALLOW_THREADS status = kvf_fence(handle->it, slots, num, budget_us);
+    Py_END_ALLOW_THREADS if (status != KVF_OK && status != KVF_AGAIN) {
         return kvfp_raise(status, NULL, "slots: one of them is not in the view");
     }
     return PyBool_FromLong(status == KVF_OK);
@@ -149,7 +147,8 @@ static PyObject *view_slot_bytes(PyObject *self, void *unused) {
 
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
-    {"fence", KVFP_KEYWORDS(view_fence), "fence(slots, timeout=None) -> bool\n\n"
+    {"fence", KVFP_KEYWORDS(view_fence),
+     "fence(slots, timeout=None) -> bool\n\n"
      "Waits until no operation reads or writes these slots. False: some are still in use."},
     {NULL, NULL, 0, NULL},
 };

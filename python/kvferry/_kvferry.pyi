@@ -3,15 +3,15 @@
 
 Conventions of all calls:
 
-- Times are seconds, as float. ``timeout=None`` is the default of the call, which its text names. ``timeout=0`` does only
-  what needs no waiting, where the text says so; everywhere else it is a LimitError, and so is a negative time, or one of
-  more than 24 hours.
+- Times are seconds, as float. ``timeout=None`` is the default of the call, which its text names. ``timeout=0`` does
+  only what needs no waiting, where the text says so; everywhere else it is a LimitError, and so is a negative time,
+  or one of more than 24 hours.
 - ``keys`` are any buffer of 32 n bytes, one key after the other, as `Space.chain` returns them.
-- ``tokens`` are a buffer of 32 or 64 bit integers (array.array, numpy), or a sequence of ints, each from 0 to 2**32 - 1.
+- ``tokens`` are a buffer of 32 or 64 bit integers (array.array, numpy), or a sequence of ints of 32 bits.
 - ``slots`` are a buffer of 64 or 32 bit integers, or a sequence of ints.
-- A *part* is memory: any contiguous buffer (bytes, bytearray, memoryview, numpy array), or a tuple ``(address, nbytes)``
-  of ints for memory without the buffer protocol, such as a torch tensor's. A *block's memory* is a part, or a list of
-  parts: the payload is their concatenation.
+- A *part* is memory: any contiguous buffer (bytes, bytearray, memoryview, numpy array), or a tuple ``(address,
+  nbytes)`` of ints for memory without the buffer protocol, such as a torch tensor's. A *block's memory* is a part, or
+  a list of parts: the payload is their concatenation.
 - Whoever passes an address keeps its memory alive. ``owner=`` does that: the object is referenced until the call, or
   its batch in a queue, is over. Buffers are held for that long without asking.
 - Operations on blocks never fail because of a store that is down, slow, full or corrupt. They miss, with a reason:
@@ -280,8 +280,8 @@ class SessionInfo(
         """False: written by a plain Redis client. Only the lengths are known, and no checksum was verified."""
     @property
     def ttl(self) -> float | None:
-        """Of a look: how long the session still lives, in seconds. inf: it does not expire. None: unknown, always so after
-        a load."""
+        """Of a look: how long the session still lives, in seconds. inf: it does not expire. None: unknown, always so
+        after a load."""
 
 @final
 class Session:
@@ -305,8 +305,8 @@ class Store:
     """Where blocks and sessions are stored: one URL is one tier, several are tiers of one store, fastest first.
 
     ``mem:``, ``file:/folder``, ``redis://host:port/db``, ``redis+unix:///path.sock``, ``redis+cluster://``,
-    ``redis+sentinel://``, ``rediss://`` (TLS); docs/stores.md has all with their parameters. A server that is down is not
-    an error: the store opens, misses, and tries it again.
+    ``redis+sentinel://``, ``rediss://`` (TLS); docs/stores.md has all with their parameters. A server that is down is
+    not an error: the store opens, misses, and tries it again.
 
     secret, previous_secret: 16 to 1024 bytes each; all spaces without one of their own seal their records under it.
     secret_files: the same from a file, or two as "NEW:OLD". seal_sessions: sessions too, and only sealed ones load.
@@ -349,19 +349,24 @@ class Store:
         """Counters since the store was opened, named as in kvferry/store.h. "misses" and "save_failures" are dicts by
         reason; reasons that did not occur are not in them."""
     def walk(
-        self, *, whole: bool = False, space: Buffer | None = None, key: Buffer | None = None, timeout: float | None = None
+        self,
+        *,
+        whole: bool = False,
+        space: Buffer | None = None,
+        key: Buffer | None = None,
+        timeout: float | None = None,
     ) -> Iterator[Entry]:
         """Iterates over every record and session of every tier, or of one space. Walks the store first, then yields.
 
-        whole: reads and verifies whole values, not only headers. key (with space): only this record, read directly; with
-        whole=True its Entry has the payload. timeout: for one step of the walk, default 5 s.
+        whole: reads and verifies whole values, not only headers. key (with space): only this record, read directly;
+        with whole=True its Entry has the payload. timeout: for one step of the walk, default 5 s.
         Raises StoreError, ConfigError, LimitError (a key without a space)."""
     def describe(self, space: Buffer) -> dict[str, str] | None:
         """The fields of a space, by its digest, from the card beside its blocks. None: there is no such card.
         Raises RefusedError: the card is sealed, and the store was not given its secret."""
     def clear(self, space: Buffer | None = None) -> int:
-        """Removes all records of one space, or all records and sessions of kvferry; returns their number. Touches nothing
-        else. Raises StoreError, ConfigError."""
+        """Removes all records of one space, or all records and sessions of kvferry; returns their number. Touches
+        nothing else. Raises StoreError, ConfigError."""
     def remove(self, space: Buffer, key: Buffer) -> bool:
         """Removes one record from all tiers, by the digest of its space and its stored key. False: no tier had it.
         Raises StoreError, ConfigError."""
@@ -403,8 +408,8 @@ class Store:
         timeout: float | None = None,
         owner: object = None,
     ) -> Session | None:
-        """Loads a session. None: there is none, or it does not match its checksum (then it is damaged, or a plain client
-        wrote over it). `session_look` tells which.
+        """Loads a session. None: there is none, or it does not match its checksum (then it is damaged, or a plain
+        client wrote over it). `session_look` tells which.
 
         into: writable memory for k and for v, of exactly their lengths (LimitError if not); what a miss leaves in it is
         undefined. raw: takes a session whose arrays do not match its meta as raw bytes (info.has_meta is False).
@@ -458,9 +463,11 @@ class Space:
     def chain(self, tokens: Ints, parent: Buffer | None = None) -> bytes:
         """The keys of all whole blocks of a prompt: 32 bytes for each.
 
-        parent: the key of the block before the first of these tokens, or a salt key; None = the beginning of a prompt."""
+        parent: the key of the block before the first of these tokens, or a salt key; None = the beginning of a
+        prompt."""
     def salt_key(self, parent: Buffer | None, salt: Buffer) -> bytes:
-        """A parent for `chain`: what is chained from it is found only with the same salt. Separates; does not protect."""
+        """A parent for `chain`: what is chained from it is found only with the same salt. Separates; does not
+        protect."""
     def key_of(self, engine_hash: Buffer) -> bytes:
         """A key from an engine's own block hash of any length."""
     def keys_of(self, engine_hashes: Sequence[Buffer], suffix: Buffer = b"") -> bytes:
@@ -510,9 +517,9 @@ class Space:
         first_token: int | None = None,
         owner: object = None,
     ) -> Result:
-        """Copies blocks into the backlog, hands them to the writers and returns at once; never waits. The memory is free
-        again when it returns. num_ok counts the blocks that were accepted, or that the store is known to have; after the
-        first that is not accepted ("full": no room) none is. `Store.flush` waits for the writers."""
+        """Copies blocks into the backlog, hands them to the writers and returns at once; never waits. The memory is
+        free again when it returns. num_ok counts the blocks that were accepted, or that the store is known to have;
+        after the first that is not accepted ("full": no room) none is. `Store.flush` waits for the writers."""
     def knows(self, key: Buffer) -> bool:
         """Whether the store is known to have this block: saving it would be skipped. No I/O."""
     def forget(self, keys: Buffer) -> None:
@@ -524,8 +531,8 @@ class Space:
 class View:
     """Memory that holds many payloads at equal distances, such as an engine's KV pool, described once.
 
-    regions: tuples (address, slot_stride, run_bytes, run_stride, num_runs), all in bytes. The payload of slot s is, region
-    by region, num_runs runs of run_bytes; run r begins at address + s * slot_stride + r * run_stride.
+    regions: tuples (address, slot_stride, run_bytes, run_stride, num_runs), all in bytes. The payload of slot s is,
+    region by region, num_runs runs of run_bytes; run r begins at address + s * slot_stride + r * run_stride.
     owner: kept alive as long as the view; without it the caller keeps the memory alive until close() has returned.
     Raises LimitError."""
 
@@ -593,9 +600,9 @@ class Queue:
     ) -> int | None:
         """As Space.load, without waiting. The memory is the library's until the completion.
 
-        arrivals: arrived() tells which blocks are there already, and fileno() becomes readable after each; the blocks are
-        independent then, as with each. patience: how long to wait for a server that has fallen silent (None = as the
-        store does: stall_ms of its URL)."""
+        arrivals: arrived() tells which blocks are there already, and fileno() becomes readable after each; the blocks
+        are independent then, as with each. patience: how long to wait for a server that has fallen silent (None = as
+        the store does: stall_ms of its URL)."""
     def submit_save(
         self,
         space: Space,
@@ -612,8 +619,9 @@ class Queue:
     ) -> int | None:
         """Writes blocks straight from the caller's memory. Complete when every tier has taken or refused every block.
 
-        may_lend: pages may be lent to a Redis server on a unix socket instead of copied, which is faster; only for memory
-        that is not written to any more, or whose next contents the server may see (KVF_MAY_LEND in kvferry/block.h)."""
+        may_lend: pages may be lent to a Redis server on a unix socket instead of copied, which is faster; only for
+        memory that is not written to any more, or whose next contents the server may see (KVF_MAY_LEND in
+        kvferry/block.h)."""
     def submit_match(
         self, space: Space, keys: Buffer, *, each: bool = False, timeout: float | None = None
     ) -> int | None:

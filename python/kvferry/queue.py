@@ -9,13 +9,15 @@ import os
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _kvferry
 from ._kvferry import ClosedError, Completion, Space, Store
 
 if TYPE_CHECKING:
-    from ._kvferry import BlockMemories, Buffer, Ints
+    from typing_extensions import Buffer
+
+    from ._kvferry import BlockMemories, Ints
 
 
 class _Waiting:
@@ -41,7 +43,8 @@ class _Waiting:
         self.loop.remove_reader(self.fd)
         os.close(self.fd)
         self.fd = -1
-        for future in [*self.by_ticket.values(), *self.for_room]:
+        waiting: list[asyncio.Future[Any]] = [*self.by_ticket.values(), *self.for_room]
+        for future in waiting:
             if error is not None and not future.done():
                 future.set_exception(error)
 

@@ -15,7 +15,9 @@ import kvferry
 def test_a_session_comes_back(store):
     k, v = os.urandom(480), os.urandom(480)
     digest = os.urandom(32)
-    store.session_save("user:1", k, v, dtype="float16", shape=(2, 120), ttl=100, num_tokens=7, layout="LT", space=digest)
+    store.session_save(
+        "user:1", k, v, dtype="float16", shape=(2, 120), ttl=100, num_tokens=7, layout="LT", space=digest
+    )
     session = store.session_load("user:1")
     assert (bytes(session.k), bytes(session.v)) == (k, v)
     assert session.info == (480, "float16", (2, 120), 480, "float16", (2, 120), 7, "LT", digest, True, None)
