@@ -7,7 +7,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "lab.h"
 
@@ -704,6 +706,16 @@ static void write_empty(const char *path) {
     close(fd);
 }
 
+/* The time of day, as everything in this process reads it, is ahead of the kernel's by so many seconds. A machine that
+ * was suspended shows the same to a process: its monotonic clock has stood still. */
+static _Atomic time_t ahead_s;
+
+__attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct timespec *t) {
+    int rc = (int)syscall(SYS_clock_gettime, clock, t);
+    t->tv_sec += clock == CLOCK_REALTIME ? ahead_s : 0;
+    return rc;
+}
+
 static void touch_beside(const site *s) {
     char path[250];
     snprintf(path, sizeof path, "%s/beside", s->dir);
@@ -734,6 +746,36 @@ static kvf_status attach_after(void (*change)(const site *), bool by_link, enum 
     llama_model_free(model);
     close_site(&at);
     return status;
+}
+
+/* What comes to the name between the load and the step is no older than the load, whatever the time of day says then. */
+static void replace_and_step(const site *s) {
+    replace(s);
+    ahead_s = 3600;
+}
+
+static void lead_elsewhere_and_step(const site *s) {
+    lead_elsewhere(s);
+    ahead_s = 3600;
+}
+
+static void step_alone(const site *s) {
+    (void)s;
+    ahead_s = 3600;
+}
+
+static void test_a_clock_that_is_set_forward_after_the_load(void **state) {
+    (void)state;
+    char what[256];
+    assert_int_equal(attach_after(replace_and_step, false, LLAMA_LOAD_MODE_MMAP, what, sizeof what), KVF_REFUSED);
+    assert_non_null(strstr(what, "not proven"));
+    ahead_s = 0;
+    assert_int_equal(attach_after(replace_and_step, false, LLAMA_LOAD_MODE_NONE, what, sizeof what), KVF_REFUSED);
+    ahead_s = 0;
+    assert_int_equal(attach_after(lead_elsewhere_and_step, true, LLAMA_LOAD_MODE_MMAP, what, sizeof what), KVF_REFUSED);
+    ahead_s = 0;
+    assert_int_equal(attach_after(step_alone, false, LLAMA_LOAD_MODE_MMAP, what, sizeof what), KVF_OK);
+    ahead_s = 0;
 }
 
 /* Another folder, with another file of that name, comes in the place of the model's. The file is older than the load,
@@ -916,7 +958,7 @@ static int copy_main(struct llama_context *ctx, const llama_token *tokens, const
 
 /* argv: --child MODEL WHAT, where WHAT is plain; warm: the first tokens are a warm-up; scale=X: that attention scale;
  * replace=FILE: FILE comes in the model's place as soon as it is loaded; during=FILE: while it is; pointer: it is read
- * from an open file; state-..., copy-...: see above. Decodes one prompt. */
+ * from an open file; state-..., copy-...: see above. Decodes one prompt */
 static int child_main(char **argv) {
     const char *path = argv[2], *what = argv[3];
     settings s = settings_of();
@@ -1109,6 +1151,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_probe_is_the_same_in_a_context_in_use),
         cmocka_unit_test(test_another_attention_scale_loads_nothing),
         cmocka_unit_test(test_another_file_names_nothing),
+        cmocka_unit_test(test_a_clock_that_is_set_forward_after_the_load),
         cmocka_unit_test(test_another_folder_names_nothing),
         cmocka_unit_test(test_a_folder_that_was_written_to_after_it_took_the_name),
         cmocka_unit_test(test_a_warm_up_makes_no_space_of_its_own),

@@ -113,13 +113,33 @@ bool kvfl_describe_params(kvfl_model_name *name, const struct llama_model_params
  * has changed neither in content nor in name since before then, and every link and folder on the way led to it before
  * then. */
 
-/* The time of day, in seconds, at which the load of the model began. llama.cpp records it when the file is already
- * open. */
-static double load_began(const struct llama_context *ctx) {
+static double seconds_of(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    double ago_ms = (double)llama_time_us() / 1e3 - llama_perf_context(ctx).t_start_ms;
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9 - ago_ms / 1e3;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* The time of day minus the monotonic clock. It grows while the machine is suspended, which stops the monotonic clock,
+ * and when the time of day is set forward. */
+static double clock_offset(void) {
+    double time_of_day = seconds_of(CLOCK_REALTIME);
+    return time_of_day - seconds_of(CLOCK_MONOTONIC);
+}
+
+static double first_offset;
+
+__attribute__((constructor)) static void note_first_offset(void) {
+    first_offset = clock_offset();
+}
+
+/* The time of day, in seconds, at which the load of the model began, or earlier. llama.cpp records it by the monotonic
+ * clock, when the file is already open. The offset of the two clocks at that moment is not known: it may be the first
+ * one or today's, and the smaller one counts, so that nothing newer than the load passes for older. */
+static double load_began(const struct llama_context *ctx) {
+    double offset = clock_offset();
+    double ago_s = (double)llama_time_us() / 1e6 - llama_perf_context(ctx).t_start_ms / 1e3;
+    double gained = offset > first_offset ? offset - first_offset : 0;
+    return seconds_of(CLOCK_REALTIME) - ago_s - gained;
 }
 
 static bool is_older(const struct stat *st, double time) {
