@@ -270,7 +270,7 @@ kvf_status kvfl_name_model(kvfl_model_name *out, kvf_error *err, const struct ll
     }
     status = check_loaded(err, files, ctx);
     if (status == KVF_OK) {
-        status = kvfl_files_hash(out->weights, err, files);
+        status = kvfl_files_hash(out->weights, err, files, NULL);
     }
     kvfl_files_close(files);
     if (status == KVF_OK && !kvfl_describe_params(out, o->model_params)) {

@@ -12,6 +12,7 @@
 #ifndef KVFL_MODEL_H
 #define KVFL_MODEL_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -154,8 +155,9 @@ kvf_status kvfl_files_open(kvfl_files **out, kvf_error *, const char *const *pat
 kvf_status kvfl_files_open_model(kvfl_files **out, kvf_error *, const char *path);
 /* Whether the paths still name these files, and nothing about them has changed. */
 bool kvfl_files_are_in_place(const kvfl_files *);
-/* 64 hex digits, of the files' contents when they were opened. KVF_REFUSED if they have changed since. */
-kvf_status kvfl_files_hash(char out[65], kvf_error *, const kvfl_files *);
+/* 64 hex digits, of the files' contents when they were opened. KVF_REFUSED if they have changed since. KVF_CLOSED soon
+ * after *stop is set (NULL: never). */
+kvf_status kvfl_files_hash(char out[65], kvf_error *, const kvfl_files *, const atomic_bool *stop);
 void kvfl_files_close(kvfl_files *);
 bool kvfl_same_file(const struct stat *, const struct stat *);
 

@@ -26,10 +26,14 @@ void kvfl_hex(char *out, const uint8_t *bytes, size_t num) {
     }
 }
 
-static bool hash_fd(EVP_MD_CTX *sha, int fd) {
+static bool is_stopped(const atomic_bool *stop) {
+    return stop != NULL && atomic_load_explicit(stop, memory_order_relaxed);
+}
+
+static bool hash_fd(EVP_MD_CTX *sha, int fd, const atomic_bool *stop) {
     uint8_t *buffer = malloc(CHUNK);
     ssize_t num = buffer != NULL ? 1 : -1;
-    for (off_t at = 0; num > 0;) {
+    for (off_t at = 0; num > 0 && !is_stopped(stop);) {
         num = pread(fd, buffer, CHUNK, at);
         if (num < 0 && errno == EINTR) {
             num = 1;
@@ -136,7 +140,7 @@ static kvf_status unreadable(kvf_error *err, const char *path) {
     return kvfl_fail(err, KVF_CONFIG, "the model file can't be read to identify it: %s: %s", path, strerror(errno));
 }
 
-static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file) {
+static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file, const atomic_bool *stop) {
     char memo[4096];
     bool has_memo = memo_path(memo, sizeof memo, &file->stat);
     if (has_memo && recall(out, memo)) {
@@ -144,9 +148,12 @@ static kvf_status hash_file(char out[65], kvf_error *err, const kvfl_file *file)
     }
     uint8_t digest[32];
     EVP_MD_CTX *sha = EVP_MD_CTX_new();
-    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1 && hash_fd(sha, file->fd) &&
+    bool ok = sha != NULL && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1 && hash_fd(sha, file->fd, stop) &&
               EVP_DigestFinal_ex(sha, digest, NULL) == 1;
     EVP_MD_CTX_free(sha);
+    if (is_stopped(stop)) {
+        return kvfl_fail(err, KVF_CLOSED, "the model was freed before its file was identified: %s", file->path);
+    }
     if (!ok) {
         return unreadable(err, file->path);
     }
@@ -244,16 +251,16 @@ bool kvfl_files_are_in_place(const kvfl_files *files) {
     return true;
 }
 
-kvf_status kvfl_files_hash(char out[65], kvf_error *err, const kvfl_files *files) {
+kvf_status kvfl_files_hash(char out[65], kvf_error *err, const kvfl_files *files, const atomic_bool *stop) {
     if (files->num == 1) {
-        return hash_file(out, err, &files->file[0]);
+        return hash_file(out, err, &files->file[0], stop);
     }
     char *all = calloc(files->num, 64);
     uint8_t digest[32];
     kvf_status status = all != NULL ? KVF_OK : kvfl_fail(err, KVF_NOMEM, "no memory to identify the model");
     for (size_t i = 0; i < files->num && status == KVF_OK; i++) {
         char hex[65];
-        status = hash_file(hex, err, &files->file[i]);
+        status = hash_file(hex, err, &files->file[i], stop);
         memcpy(all + 64 * i, hex, status == KVF_OK ? 64 : 0);
     }
     if (status == KVF_OK && EVP_Digest(all, 64 * files->num, digest, NULL, EVP_sha256(), NULL) != 1) {

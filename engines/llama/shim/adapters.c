@@ -32,7 +32,7 @@ static lora *find(const struct llama_adapter_lora *wanted) {
 
 /* The file must be the same before and after llama.cpp reads it. */
 static bool hash(char out[65], const kvfl_files *files) {
-    return files != NULL && kvfl_files_are_in_place(files) && kvfl_files_hash(out, NULL, files) == KVF_OK;
+    return files != NULL && kvfl_files_are_in_place(files) && kvfl_files_hash(out, NULL, files, NULL) == KVF_OK;
 }
 
 void kvfl_shim_lora_loaded(const struct llama_adapter_lora *loaded, const kvfl_files *files) {

@@ -24,6 +24,7 @@ typedef struct model {
     kvf_error err;          /* of the hashing */
     atomic_bool identified; /* `name` and `err` are set */
     bool hashing;
+    atomic_bool stop; /* the hashing is of no use any more */
     pthread_t hasher;
 } model;
 
@@ -48,7 +49,7 @@ static model *find_model(const struct llama_model *wanted) {
 
 static void *identify(void *arg) {
     model *m = arg;
-    (void)kvfl_files_hash(m->name.weights, &m->err, m->files);
+    (void)kvfl_files_hash(m->name.weights, &m->err, m->files, &m->stop);
     kvfl_files_close(m->files);
     m->files = NULL;
     atomic_store(&m->identified, true);
@@ -88,17 +89,26 @@ void kvfl_shim_model_loaded(struct llama_model *loaded, kvfl_files *files, const
     kvfl_files_close(files);
 }
 
+static void stop_hashing(model *m) {
+    if (m->hashing) {
+        atomic_store(&m->stop, true);
+        pthread_join(m->hasher, NULL);
+    }
+    kvfl_files_close(m->files);
+    free(m->path);
+}
+
+/* Its place stays taken until the hashing has ended. Other threads need the lock meanwhile. */
 void kvfl_shim_model_freed(struct llama_model *gone) {
     pthread_mutex_lock(&lock);
     model *m = gone != NULL ? find_model(gone) : NULL;
-    if (m != NULL) {
-        if (m->hashing) {
-            pthread_join(m->hasher, NULL);
-        }
-        kvfl_files_close(m->files);
-        free(m->path);
-        *m = (model){.model = NULL};
+    pthread_mutex_unlock(&lock);
+    if (m == NULL) {
+        return;
     }
+    stop_hashing(m);
+    pthread_mutex_lock(&lock);
+    *m = (model){.model = NULL};
     pthread_mutex_unlock(&lock);
 }
 
