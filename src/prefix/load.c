@@ -92,7 +92,8 @@ static size_t publish_each(kvfi_blocks *batch) {
 
 /* ---- under the previous secret: what is missing under that of today may still lie where that one put it ---- */
 
-/* The items that are still missing, at their previous addresses. */
+/* The items that are still missing, at their previous addresses. What became of them at today's says nothing of these:
+ * they have not been tried. */
 static size_t select_missing(const kvfi_blocks *batch, kvfi_item *out) {
     const kvfi_identity *previous = &batch->space->previous;
     size_t missing = 0;
@@ -101,6 +102,8 @@ static size_t select_missing(const kvfi_blocks *batch, kvfi_item *out) {
             out[missing] = batch->feed.items[i];
             out[missing].seal = kvfi_seal_of(previous);
             out[missing].whole = kvfi_seal_of(previous) != NULL;
+            out[missing].status = KVF_AGAIN;
+            out[missing].why = KVF_WHY_NONE;
             kvfi_address(&out[missing].addr, previous, &batch->blocks[i].key);
             missing++;
         }

@@ -867,6 +867,41 @@ static void rotation_repairs(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* Read from the file, and then the load is cancelled. */
+static atomic_bool cancelled;
+
+static ssize_t read_and_cancel(int fd, const struct iovec *iov, int num, off_t at) {
+    ssize_t got = kvfi_sys_real.preadv(fd, iov, num, at);
+    cancelled = true;
+    return got;
+}
+
+/* A damaged record under the new secret says nothing of the one under the old secret, which the load does not reach. */
+static void rotation_removes_only_what_it_read(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[512];
+    kvfi_systable table = kvfi_sys_real;
+    kvfi_addr addr;
+    snprintf(url, sizeof url, "file:%s", dir);
+    save_under(url, OLD, 0, 1);
+    save_under(url, NEW, 0, 1);
+    bench b = open_bench(url, NEW, OLD);
+    kvfi_address(&addr, &b.space->identity, &b.prompt->keys[0]);
+    flip_in(dir, &addr);
+    cancelled = false;
+    table.preadv = read_and_cancel;
+    kvfi_sys_table = &table;
+    size_t num = kvfi_load(b.space, b.prompt->blocks, 1, NULL, 0, kvfi_deadline(10000000), 0, &cancelled, NULL);
+    kvfi_sys_table = &kvfi_sys_real;
+    assert_int_equal(num, 0);
+    assert_true(cancelled);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_CHECKSUM);
+    close_bench(&b);
+    assert_int_equal(num_loaded(url, NEW, NULL), 0); /* removed */
+    assert_int_equal(num_loaded(url, OLD, NULL), 1);
+    kvft_remove_dir(dir);
+}
+
 static void a_header_that_fits_by_chance(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512];
@@ -965,6 +1000,7 @@ int main(void) {
         cmocka_unit_test(rotation),
         cmocka_unit_test(rotation_by_turns),
         cmocka_unit_test(rotation_repairs),
+        cmocka_unit_test(rotation_removes_only_what_it_read),
         cmocka_unit_test(every_tier_gets_the_same),
         cmocka_unit_test(rotation_watched),
         cmocka_unit_test(rotation_as_it_lands),
