@@ -24,6 +24,9 @@
 #define PATIENCE    0.03
 #define ALL_FLAGS   ((uint32_t)(KVF_GAP_WHOLE | KVF_GAP_MOVING | KVF_GAP_IMPATIENT))
 
+/* No time is longer than a year. */
+#define YEAR_US (365.0 * 86400e6)
+
 /* ---- pace ---- */
 
 static size_t size_of(size_t num_tokens) {
@@ -53,6 +56,11 @@ void kvf_pace_note(kvf_pace *pace, size_t num_tokens, int64_t us) {
     pace->guess_us = is_guess(pace) ? pace->guess_us : 0;
 }
 
+/* A caller may guess infinity, which no sum survives. 0: unknown. */
+static double sound_us(double us) {
+    return us > YEAR_US ? YEAR_US : us > 0 ? us : 0;
+}
+
 static double token_us(const kvf_pace *pace, size_t num_tokens) {
     size_t size = size_of(num_tokens);
     for (size_t i = size; i < KVF_PACE_SIZES; i++) {
@@ -65,7 +73,7 @@ static double token_us(const kvf_pace *pace, size_t num_tokens) {
             return pace->token_us[i - 1];
         }
     }
-    return pace->guess_us > 0 ? pace->guess_us : 0;
+    return sound_us(pace->guess_us);
 }
 
 static double batches_us(const kvf_pace *pace, size_t num_tokens, size_t batch_tokens) {
@@ -73,10 +81,8 @@ static double batches_us(const kvf_pace *pace, size_t num_tokens, size_t batch_t
     return (double)(num_tokens - rest) * token_us(pace, batch_tokens) + (double)rest * token_us(pace, rest);
 }
 
-/* No time is longer than a year. */
 static int64_t whole_us(double us) {
-    const double year_us = 365.0 * 86400e6;
-    return (int64_t)(us < year_us ? us + 0.5 : year_us);
+    return (int64_t)(us < YEAR_US ? us + 0.5 : YEAR_US);
 }
 
 int64_t kvf_pace_us(const kvf_pace *pace, size_t num_tokens, size_t batch_tokens) {

@@ -237,6 +237,23 @@ static void test_a_guess_is_doubted(void **state) {
     expect(&gap, &pace, KVF_PLAN_BOTH, 6);
 }
 
+/* An engine that guesses that computing takes for ever loads. */
+static void test_a_guess_may_be_infinite(void **state) {
+    (void)state;
+    const double guesses[] = {1e300, INFINITY};
+    kvf_gap gap = gap_of(12, ONE_MB_S);
+    for (size_t i = 0; i < 2; i++) {
+        kvf_pace pace = pace_of(guesses[i]);
+        expect(&gap, &pace, KVF_PLAN_LOAD, 0);
+        assert_int_equal(decide(&gap, &pace).patience_us, KVF_GUESS_US);
+        assert_int_equal(kvf_plan_batch(&pace, 12, BLOCK_TOKENS, 512), 6);
+        assert_true(kvf_pace_us(&pace, 64, 512) > 0);
+    }
+    gap.flags = KVF_GAP_WHOLE;
+    kvf_pace pace = pace_of(INFINITY);
+    expect(&gap, &pace, KVF_PLAN_LOAD, 0);
+}
+
 /* It may be a hundred times too slow, so it grants no long wait. The first batch of a size to go by ends it. */
 static void test_a_guess_grants_little_patience(void **state) {
     (void)state;
@@ -446,6 +463,7 @@ int main(void) {
         cmocka_unit_test(test_a_plan_says_what_it_expects),
         cmocka_unit_test(test_what_is_nearly_here_is_loaded),
         cmocka_unit_test(test_a_guess_is_doubted),
+        cmocka_unit_test(test_a_guess_may_be_infinite),
         cmocka_unit_test(test_a_guess_grants_little_patience),
         cmocka_unit_test(test_what_is_loaded_as_a_whole_must_beat_computing),
         cmocka_unit_test(test_no_choice_is_better),
