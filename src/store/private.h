@@ -23,8 +23,9 @@ struct kvf_store {
     size_t num_tiers;
     kvfi_tier *tiers[KVFI_MAX_TIERS];
     kvfi_meter meters[KVFI_MAX_TIERS]; /* of the tiers */
-    kvfi_pool *lookup_pool, *load_pool,
-        *store_pool; /* separate, so that a lookup never waits for a load, nor a load for a save */
+    /* Separate, so that a lookup never waits for a load, nor a load for a save, nor a writer for a batch of a queue,
+     * which may itself wait for room that only a writer makes. */
+    kvfi_pool *lookup_pool, *load_pool, *batch_pool, *store_pool;
     int64_t drain_us;
     kvfi_backlog backlog;
     kvfi_known known;

@@ -88,10 +88,12 @@ static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *opt
     store->drain_us = options->drain_us;
     store->lookup_pool = kvfi_pool_new(LOOKUP_THREADS);
     store->load_pool = kvfi_pool_new(num_threads(options->load_threads, sum_threads(store, false)) + BATCH_THREADS);
-    store->store_pool = kvfi_pool_new(writers + BATCH_THREADS);
+    store->batch_pool = kvfi_pool_new(writers + BATCH_THREADS);
+    store->store_pool = kvfi_pool_new(writers);
     size_t bound = options->backlog_bytes != 0 ? options->backlog_bytes : DEFAULT_BACKLOG_BYTES;
-    if (store->lookup_pool == NULL || store->load_pool == NULL || store->store_pool == NULL ||
-        !kvfi_known_init(&store->known) || !kvfi_backlog_init(&store->backlog, store, bound, writers)) {
+    if (store->lookup_pool == NULL || store->load_pool == NULL || store->batch_pool == NULL ||
+        store->store_pool == NULL || !kvfi_known_init(&store->known) ||
+        !kvfi_backlog_init(&store->backlog, store, bound, writers)) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
     }
     return KVF_OK;
@@ -141,6 +143,7 @@ void kvf_store_close(kvf_store *store) {
     }
     kvfi_pool_free(store->lookup_pool);
     kvfi_pool_free(store->load_pool);
+    kvfi_pool_free(store->batch_pool);
     kvfi_pool_free(store->store_pool);
     kvfi_known_cleanup(&store->known);
     for (size_t i = 0; i < store->num_tiers; i++) {
@@ -177,7 +180,7 @@ const kvfi_secrets *kvfi_store_secrets(const kvf_store *store) {
 bool kvfi_store_post(kvf_store *store, kvf_op op, kvfi_job *job) {
     kvfi_pool *pool = op == KVF_OP_LOAD    ? store->load_pool
                       : op == KVF_OP_MATCH ? store->lookup_pool
-                                           : store->store_pool;
+                                           : store->batch_pool;
     return kvfi_pool_post(pool, job);
 }
 

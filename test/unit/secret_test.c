@@ -902,6 +902,50 @@ static void rotation_removes_only_what_it_read(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* More sealed batches than a store has threads for, which all wait for the room that one reservation holds. It becomes
+ * free when a writer has written it, whatever the batches wait for. */
+static void batches_leave_the_writer_its_thread(void **state) {
+    (void)state;
+    enum { BATCHES = 20, BOUND = 4 << 20 };
+    const char *url = "mem:";
+    kvf_options options = {.struct_size = sizeof options,
+                           .backlog_bytes = BOUND,
+                           .store_threads = 1,
+                           .secret = NEW,
+                           .secret_len = strlen(NEW)};
+    bench b = {.store = NULL};
+    kvf_reserved all = {0};
+    kvf_queue *queue = NULL;
+    kvf_completion done[BATCHES];
+    uint64_t ticket = 0;
+    assert_int_equal(kvf_store_open(&b.store, NULL, &url, 1, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, BATCHES + 1, PAYLOAD);
+    assert_int_equal(kvf_reserve(b.space, &all, BOUND - 8192), KVF_OK);
+    memset(all.data, 1, PAYLOAD);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, BATCHES), KVF_OK);
+    for (size_t i = 0; i < BATCHES; i++) {
+        kvf_batch batch = {.struct_size = sizeof batch,
+                           .op = KVF_OP_SAVE,
+                           .space = b.space,
+                           .blocks = b.prompt->blocks + i,
+                           .num = 1,
+                           .budget_us = KVF_MS(KVFT_PATIENCE_MS)};
+        assert_int_equal(kvf_submit(queue, &ticket, &batch), KVF_OK);
+    }
+    assert_int_equal(kvf_commit(b.space, &all, &b.prompt->blocks[BATCHES], PAYLOAD), KVF_OK);
+    for (size_t num = 0; num < BATCHES;) {
+        struct pollfd p = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+        poll(&p, 1, 1000);
+        num += kvf_reap(queue, done + num, BATCHES - num);
+    }
+    for (size_t i = 0; i < BATCHES; i++) {
+        assert_int_equal(done[i].num_ok, 1);
+    }
+    kvf_queue_close(queue);
+    close_bench(&b);
+}
+
 static void a_header_that_fits_by_chance(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512];
@@ -1001,6 +1045,7 @@ int main(void) {
         cmocka_unit_test(rotation_by_turns),
         cmocka_unit_test(rotation_repairs),
         cmocka_unit_test(rotation_removes_only_what_it_read),
+        cmocka_unit_test(batches_leave_the_writer_its_thread),
         cmocka_unit_test(every_tier_gets_the_same),
         cmocka_unit_test(rotation_watched),
         cmocka_unit_test(rotation_as_it_lands),
