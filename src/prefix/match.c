@@ -102,6 +102,16 @@ static size_t count_hits(const lookup *at, size_t num, bool each) {
     return hits;
 }
 
+static void note_tokens(kvf_space *space, const lookup *at, size_t num) {
+    kvfi_vote vote = {0};
+    for (size_t i = 0; i < num; i++) {
+        if (at->hit[i] && at->found[i].num_tokens <= space->identity.block_tokens) {
+            kvfi_vote_for(&vote, at->found[i].num_tokens);
+        }
+    }
+    kvfi_vote_count(&vote, space);
+}
+
 size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, uint32_t flags,
                   int64_t deadline_us) {
     kvf_store *store = space->store;
@@ -114,9 +124,7 @@ size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_
     if (space->rotates) {
         ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
     }
-    if (at.hit[0] && at.found[0].num_tokens <= space->identity.block_tokens) {
-        atomic_store_explicit(&space->seen_tokens, at.found[0].num_tokens, memory_order_relaxed);
-    }
+    note_tokens(space, &at, num);
     size_t hits = count_hits(&at, num, (flags & KVF_EACH) != 0);
     if (found != NULL) {
         memcpy(found, at.found, num * sizeof *found);

@@ -17,9 +17,27 @@ struct kvf_space {
     kvfi_identity previous;      /* the same under the previous secret, while secrets change */
     bool rotates;                /* there is a previous one */
     _Atomic int64_t card_due_us; /* when to store the space card again */
-    /* How many tokens the last record had that was looked up or loaded: a guess for loads of blocks without tokens. */
+    /* How many tokens most records had that were looked up or loaded last: a guess for loads of blocks without
+     * tokens. */
     _Atomic uint32_t seen_tokens;
 };
+
+/* A vote on that: more than half of the ballots decide. */
+typedef struct kvfi_vote {
+    uint32_t num_tokens;
+    size_t lead; /* 0: nothing is decided */
+} kvfi_vote;
+static inline void kvfi_vote_for(kvfi_vote *vote, uint32_t num_tokens) {
+    if (vote->lead == 0) {
+        vote->num_tokens = num_tokens;
+    }
+    vote->lead = vote->num_tokens == num_tokens ? vote->lead + 1 : vote->lead - 1;
+}
+static inline void kvfi_vote_count(const kvfi_vote *vote, kvf_space *space) {
+    if (vote->lead > 0) {
+        atomic_store_explicit(&space->seen_tokens, vote->num_tokens, memory_order_relaxed);
+    }
+}
 
 /* kvfi_space_card stores the fields of the space beside its blocks from time to time, so that people can see what the
  * blocks belong to. */

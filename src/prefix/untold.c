@@ -2,9 +2,9 @@
  *
  * Loads records with tokens for callers that have none.
  *
- * The length of such a record follows from its number of tokens. The number last seen in the space is tried first. It
- * is nearly always right, and then a load costs no more than any other. Otherwise the headers tell the number of
- * tokens, and those items are requested again.
+ * The length of such a record follows from its number of tokens. The number that most records had last time is tried
+ * first. It is nearly always right, and then a load costs no more than any other. Otherwise the headers tell the number
+ * of tokens, and those items are requested again.
  */
 #include "prefix/prefix.h"
 
@@ -149,6 +149,18 @@ static void get_again(kvf_store *store, kvfi_feed *all, size_t num) {
     kvfi_free(items);
 }
 
+/* Of the first `num` items: those that are loaded, and those whose heads fit now. */
+static void note_tokens(kvf_space *space, const kvfi_feed *feed, size_t num) {
+    kvfi_vote vote = {0};
+    for (size_t i = 0; i < num; i++) {
+        const kvfi_item *item = &feed->items[i];
+        if (is_untold(item) && item->status != KVF_MISS) {
+            kvfi_vote_for(&vote, kvfi_block_of(item).num_tokens);
+        }
+    }
+    kvfi_vote_count(&vote, space);
+}
+
 static bool fit(kvf_space *space, kvfi_feed *feed, size_t num, uint8_t **heads) {
     lookup at;
     if (!make_room(&at, feed, num)) {
@@ -156,10 +168,10 @@ static bool fit(kvf_space *space, kvfi_feed *feed, size_t num, uint8_t **heads) 
     }
     ask_tiers(&at, space, feed->deadline_us);
     *heads = fit_heads(&at);
-    if (at.num_tokens[0] != UNKNOWN) {
-        atomic_store_explicit(&space->seen_tokens, at.num_tokens[0], memory_order_relaxed);
-    }
     kvfi_free(at.items);
+    if (*heads != NULL) {
+        note_tokens(space, feed, num);
+    }
     return *heads != NULL;
 }
 

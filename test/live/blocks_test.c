@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "prefix/prefix.h"
 #include "support/faults.h"
 #include "support/kit.h"
 #include "support/server.h"
@@ -271,6 +272,28 @@ static void test_a_match_says_how_many(void **state) {
     close_bench(&b);
 }
 
+/* One odd record does not mislead the loads of all others: not a lookup, nor a load that finds it. */
+static void test_most_records_say_how_many(void **state) {
+    const places *p = *state;
+    for (size_t i = 0; i < p->num; i++) {
+        bench b;
+        size_t run = 0, num = 12;
+        open_bench(&b, p->urls[i], NULL, 16, num, 7003);
+        b.prompt->blocks[0].num_tokens = 7;
+        kvft_save_all(b.to, b.writer, b.prompt);
+        forget_tokens(b.prompt, num);
+        load_all(&b, num);
+        assert_int_equal(b.from->seen_tokens, 16);
+        load_all(&b, num);
+        assert_int_equal(b.from->seen_tokens, 16);
+        b.from->seen_tokens = 0;
+        assert_int_equal(kvf_match(b.from, &run, NULL, b.prompt->keys, num, KVF_DEFAULT), KVF_OK);
+        assert_int_equal(run, num);
+        assert_int_equal(b.from->seen_tokens, 16);
+        close_bench(&b);
+    }
+}
+
 /* A faster tier with a record of another kind, or with the only one. */
 static void test_tiers_of_two_kinds(void **state) {
     const places *p = *state;
@@ -345,10 +368,15 @@ static void test_every_allocation_fails_once(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_number_of_tokens),       cmocka_unit_test(test_reserved_for_any_number),
-        cmocka_unit_test(test_with_tokens_loaded_without), cmocka_unit_test(test_some_with_tokens),
-        cmocka_unit_test(test_a_match_says_how_many),      cmocka_unit_test(test_tiers_of_two_kinds),
-        cmocka_unit_test(test_borrowed_without_tokens),    cmocka_unit_test(test_every_allocation_fails_once),
+        cmocka_unit_test(test_any_number_of_tokens),
+        cmocka_unit_test(test_reserved_for_any_number),
+        cmocka_unit_test(test_with_tokens_loaded_without),
+        cmocka_unit_test(test_some_with_tokens),
+        cmocka_unit_test(test_a_match_says_how_many),
+        cmocka_unit_test(test_tiers_of_two_kinds),
+        cmocka_unit_test(test_most_records_say_how_many),
+        cmocka_unit_test(test_borrowed_without_tokens),
+        cmocka_unit_test(test_every_allocation_fails_once),
     };
     return cmocka_run_group_tests(tests, open_places, close_places);
 }
