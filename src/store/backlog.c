@@ -326,17 +326,29 @@ static bool may_be_there(kvf_store *store, const kvfi_staged *staged) {
     return (staged->flags & KVFI_FLAG_CARD) == 0 && !kvfi_known_missed(&store->known, &staged->addr.key);
 }
 
+/* A record with tokens does for a value without them: a load takes it. The other way round it does not. */
+static bool has_its_tokens(const kvfi_header *header, const kvfi_staged *staged) {
+    return staged->num_tokens == 0 || header->num_tokens == staged->num_tokens;
+}
+
+/* How many bytes of a sealed record are tokens is not known. */
+static bool has_its_bytes(const kvfi_header *header, const kvfi_staged *staged) {
+    size_t bytes = kvfi_record_bytes(header), ours = kvfi_staged_bytes(staged);
+    size_t most = staged->num_tokens == 0 ? 4 * (size_t)KVFI_MAX_TOKENS : 0;
+    return bytes >= ours && bytes - ours <= most && (bytes - ours) % 4 == 0;
+}
+
 static bool is_the_record(const kvfi_peek *peek, const kvfi_staged *staged) {
     kvfi_header header;
     if (peek->why != KVF_WHY_NONE || kvfi_header_decode(&header, peek->header) != KVF_WHY_NONE ||
         memcmp(&header.addr, &staged->addr, sizeof staged->addr) != 0) {
         return false;
     }
-    if (staged->seals) { /* how many of its bytes are tokens is not known */
-        return header.codec == KVFI_CODEC_SEALED && kvfi_record_bytes(&header) == kvfi_staged_bytes(staged);
+    if (staged->seals) {
+        return header.codec == KVFI_CODEC_SEALED && has_its_bytes(&header, staged);
     }
-    return header.codec == KVFI_CODEC_PLAIN && header.num_tokens == staged->num_tokens &&
-           header.payload_bytes == staged->payload_bytes;
+    return header.codec == KVFI_CODEC_PLAIN && header.payload_bytes == staged->payload_bytes &&
+           has_its_tokens(&header, staged);
 }
 
 /* The items of the group that the tier has already, as bits. A store that does not answer has none; the write then

@@ -294,6 +294,57 @@ static void test_most_records_say_how_many(void **state) {
     }
 }
 
+static uint64_t tokens_stored(bench *b, size_t num) {
+    kvf_found found[16];
+    uint64_t tokens = 0;
+    size_t run = 0;
+    assert_int_equal(kvf_match(b->from, &run, found, b->prompt->keys, num, KVF_DEFAULT), KVF_OK);
+    assert_int_equal(run, num);
+    for (size_t i = 0; i < num; i++) {
+        tokens += found[i].num_tokens;
+    }
+    return tokens;
+}
+
+/* The same blocks, from two processes that don't know of each other. Tokens that are stored stay. */
+static void saved_twice(const char *url, const char *secret, bool tokens_first) {
+    bench b;
+    size_t num = 6;
+    open_bench(&b, url, secret, 16, num, tokens_first ? 5002 : 5006);
+    kvf_store *other = kvft_store(url);
+    kvf_space *space = kvft_sealed_space(other, tokens_first ? "5002" : "5006", 16, secret);
+    kvf_block with[6];
+    memcpy(with, b.prompt->blocks, sizeof with);
+    if (tokens_first) {
+        kvft_save_all(b.to, b.writer, b.prompt);
+        forget_tokens(b.prompt, num);
+        kvft_save_all(space, other, b.prompt);
+        assert_int_equal(stats_of(other).known, num);
+        assert_int_equal(stats_of(other).saved, 0);
+        assert_int_equal(tokens_stored(&b, num), num * 16);
+    } else {
+        forget_tokens(b.prompt, num);
+        kvft_save_all(b.to, b.writer, b.prompt);
+        memcpy(b.prompt->blocks, with, sizeof with);
+        kvft_save_all(space, other, b.prompt);
+        assert_int_equal(stats_of(other).saved, num);
+    }
+    load_all(&b, num);
+    kvf_space_close(space);
+    kvf_store_close(other);
+    close_bench(&b);
+}
+
+static void test_a_save_without_tokens_leaves_those_that_are_stored(void **state) {
+    const places *p = *state;
+    for (size_t i = 1; i < p->num; i++) { /* memory is that of one store */
+        for (int first = 0; first < 2; first++) {
+            saved_twice(p->urls[i], NULL, first != 0);
+            saved_twice(p->urls[i], SECRET, first != 0);
+        }
+    }
+}
+
 /* A faster tier with a record of another kind, or with the only one. */
 static void test_tiers_of_two_kinds(void **state) {
     const places *p = *state;
@@ -375,6 +426,7 @@ int main(void) {
         cmocka_unit_test(test_a_match_says_how_many),
         cmocka_unit_test(test_tiers_of_two_kinds),
         cmocka_unit_test(test_most_records_say_how_many),
+        cmocka_unit_test(test_a_save_without_tokens_leaves_those_that_are_stored),
         cmocka_unit_test(test_borrowed_without_tokens),
         cmocka_unit_test(test_every_allocation_fails_once),
     };
