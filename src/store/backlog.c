@@ -134,6 +134,24 @@ static kvf_status take(kvfi_backlog *backlog, kvfi_staged *out, size_t capacity)
 /* ---- buffers ---- */
 
 /* Under the lock. */
+static void note_reserved(kvfi_backlog *backlog, kvfi_staged *staged) {
+    staged->before = NULL;
+    staged->next = backlog->reserved;
+    if (staged->next != NULL) {
+        staged->next->before = staged;
+    }
+    backlog->reserved = staged;
+}
+
+static void note_returned(kvfi_backlog *backlog, kvfi_staged *staged) {
+    *(staged->before != NULL ? &staged->before->next : &backlog->reserved) = staged->next;
+    if (staged->next != NULL) {
+        staged->next->before = staged->before;
+    }
+    staged->next = staged->before = NULL;
+}
+
+/* Under the lock. */
 static bool wait_for_room(kvfi_backlog *backlog, int64_t deadline_us, const atomic_bool *cancelled) {
     int64_t now = kvfi_sys->now_us();
     if (now >= deadline_us || (cancelled != NULL && atomic_load(cancelled))) {
@@ -155,6 +173,9 @@ kvf_status kvfi_backlog_await(kvfi_backlog *backlog, kvfi_staged **out, size_t p
     kvf_status status = take(backlog, staged, capacity);
     while (status == KVF_AGAIN && capacity <= backlog->bound && wait_for_room(backlog, deadline_us, cancelled)) {
         status = take(backlog, staged, capacity);
+    }
+    if (status == KVF_OK) {
+        note_reserved(backlog, staged);
     }
     pthread_mutex_unlock(&backlog->lock);
     if (status != KVF_OK) {
@@ -184,6 +205,9 @@ static kvfi_staged *renew(kvfi_staged *staged) {
 static void call_writer(kvfi_backlog *backlog);
 
 void kvfi_backlog_abandon(kvfi_backlog *backlog, kvfi_staged *staged) {
+    pthread_mutex_lock(&backlog->lock);
+    note_returned(backlog, staged);
+    pthread_mutex_unlock(&backlog->lock);
     kvfi_staged *range = renew(staged);
     pthread_mutex_lock(&backlog->lock);
     if (range != NULL) {
@@ -542,7 +566,7 @@ static void drop_queued(kvfi_backlog *backlog, kvf_reason why) {
 
 void kvfi_backlog_commit(kvfi_backlog *backlog, kvfi_staged *staged) {
     pthread_mutex_lock(&backlog->lock);
-    staged->next = NULL;
+    note_returned(backlog, staged);
     *(backlog->last != NULL ? &backlog->last->next : &backlog->first) = staged;
     backlog->last = staged;
     staged->number = ++backlog->last_number;
@@ -602,6 +626,14 @@ bool kvfi_backlog_flush(kvfi_backlog *backlog, uint64_t *out_unwritten, int64_t 
     return flushed;
 }
 
+static void free_all(kvfi_staged **first) {
+    while (*first != NULL) {
+        kvfi_staged *range = *first;
+        *first = range->next;
+        kvfi_free(range);
+    }
+}
+
 void kvfi_backlog_cleanup(kvfi_backlog *backlog) {
     pthread_mutex_lock(&backlog->lock);
     backlog->closing = true;
@@ -615,11 +647,8 @@ void kvfi_backlog_cleanup(kvfi_backlog *backlog) {
     while (backlog->num_writers > 0) {
         pthread_cond_wait(&backlog->idle, &backlog->lock);
     }
-    while (backlog->free_list != NULL) {
-        kvfi_staged *range = backlog->free_list;
-        backlog->free_list = range->next;
-        kvfi_free(range);
-    }
+    free_all(&backlog->free_list);
+    free_all(&backlog->reserved);
     if (backlog->arena != NULL) {
         kvfi_sys->unmap(backlog->arena, backlog->bound);
     }

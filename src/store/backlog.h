@@ -31,8 +31,8 @@ typedef enum kvfi_role {
 
 /* A range of the arena: a value, or free. */
 typedef struct kvfi_staged {
-    struct kvfi_staged *next;
-    uint64_t number; /* 1 for the first that was queued, and so on */
+    struct kvfi_staged *next, *before; /* `before` only while it is reserved */
+    uint64_t number;                   /* 1 for the first that was queued, and so on */
     kvfi_role role;
     uint8_t *data;
     size_t capacity;
@@ -74,6 +74,7 @@ typedef struct kvfi_backlog {
     kvfi_staged *first, *last; /* to be written, in order */
     uint8_t *arena;            /* `bound` bytes; NULL until they are needed */
     uint8_t *fresh;            /* from there on nothing of it has been used, or it was given back */
+    kvfi_staged *reserved;     /* handed out, neither committed nor abandoned yet */
     kvfi_staged *free_list;    /* before that: ranges without a value, by address; no two of them touch */
     size_t bound;
     size_t num_pending; /* values queued or being written */
@@ -87,7 +88,8 @@ typedef struct kvfi_backlog {
 } kvfi_backlog;
 
 bool kvfi_backlog_init(kvfi_backlog *, struct kvf_store *, size_t bound, unsigned max_writers);
-/* Interrupts what is being written, drops what is queued, waits for the writers (their items have deadlines). */
+/* Interrupts what is being written, drops what is queued, waits for the writers (their items have deadlines). Frees
+ * what is still reserved: nobody may use it any more. */
 void kvfi_backlog_cleanup(kvfi_backlog *);
 
 /* A buffer for a payload of that size. KVF_AGAIN: no room within the bound. KVF_NOMEM, KVF_CLOSED. */

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/sys.h"
+#include "support/faults.h"
 #include "support/kit.h"
 
 #define MIB     ((size_t)1 << 20)
@@ -193,6 +194,31 @@ static void test_memory_that_cannot_be_given_back(void **state) {
     use(15, 4 * MIB);
 }
 
+/* Whoever closes a store with a reservation out loses the reservation, and nothing else: close does not wait for it, and
+ * frees its memory. */
+static void test_a_store_closes_with_reservations_out(void **state) {
+    (void)state;
+    uint64_t before = kvft_faults_live_allocs();
+    const char *url = "mem:";
+    kvf_options options = {.struct_size = sizeof options, .backlog_bytes = BOUND};
+    kvf_store *other = NULL;
+    kvf_reserved out[3] = {{0}};
+    kvft_faults_watch();
+    assert_int_equal(kvf_store_open(&other, NULL, &url, 1, &options), KVF_OK);
+    kvf_space *its = kvft_space(other, "m", 16);
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(kvf_reserve(its, &out[i], MIB), KVF_OK);
+        memset(out[i].data, 5, MIB);
+    }
+    kvf_block block = {.num_tokens = 0};
+    kvf_abandon(its, &out[1]);
+    assert_int_equal(kvf_commit(its, &out[0], &block, MIB), KVF_OK);
+    kvf_space_close(its);
+    kvf_store_close(other);
+    (void)kvft_faults_disarm();
+    assert_int_equal(kvft_faults_live_allocs(), before);
+}
+
 /* What was saved is what is loaded, also when sizes, pieces and places in memory are odd. */
 static void test_copies_are_exact(void **state) {
     (void)state;
@@ -217,8 +243,11 @@ static void test_copies_are_exact(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(test_pages_are_used_again), TEST(test_values_of_any_size_fit_in),
+    const struct CMUnitTest tests[] = {TEST(test_pages_are_used_again),
+                                       TEST(test_values_of_any_size_fit_in),
                                        TEST(test_idle_memory_is_given_back),
-                                       TEST(test_memory_that_cannot_be_given_back), TEST(test_copies_are_exact)};
+                                       TEST(test_memory_that_cannot_be_given_back),
+                                       TEST(test_a_store_closes_with_reservations_out),
+                                       TEST(test_copies_are_exact)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
