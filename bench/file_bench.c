@@ -183,7 +183,7 @@ static double peek(bench *b) {
         addrs[i] = b->values[i].item.addr;
     }
     double begin = now();
-    b->tier->ops->peek(b->tier, addrs, b->num, peeks, &round_trips, KVFI_NEVER);
+    b->tier->ops->peek(b->tier, addrs, b->num, peeks, &round_trips, KVFI_NEVER, 0);
     double seconds = now() - begin;
     free(addrs);
     free(peeks);

@@ -94,7 +94,7 @@ int kvfi_file_each_in(int dir, int (*fn)(void *ctx, int dir, const char *base),
 /* ---- read.c */
 void kvfi_file_get(kvfi_tier *, kvfi_feed *);
 void kvfi_file_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                    int64_t deadline_us);
+                    int64_t deadline_us, int64_t patience_us);
 kvf_reason kvfi_file_touch(kvfi_file *, const kvfi_addr *);
 kvf_reason kvfi_file_borrow(kvfi_tier *, kvfi_loan *out, const kvfi_addr *, size_t bytes, int64_t deadline_us);
 void kvfi_file_give_back(kvfi_tier *, kvfi_loan *);

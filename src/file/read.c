@@ -226,8 +226,9 @@ static kvf_reason peek_one(kvfi_file *file, uint8_t head[KVFI_HEADER_BYTES], con
 }
 
 void kvfi_file_peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                    int64_t deadline_us) {
+                    int64_t deadline_us, int64_t patience_us) {
     (void)round_trips; /* there is no server to wait for */
+    (void)patience_us;
     for (size_t i = 0; i < num; i++) {
         bool late = kvfi_sys->now_us() >= deadline_us;
         out[i].why = late ? KVF_WHY_BUDGET : peek_one((kvfi_file *)tier, out[i].header, &addrs[i]);

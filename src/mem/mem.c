@@ -391,9 +391,10 @@ static void get(kvfi_tier *tier, kvfi_feed *feed) {
 }
 
 static void peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                 int64_t deadline_us) {
+                 int64_t deadline_us, int64_t patience_us) {
     (void)round_trips;
     (void)deadline_us;
+    (void)patience_us;
     mem *m = (mem *)tier;
     for (size_t i = 0; i < num; i++) {
         pthread_mutex_lock(&m->lock);

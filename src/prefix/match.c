@@ -10,6 +10,7 @@ typedef struct lookup {
     size_t *from; /* the key that each address belongs to */
     bool *hit;
     kvf_found *found;
+    int64_t deadline_us, patience_us;
 } lookup;
 
 static bool make_room(lookup *out, size_t num) {
@@ -61,9 +62,8 @@ static size_t select_missing(lookup *at, const kvfi_identity *identity, const kv
     return missing;
 }
 
-static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size_t index, size_t num,
-                     int64_t deadline_us) {
-    kvfi_store_peek(store, index, at->addrs, num, at->peeks, deadline_us);
+static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size_t index, size_t num) {
+    kvfi_store_peek(store, index, at->addrs, num, at->peeks, at->deadline_us, at->patience_us);
     for (size_t i = 0; i < num; i++) {
         size_t key = at->from[i];
         kvf_reason why = read_peek(&at->found[key], &at->peeks[i], &at->addrs[i], seal, index);
@@ -77,11 +77,11 @@ static void ask_tier(lookup *at, kvf_store *store, const kvfi_secret *seal, size
 
 /* Asks all tiers for what is not found yet. */
 static void ask_tiers(lookup *at, kvf_store *store, const kvfi_identity *identity, const kvf_key *keys, size_t stride,
-                      size_t num, int64_t deadline_us) {
+                      size_t num) {
     for (size_t tier = 0; tier < kvfi_store_num_tiers(store); tier++) {
         size_t missing = select_missing(at, identity, keys, stride, num);
         if (missing > 0) {
-            ask_tier(at, store, kvfi_seal_of(identity), tier, missing, deadline_us);
+            ask_tier(at, store, kvfi_seal_of(identity), tier, missing);
         }
     }
 }
@@ -113,16 +113,16 @@ static void note_tokens(kvf_space *space, const lookup *at, size_t num) {
 }
 
 size_t kvfi_match(kvf_space *space, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, uint32_t flags,
-                  int64_t deadline_us) {
+                  int64_t deadline_us, int64_t patience_us) {
     kvf_store *store = space->store;
-    lookup at;
+    lookup at = {.deadline_us = deadline_us, .patience_us = patience_us};
     if (num == 0 || !make_room(&at, num)) {
         return know_nothing(found, num, KVF_WHY_NOMEM);
     }
     kvfi_store_count_lookups(store, num);
-    ask_tiers(&at, store, &space->identity, keys, stride, num, deadline_us);
+    ask_tiers(&at, store, &space->identity, keys, stride, num);
     if (space->rotates) {
-        ask_tiers(&at, store, &space->previous, keys, stride, num, deadline_us);
+        ask_tiers(&at, store, &space->previous, keys, stride, num);
     }
     note_tokens(space, &at, num);
     size_t hits = count_hits(&at, num, (flags & KVF_EACH) != 0);
@@ -144,6 +144,6 @@ kvf_status kvf_match(kvf_space *space, size_t *out_run, kvf_found *found, const 
     if (num == 0 || !kvfi_store_is_ours(space->store)) {
         return KVF_OK;
     }
-    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, 0, kvfi_budget_deadline(budget_us));
+    *out_run = kvfi_match(space, found, keys, sizeof *keys, num, 0, kvfi_budget_deadline(budget_us), 0);
     return KVF_OK;
 }

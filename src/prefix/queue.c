@@ -77,7 +77,7 @@ static size_t run_batch(slot *s) {
     case KVF_OP_MATCH:
         return b->num == 0 ? 0
                            : kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, b->flags,
-                                        s->deadline_us);
+                                        s->deadline_us, b->patience_us);
     case KVF_OP_REMOVE:
     case KVF_OP_TOUCH:
         return kvfi_each(b->space, b->op == KVF_OP_REMOVE ? KVFI_REMOVE : KVFI_TOUCH, b->blocks, b->num, s->deadline_us,

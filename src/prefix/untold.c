@@ -87,14 +87,14 @@ static uint32_t tokens_in(const kvfi_peek *peek, const kvfi_item *item, uint32_t
 }
 
 /* The fastest tier with a record of use says it. */
-static void ask_tiers(lookup *at, kvf_space *space, int64_t deadline_us) {
+static void ask_tiers(lookup *at, kvf_space *space, const kvfi_feed *feed) {
     kvf_store *store = space->store;
     size_t tiers = kvfi_store_num_tiers(store);
     for (size_t i = 0; i < at->num; i++) {
         at->addrs[i] = at->items[i]->addr;
     }
     for (size_t tier = 0; tier < tiers; tier++) {
-        kvfi_store_peek(store, tier, at->addrs, at->num, at->peeks, deadline_us);
+        kvfi_store_peek(store, tier, at->addrs, at->num, at->peeks, feed->deadline_us, feed->patience_us);
         for (size_t i = 0; i < at->num; i++) {
             if (at->num_tokens[i] == UNKNOWN) {
                 at->num_tokens[i] = tokens_in(&at->peeks[i], at->items[i], space->identity.block_tokens);
@@ -166,7 +166,7 @@ static bool fit(kvf_space *space, kvfi_feed *feed, size_t num, uint8_t **heads) 
     if (!make_room(&at, feed, num)) {
         return false;
     }
-    ask_tiers(&at, space, feed->deadline_us);
+    ask_tiers(&at, space, feed);
     *heads = fit_heads(&at);
     kvfi_free(at.items);
     if (*heads != NULL) {

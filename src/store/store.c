@@ -377,12 +377,12 @@ static void note_round_trip(kvfi_meter *meter, const kvfi_peek *peeks, size_t nu
 }
 
 void kvfi_store_peek(kvf_store *store, size_t index, const kvfi_addr *addrs, size_t num, kvfi_peek *out,
-                     int64_t deadline_us) {
+                     int64_t deadline_us, int64_t patience_us) {
     kvfi_tier *tier = store->tiers[index];
     if (is_in_reach(tier, deadline_us)) {
         uint64_t round_trips = 0;
         int64_t begin_us = kvfi_sys->now_us();
-        tier->ops->peek(tier, addrs, num, out, &round_trips, deadline_us);
+        tier->ops->peek(tier, addrs, num, out, &round_trips, deadline_us, patience_us);
         atomic_fetch_add(&store->stats.lookup_round_trips, round_trips);
         note_round_trip(&store->meters[index], out, num, kvfi_sys->now_us() - begin_us);
         return;

@@ -60,9 +60,10 @@ void kvfi_store_count_unsaved(kvf_store *, kvf_reason why);
 
 /* ---- lookups, loads and saves ---- */
 
-/* kvfi_store_peek looks into one tier, and counts the round trips. Takes KVFI_AT_ONCE, which leaves out what is not in
- * memory (KVF_WHY_BUDGET). */
-void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kvfi_peek *out, int64_t deadline_us);
+/* kvfi_store_peek looks into one tier, and counts the round trips. `patience_us` is as in kvfi_feed. Takes
+ * KVFI_AT_ONCE, which leaves out what is not in memory (KVF_WHY_BUDGET). */
+void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kvfi_peek *out, int64_t deadline_us,
+                     int64_t patience_us);
 
 /* kvfi_store_each does the deed in one tier, as in kvfi_tier_ops. What a removal was tried of, and what a lasting tier
  * lacks, is not known to be stored any more. */

@@ -182,9 +182,9 @@ typedef struct kvfi_tier_ops {
      * once. Not NULL: get and put are for one thread. */
     void (*spread)(kvfi_tier *, kvfi_feed *, kvfi_pool *, bool put);
     /* peek looks up all addresses, with one round trip to each server if there is a network. Adds 1 to *round_trips for
-     * each. */
-    void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                 int64_t deadline_us);
+     * each. `patience_us` is as in kvfi_feed. */
+    void (*peek)(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips, int64_t deadline_us,
+                 int64_t patience_us);
     /* each does the deed with all addresses: with one round trip to each server if there is a network, and more only
      * for values of several parts. *out has room for all: KVF_WHY_NONE if the value is there (KVFI_TOUCH) or was
      * (KVFI_REMOVE), KVF_WHY_ABSENT, or why it failed. */
@@ -228,11 +228,11 @@ struct kvfi_tier {
     _Atomic uint64_t connects, disconnects; /* counted by the tier */
 };
 
-/* kvfi_tier_look is peek for callers that do not count round trips. */
+/* kvfi_tier_look is peek for callers that do not count round trips, and have the patience of the tier. */
 static inline void kvfi_tier_look(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out,
                                   int64_t deadline_us) {
     uint64_t uncounted = 0;
-    tier->ops->peek(tier, addrs, num, out, &uncounted, deadline_us);
+    tier->ops->peek(tier, addrs, num, out, &uncounted, deadline_us, 0);
 }
 
 /* Opens a tier from a parsed URL, which it then owns, also on failure. It fails only on what the operator must change.

@@ -215,6 +215,48 @@ static void test_each_batch_has_patience_of_its_own(void **state) {
     wait_for_silent(server->tcp_url, KVF_OP_LOAD);
 }
 
+/* The same of lookups. The reason is that of each key. */
+static void match_silent(const char *base) {
+    open_on(base, NULL);
+    kvft_prompt *prompt = kvft_prompt_new(space, 3, BLOCKS, 1000);
+    kvf_found found[2][BLOCKS];
+    kvf_batch a = batch_of(KVF_OP_MATCH, prompt, 0), b = a;
+    kvft_save_all(space, store, prompt);
+    a.user = 1;
+    a.patience_us = KVF_MS(100);
+    a.found = found[0];
+    b.user = 2;
+    b.patience_us = KVF_MS(300000);
+    b.found = found[1];
+    kvft_server_signal(server, SIGSTOP);
+    (void)submit(&b);
+    for (int i = 0; i < 2; i++) {
+        (void)submit(&a);
+        kvf_completion done = next_completion();
+        assert_int_equal(done.user, 1);
+        assert_int_equal(done.num_ok, 0);
+        for (size_t k = 0; k < BLOCKS; k++) {
+            assert_string_equal(kvf_reason_name(found[0][k].why), kvf_reason_name(KVF_WHY_STALLED));
+        }
+    }
+    kvft_server_signal(server, SIGCONT);
+    kvf_completion done = next_completion();
+    assert_int_equal(done.user, 2);
+    assert_int_equal(done.num_ok, BLOCKS);
+    kvft_prompt_free(prompt);
+    close_all();
+    (void)kvft_server_say(server, "FLUSHALL");
+}
+
+static void test_a_match_has_patience_too(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    match_silent(server->unix_url);
+    match_silent(server->tcp_url);
+}
+
 /* A server that greets and is silent when something is saved stalls on both connections that a batch tries. */
 static void test_impatient_stalls_do_not_count(void **state) {
     (void)state;
@@ -257,9 +299,12 @@ static void test_patience_is_a_time(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(test_a_cancelled_save_gives_its_memory_back), TEST(test_also_one_that_is_sealed_first),
-        TEST(test_also_one_that_has_no_connection_yet),    TEST(test_each_batch_has_patience_of_its_own),
-        TEST(test_impatient_stalls_do_not_count),          TEST(test_patience_is_a_time)};
+    const struct CMUnitTest tests[] = {TEST(test_a_cancelled_save_gives_its_memory_back),
+                                       TEST(test_also_one_that_is_sealed_first),
+                                       TEST(test_also_one_that_has_no_connection_yet),
+                                       TEST(test_each_batch_has_patience_of_its_own),
+                                       TEST(test_a_match_has_patience_too),
+                                       TEST(test_impatient_stalls_do_not_count),
+                                       TEST(test_patience_is_a_time)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

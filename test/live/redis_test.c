@@ -265,7 +265,7 @@ static void peek_many(void **state) {
     }
     say("LPUSH %s x", kvft_redis_key(9000 + 7, 0));
     say("SET %s short", kvft_redis_key(9000 + 8, 0));
-    tier->ops->peek(tier, addrs, KEYS, peeks, &trips, kvfi_deadline(10000000));
+    tier->ops->peek(tier, addrs, KEYS, peeks, &trips, kvfi_deadline(10000000), 0);
     assert_int_equal(trips, 1);
     for (size_t i = 0; i < KEYS; i++) {
         kvf_reason expected = i == 7         ? KVF_WHY_VERSION
@@ -288,7 +288,7 @@ static void peek_many(void **state) {
     for (size_t i = 0; i < MOST; i++) {
         more[i] = addrs[i % 200];
     }
-    tier->ops->peek(tier, more, MOST, out, &trips, kvfi_deadline(20000000));
+    tier->ops->peek(tier, more, MOST, out, &trips, kvfi_deadline(20000000), 0);
     assert_int_equal(trips, 2);
     for (size_t i = 0; i < MOST; i++) {
         assert_int_equal(out[i].why, peeks[i % 200].why);

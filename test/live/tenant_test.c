@@ -127,7 +127,7 @@ static size_t get_raw(scene *s, const kvfi_addr *addr, void *out, size_t cap) {
     kvfi_peek peek;
     kvfi_header header;
     uint64_t round_trips = 0;
-    s->hands->ops->peek(s->hands, addr, 1, &peek, &round_trips, kvfi_deadline(10000000));
+    s->hands->ops->peek(s->hands, addr, 1, &peek, &round_trips, kvfi_deadline(10000000), 0);
     assert_int_equal(peek.why, KVF_WHY_NONE);
     assert_int_equal(kvfi_header_decode(&header, peek.header), KVF_WHY_NONE);
     assert_true(kvfi_record_bytes(&header) <= cap);

@@ -158,7 +158,7 @@ kvf_reason kvft_peek(kvfi_tier *tier, uint64_t seed) {
     kvfi_header header;
     uint64_t round_trips = 0;
     kvft_addr(&addr, seed);
-    tier->ops->peek(tier, &addr, 1, &peek, &round_trips, kvfi_deadline(DEADLINE_US));
+    tier->ops->peek(tier, &addr, 1, &peek, &round_trips, kvfi_deadline(DEADLINE_US), 0);
     if (peek.why == KVF_WHY_NONE && kvfi_header_decode(&header, peek.header) == KVF_WHY_NONE &&
         memcmp(&header.addr, &addr, sizeof addr) != 0) {
         fprintf(stderr, "a lookup shows another record\n");

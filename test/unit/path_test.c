@@ -404,8 +404,8 @@ static void test_free_buffers_make_room(void **state) {
 
 /* Each lookup finds the header of another key. */
 static void peek_shifted(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                         int64_t deadline_us) {
-    current->real->peek(tier, addrs, num, out, round_trips, deadline_us);
+                         int64_t deadline_us, int64_t patience_us) {
+    current->real->peek(tier, addrs, num, out, round_trips, deadline_us, patience_us);
     kvfi_peek first = out[0];
     memmove(out, out + 1, (num - 1) * sizeof *out);
     out[num - 1] = first;
@@ -430,8 +430,8 @@ static void test_the_header_of_another_key_is_no_match(void **state) {
 
 /* Lookups are counted by blocks, and what of them is there. */
 static void peek_fails(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                       int64_t deadline_us) {
-    (void)tier, (void)addrs, (void)deadline_us;
+                       int64_t deadline_us, int64_t patience_us) {
+    (void)tier, (void)addrs, (void)deadline_us, (void)patience_us;
     *round_trips = 1;
     for (size_t i = 0; i < num; i++) {
         out[i] = (kvfi_peek){.why = KVF_WHY_UNREACHABLE};
@@ -475,9 +475,9 @@ static void test_lookups_are_counted(void **state) {
 static size_t num_peeked;
 
 static void peek_counted(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                         int64_t deadline_us) {
+                         int64_t deadline_us, int64_t patience_us) {
     num_peeked += num;
-    current->real->peek(tier, addrs, num, out, round_trips, deadline_us);
+    current->real->peek(tier, addrs, num, out, round_trips, deadline_us, patience_us);
 }
 
 static void check_each(const kvf_found *found) {
@@ -887,11 +887,12 @@ static void refuse(kvfi_tier *tier, kvfi_feed *feed) {
 }
 
 static void peek_refused(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                         int64_t deadline_us) {
+                         int64_t deadline_us, int64_t patience_us) {
     (void)tier;
     (void)addrs;
     (void)round_trips;
     (void)deadline_us;
+    (void)patience_us;
     for (size_t i = 0; i < num; i++) {
         out[i].why = refusal;
     }

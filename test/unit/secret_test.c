@@ -717,7 +717,7 @@ static void a_long_session_is_not_written_over(void **state) {
     assert_memory_not_equal(places[0].key.bytes, places[1].key.bytes, 32);
     for (int turn = 0; turn < 3; turn++) { /* a short one takes the place of the one before */
         assert_int_equal(save_session(store, turn == 0 ? KEYS : "keys of a later turn"), KVF_OK);
-        tier->ops->peek(tier, places, 2, peeks, &round_trips, KVFI_NEVER);
+        tier->ops->peek(tier, places, 2, peeks, &round_trips, KVFI_NEVER, 0);
         assert_int_equal(peeks[0].why, KVF_WHY_NONE);
         assert_int_equal(peeks[1].why, KVF_WHY_ABSENT);
     }
@@ -734,7 +734,7 @@ static void a_long_session_is_not_written_over(void **state) {
         tier->ops->put(tier, &feed);
         assert_int_equal(item.status, KVF_OK);
         assert_int_equal(save_session(store, KEYS), KVF_OK);
-        tier->ops->peek(tier, places, 2, peeks, &round_trips, KVFI_NEVER);
+        tier->ops->peek(tier, places, 2, peeks, &round_trips, KVFI_NEVER, 0);
         assert_int_equal(peeks[from].why, KVF_WHY_ABSENT);
         assert_int_equal(peeks[1 - from].why, KVF_WHY_NONE);
     }

@@ -192,12 +192,13 @@ static void test_damage(void **state) {
 }
 
 static void peek_fails(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                       int64_t deadline_us) {
+                       int64_t deadline_us, int64_t patience_us) {
     (void)tier;
     (void)addrs;
     (void)num;
     (void)round_trips;
     (void)deadline_us;
+    (void)patience_us;
     out->why = KVF_WHY_UNREACHABLE;
 }
 

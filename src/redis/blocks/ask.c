@@ -121,13 +121,19 @@ static kvf_reason run(lookup *l, int64_t deadline_us) {
     return why;
 }
 
+/* A connection with the patience of the question. */
+static kvf_reason take_conn(lookup *l, kvfi_node *node, int64_t deadline_us) {
+    const kvfi_feed waits = {.patience_us = l->question->patience_us};
+    return kvfi_node_take(node, &l->conn, NULL, l->question->lane, &waits, true, deadline_us);
+}
+
 /* Asks what is not answered yet, on one connection. *again: perhaps only the connection was at fault for its end, or
  * the server is behind a name that stands for another one now. A key whose commands were answered in part is asked
  * again as a whole. */
 static kvf_reason try_once(lookup *l, uint64_t *round_trips, unsigned *stalls, bool *again, int64_t deadline_us) {
     const kvfi_question *q = l->question;
     kvfi_node *node = &q->tier->node;
-    kvf_reason why = kvfi_node_take(node, &l->conn, NULL, q->lane, NULL, true, deadline_us);
+    kvf_reason why = take_conn(l, node, deadline_us);
     bool was_stale = l->stale;
     *again = false;
     if (why != KVF_WHY_NONE) {
@@ -314,7 +320,7 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
     if (l->node == NULL) {
         return;
     }
-    l->why = kvfi_node_take(l->node, &l->conn, NULL, all->question->lane, NULL, true, all->deadline_us);
+    l->why = take_conn(l, l->node, all->deadline_us);
     if (l->why == KVF_WHY_NONE) {
         (*round_trips)++;
         l->conn->asking = asking;

@@ -15,7 +15,8 @@ struct kvfi_question {
     const kvfi_addr *addrs;
     size_t num;
     kvfi_lane_kind lane;
-    unsigned per; /* commands for each key */
+    int64_t patience_us; /* as in kvfi_feed */
+    unsigned per;        /* commands for each key */
     /* Writes command number `step` for the key. */
     void (*say)(const kvfi_question *, kvfi_cmd *out, size_t key, unsigned step);
     /* Takes a reply that is not an error. False: it is no reply to this command. */

@@ -50,8 +50,9 @@ static void fail_peek(const kvfi_question *q, size_t key, unsigned step, kvf_rea
 }
 
 void kvfi_redis_peek(kvfi_tier *base, const kvfi_addr *addrs, size_t num, kvfi_peek *out, uint64_t *round_trips,
-                     int64_t deadline_us) {
+                     int64_t deadline_us, int64_t patience_us) {
     kvfi_question q = {.tier = kvfi_redis_of(base),
+                       .patience_us = patience_us,
                        .addrs = addrs,
                        .num = num,
                        .lane = KVFI_LANE_LOOKUP,
