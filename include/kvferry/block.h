@@ -99,6 +99,23 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_fo
  * of the work. It never fails otherwise. Takes KVF_POLL. */
 KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us);
 
+/* Options of one load. Zero in any field but struct_size is its default. */
+typedef struct kvf_load_options {
+    uint32_t struct_size;
+    /* KVF_EACH (see the queue). */
+    uint32_t flags;
+    /* Takes KVF_POLL. */
+    int64_t budget_us;
+    /* As in kvf_batch. */
+    int64_t patience_us;
+} kvf_load_options;
+
+/* kvf_load_with is kvf_load with options; NULL = all defaults. With KVF_EACH the blocks are independent: it returns how
+ * many are loaded, whichever these are, and every other block has its own reason. If the options break a rule
+ * (struct_size, an unknown flag, budget or patience out of range), nothing is loaded, and the first block says so. */
+KVF_API size_t kvf_load_with(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view,
+                             const kvf_load_options *options);
+
 /* ---- save -------------------------------------------------------------------------------------------------------- */
 
 /* kvf_save copies blocks into the backlog, hands them to the writers, and returns at once. It returns how many blocks

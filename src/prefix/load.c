@@ -2,6 +2,7 @@
  *
  * Loads and borrows blocks: checks each record that arrives, and removes damaged ones.
  */
+#include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
 #define REMOVE_BUDGET_US 200000
@@ -211,12 +212,28 @@ size_t kvfi_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view
     return loaded;
 }
 
-size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us) {
-    if (kvfi_take_budget(&budget_us, NULL, KVFI_BLOCKS_US, true) != KVF_OK) {
+KVF_SIZED(kvf_load_options, patience_us, 24, patience_us);
+
+static kvf_status take_options(kvf_load_options *out, const kvf_load_options *options) {
+    KVFI_TRY(kvf_sized_take(out, NULL, options, &kvf_load_options_sized));
+    KVFI_TRY(kvfi_take_budget(&out->budget_us, NULL, KVFI_BLOCKS_US, true));
+    KVFI_TRY(kvfi_take_budget(&out->patience_us, NULL, 0, false));
+    return (out->flags & ~(uint32_t)KVF_EACH) == 0 ? KVF_OK : KVF_LIMIT;
+}
+
+size_t kvf_load_with(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, const kvf_load_options *options) {
+    kvf_load_options own;
+    if (take_options(&own, options) != KVF_OK) {
         refuse(space, blocks, num, KVF_WHY_MISUSE);
         return 0;
     }
-    return kvfi_load(space, blocks, num, view, 0, kvfi_budget_deadline(budget_us), 0, NULL, NULL);
+    return kvfi_load(space, blocks, num, view, own.flags, kvfi_budget_deadline(own.budget_us), own.patience_us, NULL,
+                     NULL);
+}
+
+size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us) {
+    const kvf_load_options options = {.struct_size = sizeof options, .budget_us = budget_us};
+    return kvf_load_with(space, blocks, num, view, &options);
 }
 
 /* ---- borrow ---- */

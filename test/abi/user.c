@@ -88,9 +88,13 @@ int main(void) {
     CHECK(kvf_match(space, &run, found, keys, BLOCKS, 0) == KVF_OK && run == BLOCKS);
     CHECK(found[2].payload_bytes == 16 && found[2].why == KVF_WHY_NONE);
     CHECK(kvf_load(space, blocks, BLOCKS, NULL, 0) == BLOCKS && memcmp(text, got, sizeof text) == 0);
+    SIZED(kvf_load_options, each);
+    each.flags = KVF_EACH;
+    CHECK(kvf_load_with(space, blocks, BLOCKS, NULL, &each) == BLOCKS);
 
     FILL(stats);
-    CHECK(kvf_store_stats(store, &stats) == KVF_OK && stats.load_hits == BLOCKS && stats.struct_size == sizeof stats);
+    CHECK(kvf_store_stats(store, &stats) == KVF_OK && stats.load_hits == 2 * BLOCKS &&
+          stats.struct_size == sizeof stats);
     ZERO(stats);
     FILL(info);
     CHECK(kvf_tier_info_get(store, &info, 0) == KVF_OK && info.num_records >= BLOCKS);

@@ -257,6 +257,37 @@ static void test_a_match_has_patience_too(void **state) {
     match_silent(server->tcp_url);
 }
 
+/* A blocking load has what a batch has: patience of its own, and blocks that are independent. */
+static void test_a_load_has_patience_too(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    open_on(server->unix_url, NULL);
+    kvft_prompt *prompt = kvft_prompt_new(space, 3, BLOCKS, 1000);
+    kvf_load_options options = {
+        .struct_size = sizeof options, .flags = KVF_EACH, .budget_us = KVF_MS(600000), .patience_us = KVF_MS(100)};
+    kvft_save_all(space, store, prompt);
+    kvft_server_signal(server, SIGSTOP);
+    assert_int_equal(kvf_load_with(space, prompt->blocks, BLOCKS, NULL, &options), 0);
+    check_stalled(prompt);
+    kvft_server_signal(server, SIGCONT);
+    prompt->blocks[1].key.bytes[0] ^= 1;
+    options.patience_us = 0;
+    kvft_prompt_poison(prompt);
+    assert_int_equal(kvf_load_with(space, prompt->blocks, BLOCKS, NULL, &options), BLOCKS - 1);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(prompt->blocks[i].status, i == 1 ? KVF_MISS : KVF_OK);
+        assert_int_equal(prompt->blocks[i].why, i == 1 ? KVF_WHY_ABSENT : KVF_WHY_NONE);
+    }
+    assert_int_equal(kvft_prompt_wrong(prompt, 3, BLOCKS), 1);
+    prompt->blocks[1].key.bytes[0] ^= 1;
+    assert_int_equal(kvf_load_with(space, prompt->blocks, BLOCKS, NULL, NULL), BLOCKS);
+    assert_int_equal(kvft_prompt_wrong(prompt, 3, BLOCKS), 0);
+    kvft_prompt_free(prompt);
+    close_all();
+}
+
 /* A server that greets and is silent when something is saved stalls on both connections that a batch tries. */
 static void test_impatient_stalls_do_not_count(void **state) {
     (void)state;
@@ -304,6 +335,7 @@ int main(void) {
                                        TEST(test_also_one_that_has_no_connection_yet),
                                        TEST(test_each_batch_has_patience_of_its_own),
                                        TEST(test_a_match_has_patience_too),
+                                       TEST(test_a_load_has_patience_too),
                                        TEST(test_impatient_stalls_do_not_count),
                                        TEST(test_patience_is_a_time)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -312,6 +312,11 @@ static bool load(void *scene_) {
     scene *s = scene_;
     return kvf_load(s->space, s->prompt->blocks, BLOCKS, NULL, KVF_DEFAULT) == 0 && are_closed(s->prompt->blocks);
 }
+static bool load_with(void *scene_) {
+    scene *s = scene_;
+    const kvf_load_options options = {.struct_size = sizeof options, .flags = KVF_EACH};
+    return kvf_load_with(s->space, s->prompt->blocks, BLOCKS, NULL, &options) == 0 && are_closed(s->prompt->blocks);
+}
 /* A view of the parent with a store of the child's own. */
 static bool view_of_the_parent(scene *s) {
     kvf_store *own = kvft_store("mem:");
@@ -486,6 +491,7 @@ static const kvft_child_row rows[] = {
     {"kvf_fence", fence},
     {"kvf_match", match},
     {"kvf_load", load},
+    {"kvf_load_with", load_with},
     {"kvf_save", save},
     {"kvf_borrow", borrow},
     {"kvf_reserve", reserve},

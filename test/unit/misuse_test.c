@@ -180,12 +180,15 @@ static size_t submit(bench *b, kvf_op op, bool watched, kvf_view *view) {
     return num_ok;
 }
 
-enum way { LOAD, SAVE, QUEUE_LOAD, QUEUE_LOAD_EACH, QUEUE_SAVE, NUM_WAYS };
+enum way { LOAD, LOAD_EACH, SAVE, QUEUE_LOAD, QUEUE_LOAD_EACH, QUEUE_SAVE, NUM_WAYS };
 
 static size_t go(bench *b, enum way way, kvf_view *view) {
     switch (way) {
     case LOAD:
         return kvf_load(b->space, b->blocks, BLOCKS, view, KVF_DEFAULT);
+    case LOAD_EACH:
+        return kvf_load_with(b->space, b->blocks, BLOCKS, view,
+                             &(kvf_load_options){.struct_size = sizeof(kvf_load_options), .flags = KVF_EACH});
     case SAVE:
         return kvf_save(b->space, b->blocks, BLOCKS, view);
     case QUEUE_LOAD:
@@ -254,6 +257,21 @@ static kvf_status poll_load(bench *b, int64_t us) {
     take_blocks(b);
     (void)kvf_load(b->space, b->blocks, 1, b->view, us);
     return b->blocks[0].status == KVF_LIMIT && b->blocks[0].why == KVF_WHY_MISUSE ? KVF_LIMIT : KVF_OK;
+}
+static kvf_status load_with(bench *b, uint32_t flags, int64_t budget_us, int64_t patience_us) {
+    const kvf_load_options options = {
+        .struct_size = sizeof options, .flags = flags, .budget_us = budget_us, .patience_us = patience_us};
+    take_blocks(b);
+    size_t loaded = kvf_load_with(b->space, b->blocks, BLOCKS, b->view, &options);
+    bool refused = loaded == 0 && b->blocks[0].status == KVF_LIMIT && b->blocks[0].why == KVF_WHY_MISUSE &&
+                   b->blocks[1].why == KVF_WHY_AFTER_GAP;
+    return refused ? KVF_LIMIT : KVF_OK;
+}
+static kvf_status poll_load_with(bench *b, int64_t us) {
+    return load_with(b, KVF_EACH, us, 0);
+}
+static kvf_status patience_of_load(bench *b, int64_t us) {
+    return load_with(b, 0, KVF_POLL, us);
 }
 static kvf_status poll_flush(bench *b, int64_t us) {
     return kvf_store_flush(b->store, NULL, us);
@@ -329,6 +347,8 @@ static const struct {
 } budget_rows[] = {
     {"kvf_match", poll_match, true},
     {"kvf_load", poll_load, true},
+    {"kvf_load_with", poll_load_with, true},
+    {"the patience of kvf_load_with", patience_of_load, false},
     {"kvf_store_flush", poll_flush, true},
     {"kvf_fence", poll_fence, true},
     {"kvf_submit of a load", poll_queue_load, true},
@@ -384,6 +404,12 @@ static kvf_status load_too_many(bench *b) {
             : KVF_OK;
     free(blocks);
     return status;
+}
+static kvf_status load_by_unknown_flag(bench *b) {
+    return load_with(b, UINT32_C(1) << 31, KVF_DEFAULT, 0);
+}
+static kvf_status load_that_may_lend(bench *b) {
+    return load_with(b, KVF_MAY_LEND, KVF_DEFAULT, 0);
 }
 static kvf_status save_too_many(bench *b) {
     kvf_block *blocks = calloc(KVF_MAX_BLOCKS + 1, sizeof *blocks);
@@ -723,6 +749,8 @@ static const struct {
 } call_rows[] = {
     ROW(match_too_many, KVF_LIMIT),
     ROW(load_too_many, KVF_LIMIT),
+    ROW(load_by_unknown_flag, KVF_LIMIT),
+    ROW(load_that_may_lend, KVF_LIMIT),
     ROW(save_too_many, KVF_LIMIT),
     ROW(open_no_tiers, KVF_CONFIG),
     ROW(open_short_secret, KVF_LIMIT),

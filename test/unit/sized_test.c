@@ -59,6 +59,16 @@ static kvf_status submit(void *scene_, void *sized, kvf_error *err) {
     return status;
 }
 
+static kvf_status load(void *scene_, void *sized, kvf_error *err) {
+    (void)err;
+    scene *s = scene_;
+    uint8_t byte;
+    struct iovec iov = {&byte, 1};
+    kvf_block block = {.iov = &iov, .num_iov = 1};
+    assert_int_equal(kvf_load_with(s->space, &block, 1, NULL, sized), 0);
+    return block.status == KVF_MISS ? KVF_OK : block.status; /* nothing is stored */
+}
+
 static kvf_status save_session(void *scene_, void *sized, kvf_error *err) {
     kvf_tensor t = {.data = "abc", .len = 3};
     return kvf_session_save(((scene *)scene_)->store, err, "id", &t, &t, sized);
@@ -118,8 +128,9 @@ static void every_call(void **state) {
     const kvf_options store = {.backlog_bytes = 1 << 20};
     const kvf_space_options space = {.block_tokens = 16};
     const kvf_batch batch = {.op = KVF_OP_MATCH, .space = s.space, .blocks = &s.block, .num = 1};
+    const kvf_load_options blocks = {.flags = KVF_EACH};
     const kvf_session_options session = {.num_tokens = 3};
-    const kvf_session_load_options load = {.budget_us = KVF_MS(10000)};
+    const kvf_session_load_options meta = {.budget_us = KVF_MS(10000)};
     const kvf_walk_options look = {.whole = 1};
     const kvf_gap gap = {.num_blocks = 4, .block_tokens = 64, .batch_tokens = 512};
     /* The first sizes are those of 0.3.0. They never change: a program was compiled with them. */
@@ -128,8 +139,9 @@ static void every_call(void **state) {
         {"kvf_stats", 640, sizeof(kvf_stats), "kvf_store_stats", stats, NULL, check_stats},
         {"kvf_space_options", 40, sizeof(kvf_space_options), "kvf_space_open", open_space, &space, NULL},
         {"kvf_batch", 80, sizeof(kvf_batch), "kvf_submit", submit, &batch, NULL},
+        {"kvf_load_options", 24, sizeof(kvf_load_options), "kvf_load_with", load, &blocks, NULL},
         {"kvf_session_options", 40, sizeof(kvf_session_options), "kvf_session_save", save_session, &session, NULL},
-        {"kvf_session_load_options", 40, sizeof(kvf_session_load_options), "kvf_session_load_with", load_session, &load,
+        {"kvf_session_load_options", 40, sizeof(kvf_session_load_options), "kvf_session_load_with", load_session, &meta,
          NULL},
         {"kvf_walk_options", 32, sizeof(kvf_walk_options), "kvf_walk", walk, &look, NULL},
         {"kvf_tier_info", 304, sizeof(kvf_tier_info), "kvf_tier_info_get", tier_info, NULL, check_info},

@@ -99,6 +99,23 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_match(kvf_space *, size_t *out_run, kvf_fo
  * of the work. It never fails otherwise. Takes KVF_POLL. */
 KVF_API size_t kvf_load(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us);
 
+/* Options of one load. Zero in any field but struct_size is its default. */
+typedef struct kvf_load_options {
+    uint32_t struct_size;
+    /* KVF_EACH (see the queue). */
+    uint32_t flags;
+    /* Takes KVF_POLL. */
+    int64_t budget_us;
+    /* As in kvf_batch. */
+    int64_t patience_us;
+} kvf_load_options;
+
+/* kvf_load_with is kvf_load with options; NULL = all defaults. With KVF_EACH the blocks are independent: it returns how
+ * many are loaded, whichever these are, and every other block has its own reason. If the options break a rule
+ * (struct_size, an unknown flag, budget or patience out of range), nothing is loaded, and the first block says so. */
+KVF_API size_t kvf_load_with(kvf_space *, kvf_block *blocks, size_t num, kvf_view *view,
+                             const kvf_load_options *options);
+
 /* ---- save -------------------------------------------------------------------------------------------------------- */
 
 /* kvf_save copies blocks into the backlog, hands them to the writers, and returns at once. It returns how many blocks
@@ -312,9 +329,9 @@ typedef struct kvf_batch {
     kvf_arrivals *arrivals;
     /* Of a match: as in kvf_match. The library's until the completion. NULL = only the number. */
     kvf_found *found;
-    /* Of a load or a save: how long to wait for a server that has fallen silent. 0 = as the store does (stall_ms of its
-     * URL). Blocks that it ends are KVF_WHY_STALLED. A silent server is tried once more on a new connection, which
-     * takes at most as long again. */
+    /* Of a load, a save or a match: how long to wait for a server that has fallen silent. 0 = as the store does
+     * (stall_ms of its URL). Blocks that it ends, and keys in `found`, are KVF_WHY_STALLED. A silent server is tried
+     * once more on a new connection, for as long again at each step: to connect, to introduce itself, and to answer. */
     int64_t patience_us;
 } kvf_batch;
 

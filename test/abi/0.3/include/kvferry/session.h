@@ -86,6 +86,8 @@ typedef struct kvf_session {
     /* 0: written by a plain client. Only the lengths are known, and no checksum was verified. */
     int has_meta;
     void *opaque;
+    /* After KVF_SESSION_LOOK: how long the session still lives. -1 = no end; -2 = unknown, always so after a load. */
+    int64_t ttl_ms;
 } kvf_session;
 
 /* kvf_session_load loads a session. KVF_DEFAULT is 30 s. Free the result with kvf_session_free. Returns KVF_OK;
@@ -95,9 +97,9 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_session_load(kvf_store *, kvf_session **ou
                                                    int64_t budget_us);
 /* Flags of a load. */
 enum {
-    /* Only what is known about the arrays: lengths, dtype, shape, layout. `data` of both is NULL, and no checksum is
-     * compared. The arrays are not read, except where a tier can read a session only as a whole: a sealed one, or one
-     * in a folder that others can write to. */
+    /* Only what is known about the session: lengths, dtype, shape, layout, time to live. `data` of both arrays is NULL,
+     * and no checksum is compared. The arrays are not read, except where a tier can read a session only as a whole: a
+     * sealed one, or one in a folder that others can write to. */
     KVF_SESSION_LOOK = 1,
     /* A session whose arrays do not match its meta is loaded as raw bytes (has_meta 0) instead of a miss. That is what a
      * plain client leaves that writes `keys` and `values` over a session of this library. Damaged arrays look the same,

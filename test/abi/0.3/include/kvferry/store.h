@@ -74,7 +74,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err
 
 /* kvf_store_close waits up to drain_us for the backlog, ends the threads, and frees the store. If a server stalls at
  * that moment, it waits up to 4 x `stall_ms` more for a record that is half sent, 20 x if the server was slow before.
- * Close or release all spaces, queues, borrowed blocks and sessions of the store first. */
+ * Close or release all spaces, queues, borrowed blocks and sessions of the store first, and commit or abandon all
+ * reservations: the memory of those that are still out is gone. */
 KVF_API void kvf_store_close(kvf_store *);
 
 /* kvf_store_flush waits until the blocks that were handed over before it are written or given up. It does not wait for
