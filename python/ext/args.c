@@ -26,6 +26,18 @@ int kvfp_timeout(PyObject *from, void *out_us) {
     return 1;
 }
 
+int kvfp_patience(PyObject *from, void *out_us) {
+    int64_t *out = out_us;
+    if (kvfp_timeout(from, out_us) == 0) {
+        return 0;
+    }
+    if (*out == KVF_POLL) {
+        kvfp_limit("patience: more than 0 seconds; None is that of the store");
+        return 0;
+    }
+    return 1;
+}
+
 bool kvfp_take_buffer(Py_buffer *out, PyObject *from, const char *what, bool writable) {
     if (!PyObject_CheckBuffer(from)) {
         PyErr_Format(PyExc_TypeError, "%s: a buffer is needed (bytes, memoryview, a numpy array), not %R", what,

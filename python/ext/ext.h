@@ -28,8 +28,9 @@ void *kvfp_limit(const char *format, ...);
 
 /* ---- arguments (args.c) */
 /* Converters for "O&" of PyArg_Parse. */
-int kvfp_timeout(PyObject *from, void *out_us); /* int64_t: None, or seconds, as a budget */
-int kvfp_buffer(PyObject *from, void *out);     /* Py_buffer: contiguous bytes; None = no buf. Release it. */
+int kvfp_timeout(PyObject *from, void *out_us);  /* int64_t: None, or seconds, as a budget */
+int kvfp_patience(PyObject *from, void *out_us); /* the same, and not 0 */
+int kvfp_buffer(PyObject *from, void *out);      /* Py_buffer: contiguous bytes; None = no buf. Release it. */
 /* kvfp_take_32 reads 32 bytes: a key or digest. `what` names the argument in the message. */
 bool kvfp_take_32(uint8_t out[32], PyObject *from, const char *what);
 /* kvfp_take_tokens and kvfp_take_slots read a buffer of integers, or a sequence of ints, into new memory for

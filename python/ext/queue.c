@@ -144,7 +144,7 @@ static PyObject *hand_over(queue_handle *queue, kvfp_batch *batch, const submiss
         return status == KVF_AGAIN ? kvfp_none()
                                    : kvfp_raise(status, NULL,
                                                 "the batch is refused: its space is of another store, or its timeout "
-                                                "or patience is out of range");
+                                                "is out of range");
     }
     batch->next = queue->live;
     queue->live = batch;
@@ -175,7 +175,7 @@ static PyObject *queue_submit_load(PyObject *self, PyObject *args, PyObject *kwa
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOOppO&O&O:submit_load", names, &s.request.space,
                                      &s.request.keys, &s.request.memory, &s.request.slots, &s.request.tokens,
                                      &s.request.first_token, &s.each, &s.arrivals, kvfp_timeout, &s.budget_us,
-                                     kvfp_timeout, &s.patience_us, &s.request.owner)) {
+                                     kvfp_patience, &s.patience_us, &s.request.owner)) {
         return NULL;
     }
     return submit(self, &s);
@@ -187,7 +187,7 @@ static PyObject *queue_submit_save(PyObject *self, PyObject *args, PyObject *kwa
     submission s = {.request.op = KVF_OP_SAVE};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOOpO&O&O:submit_save", names, &s.request.space,
                                      &s.request.keys, &s.request.memory, &s.request.slots, &s.request.tokens,
-                                     &s.request.first_token, &s.may_lend, kvfp_timeout, &s.budget_us, kvfp_timeout,
+                                     &s.request.first_token, &s.may_lend, kvfp_timeout, &s.budget_us, kvfp_patience,
                                      &s.patience_us, &s.request.owner)) {
         return NULL;
     }

@@ -2,7 +2,6 @@
  *
  * Space: an identity, its keys, and the blocks under them.
  */
-#include <poll.h>
 #include <string.h>
 
 #include "ext.h"
@@ -371,68 +370,30 @@ static PyObject *space_find(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 /* ---- load, save */
-/* Waits for the one batch of a queue, which has its own deadline. */
-static size_t load_by_queue(kvf_queue *queue, const kvf_batch *batch, kvf_status *out_status) {
-    uint64_t ticket = 0;
-    kvf_completion done = {0};
-    *out_status = kvf_submit(queue, &ticket, batch);
-    while (*out_status == KVF_OK && kvf_reap(queue, &done, 1) == 0) {
-        struct pollfd ready = {.fd = kvf_queue_fd(queue), .events = POLLIN};
-        (void)poll(&ready, 1, -1);
-    }
-    return done.num_ok;
-}
-
-/* Independent blocks: only a queue loads them. */
-static bool load_each(kvfp_batch *batch, kvf_store *store, int64_t budget_us, size_t *out_num_ok) {
-    kvf_queue *queue = NULL;
-    kvf_error err = {0};
-    kvf_batch of = {
-        .struct_size = sizeof of,
-        .op = KVF_OP_LOAD,
-        .flags = KVF_EACH,
-        .space = batch->space->it,
-        .blocks = batch->blocks,
-        .num = batch->num,
-        .view = batch->view == NULL ? NULL : batch->view->it,
-        .budget_us = budget_us,
-    };
-    kvf_status status = KVF_OK;
-    Py_BEGIN_ALLOW_THREADS status = kvf_queue_open(&queue, &err, store, 1);
-    if (status == KVF_OK) {
-        *out_num_ok = load_by_queue(queue, &of, &status);
-        kvf_queue_close(queue);
-    }
-    Py_END_ALLOW_THREADS return status == KVF_OK || kvfp_raise(status, &err, "the blocks can't be loaded") != NULL;
-}
-
-static PyObject *load_batch(kvfp_batch *batch, bool each, int64_t budget_us) {
+static PyObject *load_batch(const kvfp_batch *batch, const kvf_load_options *options) {
     kvf_view *view = batch->view == NULL ? NULL : batch->view->it;
     size_t num_ok = 0;
-    if (!each) {
-        Py_BEGIN_ALLOW_THREADS num_ok = kvf_load(batch->space->it, batch->blocks, batch->num, view, budget_us);
-        Py_END_ALLOW_THREADS
-    } else if (!load_each(batch, batch->space->parent->it, budget_us, &num_ok)) {
-        return NULL;
-    }
-    return kvfp_batch_result(batch, num_ok);
+    Py_BEGIN_ALLOW_THREADS num_ok = kvf_load_with(batch->space->it, batch->blocks, batch->num, view, options);
+    Py_END_ALLOW_THREADS return kvfp_batch_result(batch, num_ok);
 }
 
 static PyObject *space_load(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"keys", "into", "slots", "tokens", "first_token", "each", "timeout", "owner", NULL};
+    static char *names[] = {"keys", "into",    "slots",    "tokens", "first_token",
+                            "each", "timeout", "patience", "owner",  NULL};
     kvfp_request request = {.op = KVF_OP_LOAD, .space = self};
+    kvf_load_options options = {.struct_size = sizeof options};
     int each = 0;
-    int64_t budget_us = KVF_DEFAULT;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOpO&O:load", names, &request.keys, &request.memory,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOpO&O&O:load", names, &request.keys, &request.memory,
                                      &request.slots, &request.tokens, &request.first_token, &each, kvfp_timeout,
-                                     &budget_us, &request.owner)) {
+                                     &options.budget_us, kvfp_patience, &options.patience_us, &request.owner)) {
         return NULL;
     }
+    options.flags = each ? KVF_EACH : 0;
     kvfp_batch *batch = kvfp_batch_new(&request);
     if (batch == NULL) {
         return NULL;
     }
-    PyObject *result = load_batch(batch, each, budget_us);
+    PyObject *result = load_batch(batch, &options);
     kvfp_batch_free(batch);
     kvfp_log_tell();
     return result;
@@ -535,7 +496,8 @@ static PyMethodDef methods[] = {
     {"find", KVFP_KEYWORDS(space_find),
      "find(keys, timeout=None) -> list[Found]\n\nWhat is stored of each key, also after the first that is missing."},
     {"load", KVFP_KEYWORDS(space_load),
-     "load(keys, into, *, slots=None, tokens=None, first_token=None, each=False, timeout=None, owner=None) -> Result\n\n"
+     "load(keys, into, *, slots=None, tokens=None, first_token=None, each=False, timeout=None, patience=None,\n"
+     "     owner=None) -> Result\n\n"
      "Reads blocks into memory, verified. Misses with a reason, and never fails because of the store."},
     {"save", KVFP_KEYWORDS(space_save),
      "save(keys, source, *, slots=None, tokens=None, first_token=None, owner=None) -> Result\n\n"

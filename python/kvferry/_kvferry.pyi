@@ -495,6 +495,7 @@ class Space:
         first_token: int | None = None,
         each: bool = False,
         timeout: float | None = None,
+        patience: float | None = None,
         owner: object = None,
     ) -> Result:
         """Reads blocks into memory, verified: header, space, key, tokens, length and checksum.
@@ -505,7 +506,8 @@ class Space:
         the keys count. first_token: the position of the first of them in the prompt, default 0; without tokens it is
         compared only if it is given. Pass neither for keys that are not in the order of a prompt.
         each: the blocks are independent. A missing block does not end the others, and num_ok counts all that are there.
-        timeout: default 10 s; 0 polls (memory tiers answer).
+        timeout: default 10 s; 0 polls (memory tiers answer). patience: how long to wait for a server that has fallen
+        silent (None = as the store does: stall_ms of its URL).
         Raises TypeError, LimitError, ClosedError, nothing else."""
     def save(
         self,
