@@ -8,6 +8,8 @@
 
 #define DEFAULT_MAX_PART ((uint64_t)512 << 20) /* Redis' own default for proto-max-bulk-len */
 #define PART_STEP        64u                   /* parts end between elements, whatever the dtype */
+#define TEXT_ROOM        256u                  /* for the meta of a session that replaces one, with longer numbers */
+#define TRIES            8u
 
 static size_t num_parts(uint64_t bytes, uint64_t part_bytes) {
     if (part_bytes == 0 || bytes <= part_bytes) {
@@ -116,14 +118,15 @@ static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num
     return call->tier->ops->session_get(call->tier, call->err, call->id, part, num, call->deadline_us);
 }
 
-/* Lengths that do not match may be half of a session that is being replaced right now. *again requests another
- * attempt. */
-static kvf_status changed(const kvfi_session_call *call, bool *again, const char *what) {
-    *again = true;
+/* What does not match may be half of a session that is being replaced right now, which another attempt finds whole. */
+typedef enum match { FITS, LENGTHS_DIFFER, BYTES_DIFFER } match;
+
+static kvf_status differs(const kvfi_session_call *call, match *how, match now, const char *what) {
+    *how = now;
     return kvfi_fail(
         call->err, KVF_MISS,
-        "%s: it was replaced while it was read (twice), or it is damaged, or a client replaced it and left an old meta "
-        "(KVF_SESSION_RAW loads that as raw bytes)",
+        "%s: it was replaced while it was read, again and again, or it is damaged, or a client replaced it and left an "
+        "old meta (KVF_SESSION_RAW loads that as raw bytes)",
         what);
 }
 
@@ -137,7 +140,7 @@ static bool lengths_fit(const kvfi_part *now, const parts *wanted) {
     return true;
 }
 
-static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *out, size_t len, bool *again) {
+static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *out, size_t len, match *how) {
     if (len > KVFI_MAX_META_BYTES) {
         return kvfi_fail(call->err, KVF_MISS, "the meta of the session is longer than 1 MiB");
     }
@@ -148,7 +151,7 @@ static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *ou
     kvfi_part part = {.name = "meta", .data = {text, len}};
     kvf_status status = get(call, &part, 1);
     if (status == KVF_LIMIT || (status == KVF_OK && (!part.found || part.data.iov_len != len))) {
-        status = changed(call, again, "the meta of the session changed its length");
+        status = differs(call, how, LENGTHS_DIFFER, "the meta of the session changed its length");
     } else if (status == KVF_OK) {
         status = kvfi_session_meta_decode(out, call->err, text, len);
     }
@@ -158,7 +161,7 @@ static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *ou
 
 /* Are the fields of a spread session as long as `wanted` says? Asked before memory is allocated, so that a false meta
  * costs none. */
-static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted, bool *again) {
+static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted, match *how) {
     kvfi_part *now = kvfi_alloc_zero(wanted->num, sizeof *now);
     if (now == NULL) {
         return kvfi_fail(call->err, KVF_NOMEM, "no memory for the fields of a session");
@@ -168,7 +171,7 @@ static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted
     }
     kvf_status status = sizes(call, now, wanted->num, NULL);
     if (status == KVF_OK && !lengths_fit(now, wanted)) {
-        status = changed(call, again, "the fields of the session are not as long as its meta says");
+        status = differs(call, how, LENGTHS_DIFFER, "the fields of the session are not as long as its meta says");
     }
     kvfi_free(now);
     return status;
@@ -185,31 +188,57 @@ typedef struct plan {
     bool has_meta;
     kvfi_session_meta meta;
     uint64_t keys_bytes, values_bytes;
+    size_t text_bytes; /* of the meta */
     int64_t ttl_ms;
 } load_plan;
 
-static kvf_status read_arrays(const kvfi_session_call *call, const load_plan *plan, parts *all, kvfi_pieces keys,
-                              kvfi_pieces values, bool *again) {
+/* The meta that was read with the arrays: of another save than the first one, if the session was replaced since. */
+static kvf_status judge(const kvfi_session_call *call, load_plan *plan, const kvfi_part *text, kvfi_pieces keys,
+                        kvfi_pieces values, match *how) {
+    if (!text->found) {
+        return differs(call, how, LENGTHS_DIFFER, "the meta of the session is gone");
+    }
+    KVFI_TRY(kvfi_session_meta_decode(&plan->meta, call->err, text->data.iov_base, text->data.iov_len));
+    if (plan->meta.keys.bytes != plan->keys_bytes || plan->meta.values.bytes != plan->values_bytes) {
+        return differs(call, how, LENGTHS_DIFFER, "the session was replaced");
+    }
+    if (!sum_fits(&plan->meta.keys, keys) || !sum_fits(&plan->meta.values, values)) {
+        return differs(call, how, BYTES_DIFFER, "the checksum of the session differs");
+    }
+    return KVF_OK;
+}
+
+/* The meta comes once more with the arrays, in one go: so they belong together, however often the session is replaced. */
+static kvf_status read_arrays(const kvfi_session_call *call, load_plan *plan, parts *all, kvfi_pieces keys,
+                              kvfi_pieces values, match *how) {
     parts_fill(all, keys, plan->keys_bytes, values, plan->values_bytes, plan->meta.part_bytes);
-    kvfi_part *now = kvfi_alloc(all->num * sizeof *now);
-    if (now == NULL) {
-        return kvfi_fail(call->err, KVF_NOMEM, "no memory for the fields of a session");
+    size_t num = all->num + plan->has_meta;
+    kvfi_part *now = kvfi_alloc_zero(num, sizeof *now);
+    uint8_t *text = kvfi_alloc(plan->text_bytes + TEXT_ROOM);
+    kvf_status status = KVF_NOMEM;
+    if (now == NULL || text == NULL) {
+        (void)kvfi_fail(call->err, status, "no memory for the fields of a session");
+        goto out;
     }
     memcpy(now, all->part, all->num * sizeof *now);
-    kvf_status status = get(call, now, all->num);
-    if (status == KVF_LIMIT || (status == KVF_OK && !lengths_fit(now, all))) {
-        status = changed(call, again, "the fields of the session changed their lengths");
-    } else if (status == KVF_OK && plan->has_meta &&
-               (!sum_fits(&plan->meta.keys, keys) || !sum_fits(&plan->meta.values, values))) {
-        status = changed(call, again, "the checksum of the session differs");
+    if (plan->has_meta) {
+        now[all->num] = (kvfi_part){.name = "meta", .data = {text, plan->text_bytes + TEXT_ROOM}};
     }
+    status = get(call, now, num);
+    if (status == KVF_LIMIT || (status == KVF_OK && !lengths_fit(now, all))) {
+        status = differs(call, how, LENGTHS_DIFFER, "the fields of the session changed their lengths");
+    } else if (status == KVF_OK && plan->has_meta) {
+        status = judge(call, plan, &now[all->num], keys, values, how);
+    }
+out:
+    kvfi_free(text);
     kvfi_free(now);
     return status;
 }
 
 /* Reads the arrays into the caller's memory, or into memory of the library. */
-static kvf_status load_arrays(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, parts *all,
-                              bool *again) {
+static kvf_status load_arrays(const kvfi_session_call *call, kvfi_loaded **out, load_plan *plan, parts *all,
+                              match *how) {
     enum { PAGE = 4096 };
     const kvf_session_load_options *want = &call->want;
     bool look = (want->flags & KVF_SESSION_LOOK) != 0, own = !look && want->k_iov == NULL;
@@ -223,10 +252,10 @@ static kvf_status load_arrays(const kvfi_session_call *call, kvfi_loaded **out, 
     kvf_status status = KVF_OK;
     if (own) {
         struct iovec k = {keys, (size_t)plan->keys_bytes}, v = {values, (size_t)plan->values_bytes};
-        status = read_arrays(call, plan, all, (kvfi_pieces){&k, 1}, (kvfi_pieces){&v, 1}, again);
+        status = read_arrays(call, plan, all, (kvfi_pieces){&k, 1}, (kvfi_pieces){&v, 1}, how);
     } else if (!look) {
         status = read_arrays(call, plan, all, (kvfi_pieces){want->k_iov, want->num_k_iov},
-                             (kvfi_pieces){want->v_iov, want->num_v_iov}, again);
+                             (kvfi_pieces){want->v_iov, want->num_v_iov}, how);
     }
     if (status != KVF_OK) {
         kvfi_loaded_free(loaded);
@@ -239,7 +268,7 @@ static kvf_status load_arrays(const kvfi_session_call *call, kvfi_loaded **out, 
     return KVF_OK;
 }
 
-static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out, const load_plan *plan, bool *again) {
+static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out, load_plan *plan, match *how) {
     parts all;
     KVFI_TRY(kvfi_session_check_memory(call, plan->keys_bytes, plan->values_bytes));
     KVFI_TRY(parts_init(&all, call->err, plan->keys_bytes, plan->values_bytes, plan->meta.part_bytes, 0));
@@ -247,33 +276,33 @@ static kvf_status load_planned(const kvfi_session_call *call, kvfi_loaded **out,
     if (all.num > 2) {
         kvfi_pieces none = {NULL, 0};
         parts_fill(&all, none, plan->keys_bytes, none, plan->values_bytes, plan->meta.part_bytes);
-        status = check_sizes(call, &all, again);
+        status = check_sizes(call, &all, how);
     }
     if (status == KVF_OK) {
-        status = load_arrays(call, out, plan, &all, again);
+        status = load_arrays(call, out, plan, &all, how);
     }
     kvfi_free(all.part);
     return status;
 }
 
 /* The meta, and whether an array of one field has the length that the meta says. A spread array is checked later. */
-static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, const kvfi_part found[3], bool *again) {
-    KVFI_TRY(read_meta(call, &plan->meta, found[0].data.iov_len, again));
+static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, const kvfi_part found[3], match *how) {
+    KVFI_TRY(read_meta(call, &plan->meta, found[0].data.iov_len, how));
     uint64_t part_bytes = plan->meta.part_bytes;
     plan->keys_bytes = plan->meta.keys.bytes;
     plan->values_bytes = plan->meta.values.bytes;
     if ((num_parts(plan->keys_bytes, part_bytes) == 1 && plan->keys_bytes != found[1].data.iov_len) ||
         (num_parts(plan->values_bytes, part_bytes) == 1 && plan->values_bytes != found[2].data.iov_len)) {
-        return changed(call, again, "the fields of the session are not as long as its meta says");
+        return differs(call, how, LENGTHS_DIFFER, "the fields of the session are not as long as its meta says");
     }
     return KVF_OK;
 }
 
 /* `raw`: whatever its meta says. */
-static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bool *again, bool raw) {
+static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, match *how, bool raw) {
     kvfi_part found[3] = {{.name = "meta"}, {.name = "keys"}, {.name = "values"}};
     load_plan plan = {.ttl_ms = KVFI_TTL_UNKNOWN};
-    *again = false;
+    *how = FITS;
     KVFI_TRY(sizes(call, found, 3, (call->want.flags & KVF_SESSION_LOOK) != 0 ? &plan.ttl_ms : NULL));
     if (!found[0].found && !found[1].found && !found[2].found) {
         return kvfi_fail(call->err, KVF_MISS, "no such session");
@@ -282,24 +311,29 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, bo
         return kvfi_fail(call->err, KVF_MISS, "the session has no field \"%s\"", found[1].found ? "values" : "keys");
     }
     plan.has_meta = found[0].found && !raw;
+    plan.text_bytes = plan.has_meta ? found[0].data.iov_len : 0;
     plan.keys_bytes = found[1].data.iov_len;
     plan.values_bytes = found[2].data.iov_len;
     if (plan.has_meta) {
-        KVFI_TRY(plan_by_meta(call, &plan, found, again));
+        KVFI_TRY(plan_by_meta(call, &plan, found, how));
     } else if (plan.keys_bytes > KVFI_MAX_ARRAY_BYTES || plan.values_bytes > KVFI_MAX_ARRAY_BYTES) {
         return kvfi_fail(call->err, KVF_MISS, "a field of the session is longer than 1T");
     }
-    return load_planned(call, out, &plan, again);
+    return load_planned(call, out, &plan, how);
 }
 
+/* Bytes that differ once more are damage, or of another client. Lengths may differ as often as somebody saves. */
 kvf_status kvfi_session_load_fields(const kvfi_session_call *call, kvfi_loaded **out) {
-    bool again = false;
-    kvf_status status = load_once(call, out, &again, false);
-    if (status == KVF_MISS && again) {
-        status = load_once(call, out, &again, false);
+    match how = FITS;
+    kvf_status status = load_once(call, out, &how, false);
+    for (unsigned again = 1; again < TRIES && status == KVF_MISS && how != FITS; again++) {
+        status = load_once(call, out, &how, false);
+        if (how == BYTES_DIFFER) {
+            break;
+        }
     }
-    if (status == KVF_MISS && again && (call->want.flags & KVF_SESSION_RAW) != 0) {
-        status = load_once(call, out, &again, true);
+    if (status == KVF_MISS && how != FITS && (call->want.flags & KVF_SESSION_RAW) != 0) {
+        status = load_once(call, out, &how, true);
     }
     return status;
 }
