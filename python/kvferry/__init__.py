@@ -34,6 +34,7 @@ from ._kvferry import (
     View,
 )
 from ._kvferry import VERSION as __version__
+from .manager import KVCacheManager
 from .queue import Queue
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Finding",
     "Flushed",
     "Found",
+    "KVCacheManager",
     "LimitError",
     "Queue",
     "RefusedError",
