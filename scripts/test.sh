@@ -152,6 +152,11 @@ stage_python() {
     one "ruff" "$pytest" -m ruff check python
     one "ruff format" "$pytest" -m ruff format --check python
     pytests "python tests" "$pytest" python/test
+    if [[ -x ${KVF_ENGINES:-} ]]; then
+        pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py
+    else
+        one "vLLM tests: make setup-engines" sh -c 'exit 77'
+    fi
 }
 
 stage_clang() {

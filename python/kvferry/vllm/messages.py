@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's half and the workers' halves tell each other, once a step. They share no memory."""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+import kvferry
+
+
+@dataclass(slots=True)
+class Move:
+    """Consecutive blocks of one request, to be loaded into the engine's pages or saved from them."""
+
+    request: str
+    hashes: list[bytes]
+    """The engine's own, one for each block: they name all tokens up to its end, and what else its KV depends on."""
+    suffix: bytes
+    """What the hashes leave open: the digest of a LoRA adapter's files, or nothing."""
+    slots: "array[int]"
+    """For each block the number of its page in every layer."""
+    tokens: "array[int]"
+    first_token: int
+    timeout: float
+    patience: float | None = None
+
+    def keys(self, space: kvferry.Space, rank: int) -> bytes:
+        return keys_of(space, self.hashes, self.suffix, rank)
+
+    def rest(self, num: int, timeout: float) -> "Move":
+        """Without the first `num` blocks."""
+        skip = num * (len(self.tokens) // len(self.slots))
+        return Move(
+            self.request,
+            self.hashes[num:],
+            self.suffix,
+            self.slots[num:],
+            self.tokens[skip:],
+            self.first_token + skip,
+            timeout,
+            self.patience,
+        )
+
+
+def keys_of(space: kvferry.Space, hashes: list[bytes], suffix: bytes, rank: int, group: int = 0) -> bytes:
+    """Each rank has other bytes of a block, and each group of layers."""
+    return space.keys_of(hashes, rank.to_bytes(4, "little") + group.to_bytes(4, "little") + suffix)
+
+
+def interleave(keys_by_rank: list[bytes]) -> bytes:
+    """Block by block the keys of all ranks, so that one lookup answers for them all."""
+    if len(keys_by_rank) == 1:
+        return keys_by_rank[0]
+    return b"".join(key for block in zip(*map(_split, keys_by_rank), strict=True) for key in block)
+
+
+def _split(keys: bytes) -> Iterator[bytes]:
+    return (keys[i : i + kvferry.KEY_BYTES] for i in range(0, len(keys), kvferry.KEY_BYTES))
+
+
+@dataclass
+class Step(KVConnectorMetadata):
+    """From the scheduler to each worker."""
+
+    epoch: str = ""
+    """Part of the identity: other than "" since the engine was told to forget what it has computed."""
+    digest: bytes = b""
+    """Of the space. A worker that computes another one neither loads nor saves."""
+    loads: list[Move] = field(default_factory=list)
+    saves: list[Move] = field(default_factory=list)
+    fence: "array[int]" = field(default_factory=lambda: array("q"))
+    """Pages that this step writes anew. Nobody may still read them for a save."""
+    idle: bool = False
+    """The step computes nothing."""
+    stranded: "dict[str, array[int]]" = field(default_factory=dict)
+    """Requests that wait for loads which were never begun, because of a fault; with their pages."""
+
+
+@dataclass
+class Report(KVConnectorWorkerMetadata):
+    """From the workers to the scheduler."""
+
+    failed: set[str] = field(default_factory=set)
+    """Requests of which a load has ended with blocks missing."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
+        assert isinstance(other, Report)
+        return Report(self.failed | other.failed)

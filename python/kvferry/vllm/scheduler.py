@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The half in the scheduler's process: asks what is stored, and says what each step loads and saves."""
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kvferry
+from kvferry.vllm.identity import Adapters
+from kvferry.vllm.messages import Move, Report, Step, interleave, keys_of
+from kvferry.vllm.plan import Pace
+from kvferry.vllm.settings import Settings, Trace
+
+WAIT = 0.002  # seconds: what a step may wait for answers, so that a store nearby answers within the step
+IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for them, instead of spinning
+MAX_LOOKUPS = 4  # of one request, between two preemptions
+
+
+@dataclass(slots=True)
+class Lookup:
+    """The question how many blocks are stored from block `first` on."""
+
+    first: int
+    num: int
+    started: float
+    end: int | None = None
+    """The first block that is not stored. None: there is no answer yet."""
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A request from its arrival to its end."""
+
+    request: Any
+    suffix: bytes
+    saved: int = 0
+    """Blocks that some step was told to save."""
+    lookup: Lookup | None = None
+    lookups: int = 0
+    preemptions: int = 0
+    offered: int = 0
+    """The block from which on the last answer offered to load."""
+    failed: bool = False
+    """A load has failed: the request computes. Asking again would fail again."""
+
+
+class Scheduler:
+    """States of a request: looked up (once a scheduling, bounded), loading (the engine waits for the workers' report),
+    computing (each step saves the blocks that it completes). Nothing here waits for more than WAIT."""
+
+    def __init__(
+        self,
+        store: kvferry.Store,
+        fields: Callable[[str], dict[str, str]],
+        settings: Settings,
+        *,
+        block_tokens: int,
+        hash_tokens: int,
+        ranks: int,
+        loads: bool = True,
+        saves: bool = True,
+        shares_prefixes: bool = True,
+    ) -> None:
+        """fields: those of the space, for an epoch. hash_tokens: what one of the engine's hashes stands for; the last
+        one in a block names it. shares_prefixes: the engine finds loaded blocks for other requests."""
+        self._store, self._fields, self._settings = store, fields, settings
+        self._block, self._ratio, self._ranks = block_tokens, block_tokens // hash_tokens, ranks
+        self._loads, self._saves, self._shares = loads, saves, shares_prefixes
+        self._queue = kvferry.Queue(store, 1024)
+        self._adapters, self._pace, self._trace = Adapters(), Pace(), Trace(settings.trace, "scheduler")
+        self._requests: dict[str, Tracked] = {}
+        self._asked: dict[int, tuple[str, Lookup]] = {}  # by ticket
+        self._loading: dict[str, bytes] = {}  # by request: the first hash that it loads
+        self._next = Step()
+        self.promised: dict[str, array[int]] = {}
+        """Pages by request: the engine waits for their load, and no step has begun it yet."""
+        self._wait_left = WAIT
+        self._open("")
+
+    def _open(self, epoch: str) -> None:
+        self._space = kvferry.Space(self._store, self._fields(epoch), block_tokens=self._block)
+        self._next.epoch, self._next.digest = epoch, self._space.digest
+
+    # ---- a request
+
+    def begin(self, request: Any) -> None:
+        suffix = self._adapters.suffix(request)
+        if suffix is not None:
+            self._requests[request.request_id] = Tracked(request, suffix)
+
+    def end(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """How many tokens after the first `computed` ones can be loaded; (None, False): ask again."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.failed or not self._loads or request.skip_reading_prefix_cache:
+            return 0, False
+        first, last = computed // self._block, (request.num_tokens - 1) // self._block  # at least one token is computed
+        if first >= last:
+            return 0, False
+        if self._is_loaded_by_another(tracked, first):
+            return None, False
+        end = self._stored_end(tracked, first, last)
+        if end is None:
+            return None, False
+        num = max(0, min(end, last) - first)
+        tracked.offered = first
+        return num * self._block, num > 0
+
+    def _is_loaded_by_another(self, tracked: Tracked, first: int) -> bool:
+        """Then the engine has the block in a moment, and needs no second copy."""
+        mine = tracked.request.request_id
+        wanted = self._hash(tracked.request, first)
+        return self._shares and any(wanted == hash_ and mine != of for of, hash_ in self._loading.items())
+
+    def allocated(self, request: Any, slots: list[int], num_tokens: int) -> None:
+        """The engine has pages for the blocks that were offered: `slots` are those of the whole request."""
+        if num_tokens == 0:
+            return
+        num = num_tokens // self._block
+        self.promised[request.request_id] = array("q", slots[-num:])
+        tracked = self._requests[request.request_id]
+        first = tracked.offered
+        move = self._move(tracked, first, first + num, slots)
+        move.timeout = self._pace.load_timeout(num_tokens, self._settings.load_timeout)
+        move.patience = self._pace.patience(num_tokens)
+        self._next.loads.append(move)
+        self._next.fence.extend(move.slots)
+        self._loading[request.request_id] = move.hashes[0]
+
+    # ---- lookups
+
+    def _stored_end(self, tracked: Tracked, first: int, last: int) -> int | None:
+        if tracked.preemptions != tracked.request.num_preemptions:
+            tracked.preemptions, tracked.lookups, tracked.lookup = tracked.request.num_preemptions, 0, None
+        lookup = tracked.lookup
+        if lookup is None or not lookup.first <= first:
+            lookup = tracked.lookup = self._ask(tracked, first, last)
+        if lookup.end is None:
+            self._await_answers()
+        return lookup.end
+
+    def _ask(self, tracked: Tracked, first: int, last: int) -> Lookup:
+        lookup = Lookup(first, last - first, time.monotonic())
+        tracked.lookups += 1
+        keys = self._keys(tracked, first, last) if tracked.lookups <= MAX_LOOKUPS else b""
+        ticket = self._queue.submit_match(self._space, keys, timeout=self._settings.lookup_timeout) if keys else None
+        if ticket is None:
+            lookup.end = first
+        else:
+            self._asked[ticket] = (tracked.request.request_id, lookup)
+        return lookup
+
+    def _keys(self, tracked: Tracked, first: int, last: int) -> bytes:
+        hashes = self._hashes(tracked.request, first, last)
+        return interleave([keys_of(self._space, hashes, tracked.suffix, rank) for rank in range(self._ranks)])
+
+    def _await_answers(self) -> None:
+        if self._asked and self._wait_left > 0:
+            before = time.monotonic()
+            self._queue.wait(self._wait_left)
+            self._wait_left -= time.monotonic() - before
+        self._take_answers()
+
+    def _take_answers(self) -> None:
+        for done in self._queue.reap():
+            request_id, lookup = self._asked.pop(done.ticket)
+            lookup.end = lookup.first + done.num_ok // self._ranks
+            why = next((reason for reason in done.reasons if reason is not None), None)
+            took = time.monotonic() - lookup.started
+            num = lookup.end - lookup.first
+            self._trace(
+                "lookup", request=request_id, first=lookup.first, of=lookup.num, stored=num, why=why, seconds=took
+            )
+
+    # ---- a step
+
+    def step(self, output: Any) -> Step:
+        """What the workers have to do in the step that `output` describes."""
+        step = self._next
+        step.idle = output.total_num_scheduled_tokens == 0
+        self._next = Step(epoch=step.epoch, digest=step.digest)
+        self._add_new_pages(step, output)
+        if self._saves:
+            self._add_saves(step, output)
+        if step.idle and self._asked:
+            self._queue.wait(IDLE_WAIT)
+        self._take_answers()
+        self._wait_left = WAIT
+        self._pace.begin(output.total_num_scheduled_tokens)
+        self.promised = {}
+        return step
+
+    def _add_new_pages(self, step: Step, output: Any) -> None:
+        for new in output.scheduled_new_reqs:
+            step.fence.extend(new.block_ids[0][new.num_computed_tokens // self._block :])
+        cached = output.scheduled_cached_reqs
+        for request_id, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if blocks is not None:
+                # The list of a resumed request is all of its pages. That of another is what it got anew.
+                skip = computed // self._block if request_id in cached.resumed_req_ids else 0
+                step.fence.extend(blocks[0][skip:])
+
+    def _add_saves(self, step: Step, output: Any) -> None:
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, num in output.num_scheduled_tokens.items():
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                whole = min(computed[request_id] + num, len(tracked.request.block_hashes) * self._hash_tokens())
+                self._save_up_to(step, output, tracked, whole // self._block)
+
+    def _save_up_to(self, step: Step, output: Any, tracked: Tracked, end: int) -> None:
+        """Blocks from the beginning of the prompt on, also those that the engine had: known ones cost nothing."""
+        if end > tracked.saved:
+            slots = output.kv_connector_block_state.get_block_ids(tracked.request.request_id)[0]
+            step.saves.append(self._move(tracked, tracked.saved, end, slots))
+            tracked.saved = end
+
+    def finished(self, output: Any) -> None:
+        """What the workers report of a step."""
+        self._pace.end()
+        report = output.kv_connector_worker_meta
+        for request_id in report.failed if isinstance(report, Report) else ():
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.failed = True
+                tracked.saved = 0  # what was damaged is computed and saved anew
+        for request_id in output.finished_recving or ():
+            self._loading.pop(request_id, None)
+
+    def forget(self, epoch: str) -> None:
+        """What was computed so far is not valid any more, such as after a change of the weights."""
+        self._open(epoch)
+        for tracked in self._requests.values():
+            tracked.lookup, tracked.saved = None, 0
+
+    def close(self) -> None:
+        self._store.close()
+
+    # ---- blocks of a request
+
+    def _hash_tokens(self) -> int:
+        return self._block // self._ratio
+
+    def _hash(self, request: Any, block: int) -> bytes:
+        return bytes(request.block_hashes[(block + 1) * self._ratio - 1])
+
+    def _hashes(self, request: Any, first: int, end: int) -> list[bytes]:
+        """The engine may hash units smaller than a block. The hash of the last unit names the block."""
+        return [bytes(h) for h in request.block_hashes[self._ratio - 1 :: self._ratio][first:end]]
+
+    def _move(self, tracked: Tracked, first: int, end: int, slots: list[int]) -> Move:
+        return Move(
+            request=tracked.request.request_id,
+            hashes=self._hashes(tracked.request, first, end),
+            suffix=tracked.suffix,
+            slots=array("q", slots[first:end]),
+            tokens=array("I", tracked.request.all_token_ids[first * self._block : end * self._block]),
+            first_token=first * self._block,
+            timeout=self._settings.save_timeout,
+        )

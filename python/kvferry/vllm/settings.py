@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `kv_connector_extra_config`, and what is written about them and about each transfer."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+log = logging.getLogger("vllm.kvferry")  # below "vllm", whose handlers and level vLLM sets
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked values of all options. Times are seconds."""
+
+    store: tuple[str, ...]
+    """URLs of the store, fastest first: a string or a list (docs/stores.md)."""
+    secret_files: str | None = None
+    """A file with the secret that seals all records, or two as "NEW:OLD" (docs/tenants.md)."""
+    lookup_timeout: float = 0.25
+    """How long a request may wait for the answer to what is stored of it."""
+    load_timeout: float = 30.0
+    """How long a load may take at most. It is also given up when computing would have been done."""
+    save_timeout: float = 10.0
+    """How long a save may take before its blocks are dropped."""
+    trace: str | None = None
+    """A file to which every lookup, load and save is appended as a line of JSON."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Settings":
+        """Raises ValueError: an option that does not exist, or a value that can't be."""
+        names = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in names:
+                raise ValueError(f"kvferry has no option {name!r}; its options are {', '.join(names)}")
+        values = dict(options)
+        values["store"] = _urls(values.get("store"))
+        for name in ("lookup_timeout", "load_timeout", "save_timeout"):
+            values[name] = _seconds(name, values.get(name, getattr(cls, name)))
+        return cls(**values)
+
+
+def _urls(value: Any) -> tuple[str, ...]:
+    urls = value if value else os.environ.get("KVFERRY_STORE", "").split()
+    urls = [urls] if isinstance(urls, str) else urls
+    if not urls or not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) for url in urls):
+        raise ValueError(
+            'kvferry needs the option "store": a URL, or a list of URLs, such as ["redis://127.0.0.1:6379"]; '
+            "or the environment variable KVFERRY_STORE"
+        )
+    return tuple(urls)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
+        raise ValueError(f"kvferry: the option {name!r} is a number of seconds above 0 and up to 3600, not {value!r}")
+    return float(value)
+
+
+class Trace:
+    """Appends lines of JSON to a file. Several processes write to it: a line is one write."""
+
+    def __init__(self, path: str | None, half: str) -> None:
+        self._file = None if path is None else open(path, "ab", buffering=0)  # noqa: SIM115
+        self._half = half
+
+    def __call__(self, event: str, **values: Any) -> None:
+        if self._file is not None:
+            line = {"time": time.time(), "half": self._half, "event": event, **values}
+            self._file.write(json.dumps(line).encode() + b"\n")
+
+
+def share_handlers() -> None:
+    """The messages of the library go where vLLM's go, unless the program has decided otherwise."""
+    ours = logging.getLogger("kvferry")
+    if not ours.handlers:
+        for handler in logging.getLogger("vllm").handlers:
+            ours.addHandler(handler)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The half in each worker's process: moves blocks between the engine's pages and the store, without own copies."""
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import kvferry
+from kvferry.vllm.messages import Move, Report, Step
+from kvferry.vllm.metrics import Counters
+from kvferry.vllm.settings import Settings, Trace, log
+
+IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for loads, so that they have the core
+DRAIN = 3.0  # seconds: what the end of the engine waits for saves; vLLM kills its processes after 5
+# A load that ends for one of these reasons is tried once more: the server may be there again, and the rest is worth it.
+PASSING = ("stalled", "unreachable", "server")
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch under way."""
+
+    move: Move
+    is_load: bool
+    started: float
+    is_retry: bool = False
+
+
+class Worker:
+    """Loads go straight into pages that the engine has set aside for them. Saves go straight from pages of whole
+    blocks; before the engine writes such a page anew, `before_step` waits until nobody reads it any more."""
+
+    def __init__(
+        self,
+        store: kvferry.Store,
+        fields: Callable[[str], dict[str, str]],
+        settings: Settings,
+        *,
+        block_tokens: int,
+        rank: int,
+        layers: list[str],
+    ) -> None:
+        self._store, self._fields, self._settings = store, fields, settings
+        self._block, self._rank, self._layers = block_tokens, rank, layers
+        self._queue = kvferry.Queue(store, 1024)
+        self._trace, self.counters = Trace(settings.trace, f"worker {rank}"), Counters()
+        self._flights: dict[int, Flight] = {}  # by ticket
+        self._view: kvferry.View | None = None
+        self._loaded: set[str] = set()  # requests whose load has ended since the last step
+        self._bad: set[int] = set()  # pages that it has left without their block
+        self._failed: set[str] = set()
+        self._idle = False
+        self._epoch, self._has_other_space = "", False
+        self._space = self._open("")
+
+    def _open(self, epoch: str) -> kvferry.Space:
+        return kvferry.Space(self._store, self._fields(epoch), block_tokens=self._block)
+
+    def register(self, caches: dict[str, Any]) -> None:
+        """Describes the engine's pages: one run for each layer. Raises ValueError: they are not as expected."""
+        regions: dict[int, tuple[int, int, int, int, int]] = {}
+        num_slots = {cache.shape[0] for cache in caches.values()}
+        missing = [name for name in self._layers if name not in caches]
+        if missing or len(num_slots) != 1:
+            raise ValueError(f"kvferry: the engine has no KV cache of its own for {missing}, or of different sizes")
+        for name in self._layers:
+            cache = caches[name]
+            if cache.device.type != "cpu" or not cache[0].is_contiguous():
+                raise ValueError(f"kvferry: the pages of {name} are not in one piece in the CPU's memory")
+            page = cache[0].numel() * cache.element_size()
+            regions[cache.data_ptr()] = (cache.data_ptr(), cache.stride(0) * cache.element_size(), page, 0, 1)
+        self._view = kvferry.View(list(regions.values()), num_slots.pop(), owner=caches)
+        self._trace("pages", layers=len(regions), slots=self._view.num_slots, slot_bytes=self._view.slot_bytes)
+
+    @property
+    def _pages(self) -> kvferry.View:
+        assert self._view is not None, "vLLM has not registered its KV caches"
+        return self._view
+
+    # ---- a step, in the order of the engine's calls
+
+    def before_step(self, step: Step) -> None:
+        """The last moment before the step's new pages are written. Saves that still read them end first: they have
+        deadlines, and those that have not begun are dropped."""
+        if step.epoch != self._epoch:
+            self._epoch, self._space = step.epoch, self._open(step.epoch)
+        self._compare_spaces(step.digest)
+        saves = [(ticket, f) for ticket, f in self._flights.items() if not f.is_load]
+        if not saves or not step.fence:
+            return
+        fenced = set(step.fence)
+        reading = [(ticket, fenced.intersection(f.move.slots)) for ticket, f in saves]
+        slots = sorted(set().union(*[shared for _, shared in reading]))
+        if not slots:
+            return
+        began = time.monotonic()
+        for ticket, shared in reading:
+            if shared:
+                self._queue.cancel(ticket)
+        while not self._pages.fence(array("q", slots), timeout=self._settings.save_timeout):
+            log.warning("kvferry: a save still reads pages that the engine wants to write; waiting for it")
+        self._trace("fence", slots=len(slots), seconds=time.monotonic() - began)
+
+    def _compare_spaces(self, digest: bytes) -> None:
+        other = digest != b"" and digest != self._space.digest
+        if other and not self._has_other_space:
+            log.error("kvferry loads and saves nothing: scheduler and worker describe the engine differently (%s, %s)",
+                      digest.hex()[:12], self._space.digest.hex()[:12])  # fmt: skip
+        self._has_other_space = other
+
+    def start_loads(self, step: Step) -> None:
+        for move in step.loads:
+            if self._has_other_space or not self._submit_load(move):
+                self._end_load(move, 0)
+
+    def refuse_loads(self, step: Step) -> None:
+        """Reports all loads of a step as missing, instead of doing them. The engine waits for each."""
+        for request, slots in [*step.stranded.items(), *((move.request, move.slots) for move in step.loads)]:
+            self._bad.update(slots)
+            self._failed.add(request)
+            self._loaded.add(request)
+
+    def _submit_load(self, move: Move, is_retry: bool = False) -> bool:
+        ticket = self._queue.submit_load(
+            self._space,
+            move.keys(self._space, self._rank),
+            self._pages,
+            slots=move.slots,
+            tokens=move.tokens,
+            first_token=move.first_token,
+            timeout=move.timeout,
+            patience=move.patience,
+        )
+        return self._took_off(ticket, Flight(move, True, time.monotonic(), is_retry))
+
+    def start_saves(self, step: Step) -> None:
+        for move in [] if self._has_other_space else step.saves:
+            ticket = self._queue.submit_save(
+                self._space,
+                move.keys(self._space, self._rank),
+                self._pages,
+                slots=move.slots,
+                tokens=move.tokens,
+                first_token=move.first_token,
+                timeout=move.timeout,
+            )
+            if not self._took_off(ticket, Flight(move, False, time.monotonic())):
+                self.counters.add("save_failures", len(move.slots))
+        self._idle = step.idle
+
+    def _took_off(self, ticket: int | None, flight: Flight) -> bool:
+        if ticket is not None:
+            self._flights[ticket] = flight
+        return ticket is not None
+
+    def finished_loads(self) -> set[str]:
+        """Requests whose load has ended, well or not. Waits a moment if there is nothing else to do."""
+        if self._idle and self._flights and not self._loaded:
+            self._queue.wait(IDLE_WAIT)
+        for done in self._queue.reap():
+            self._land(self._flights.pop(done.ticket), done)
+        return self.take_loaded()
+
+    def take_loaded(self) -> set[str]:
+        loaded, self._loaded = self._loaded, set()
+        return loaded
+
+    def take_bad_pages(self) -> set[int]:
+        bad, self._bad = self._bad, set()
+        return bad
+
+    def take_report(self) -> Report | None:
+        failed, self._failed = self._failed, set()
+        return Report(failed) if failed else None
+
+    # ---- completions
+
+    def _land(self, flight: Flight, done: kvferry.Completion) -> None:
+        move, took = flight.move, time.monotonic() - flight.started
+        why = next((reason for reason in done.reasons if reason is not None), None)
+        self._count(flight, done.num_ok, why, took)
+        if not flight.is_load:
+            return
+        may_retry = why in PASSING and not flight.is_retry and took < move.timeout
+        if not may_retry or not self._submit_load(move.rest(done.num_ok, move.timeout - took), is_retry=True):
+            self._end_load(move, done.num_ok)
+
+    def _end_load(self, move: Move, num_ok: int) -> None:
+        if num_ok < len(move.slots):
+            self._bad.update(move.slots[num_ok:])
+            self._failed.add(move.request)
+        self._loaded.add(move.request)
+
+    def _count(self, flight: Flight, num_ok: int, why: str | None, took: float) -> None:
+        op, num = "load" if flight.is_load else "save", len(flight.move.slots)
+        num_bytes = num_ok * self._pages.slot_bytes
+        self._trace(op, request=flight.move.request, first=flight.move.first_token // self._block, of=num, ok=num_ok,
+                    why=why, bytes=num_bytes, seconds=took, retry=flight.is_retry)  # fmt: skip
+        self.counters.add("loaded_blocks" if flight.is_load else "saved_blocks", num_ok)
+        self.counters.add("loaded_bytes" if flight.is_load else "saved_bytes", num_bytes)
+        self.counters.add(f"{op}_seconds", took)
+        self.counters.add(f"{op}_failures", num - num_ok)
+        if flight.is_load and num_ok < num:
+            log.warning(
+                "kvferry: %d of %d blocks were not loaded (%s); the engine computes them", num - num_ok, num, why
+            )
+
+    # ---- the end
+
+    def give_up(self) -> None:
+        """After a fault of ours: waits until nothing touches the pages any more, and reports what was to be loaded as
+        missing."""
+        self._queue.close()
+        for flight in self._flights.values():
+            if flight.is_load:
+                self._bad.update(flight.move.slots)
+                self._failed.add(flight.move.request)
+                self._loaded.add(flight.move.request)
+        self._flights.clear()
+
+    def close(self) -> None:
+        end = time.monotonic() + DRAIN
+        while self._flights and time.monotonic() < end:
+            self._queue.wait(end - time.monotonic() if end > time.monotonic() else 0)
+            for done in self._queue.reap():
+                self._land(self._flights.pop(done.ticket), done)
+        for ticket in self._flights:
+            self._queue.cancel(ticket)
+        self._store.close()

@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector for vLLM, both halves, on real stores: what vLLM calls, in its order, without the minutes that it takes
+to start (test_vllm_engine.py has those)."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here (make setup-engines)")
+pytest.importorskip("torch")
+
+from conftest import until
+from vllm.lora.request import LoRARequest
+from vllm_engine import BLOCK, FIELDS, Engine, configs
+
+import kvferry
+from kvferry.vllm import identity, weights
+from kvferry.vllm.connector import HOOKS, KvferryConnector
+from kvferry.vllm.messages import Step
+from kvferry.vllm.settings import Settings
+
+IDS = list(range(100, 142))  # 10 whole blocks of 4, and 2 tokens
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    engines = []
+
+    def start(url, **more):
+        engines.append(Engine(monkeypatch, url, **more))
+        return engines[-1]
+
+    yield start
+    for one in engines:
+        one.close()
+
+
+# ---- hits and misses
+
+
+@pytest.mark.parametrize("kind", ["unix_url", "tcp_url"])
+def test_a_second_engine_loads_what_the_first_has_computed(engine, redis, kind):
+    url = getattr(redis, kind)
+    assert engine(url).run(IDS) == 0
+    assert engine(url).run(IDS) == 40
+
+
+def test_a_folder_serves_as_a_store(engine, folder_url):
+    assert engine(folder_url).run(IDS) == 0
+    assert engine(folder_url).run(IDS) == 40
+
+
+@pytest.mark.parametrize("num, loaded", [(3, 0), (4, 0), (5, 4), (39, 36), (40, 36), (41, 40)])
+def test_one_token_is_always_computed(engine, redis, num, loaded):
+    engine(redis.unix_url).run(IDS)
+    assert engine(redis.unix_url).run(IDS[:num]) == loaded
+
+
+def test_a_prompt_that_goes_on_differently_loads_the_common_blocks(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    assert engine(redis.unix_url).run(IDS[:22] + [7] * 20) == 20
+
+
+def test_blocks_of_a_prefill_in_chunks_and_of_generated_tokens_are_saved(engine, redis):
+    first = engine(redis.unix_url)
+    request = first.request(IDS[:18])
+    first.prefill(request, chunk=7)
+    for token in IDS[18:30]:  # as if generated: each step computes the token before
+        request.append_output_token_ids(token)
+        first.allocate(request, request.num_tokens, 0)
+        first.step({request: (request.num_tokens - 1, 1)})
+    first.settle()
+    assert engine(redis.unix_url).run(IDS) == 28
+
+
+def test_what_the_engine_has_is_not_loaded(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    assert second.ask(request, computed=24) == 16
+    assert second.ask(second.request(IDS), computed=40) == 0
+
+
+def test_salts_are_apart(engine, redis):
+    one = engine(redis.unix_url)
+    one.run(IDS, salt="alice")
+    assert one.run(IDS, salt="bob") == 0
+    assert one.run(IDS) == 0
+    assert engine(redis.unix_url).run(IDS, salt="alice") == 40
+
+
+def test_the_last_hash_in_a_block_names_it(engine, redis):
+    """vLLM may hash units smaller than a block (trap 11): the first unit of a block does not know the second."""
+    first = engine(redis.unix_url, hash_tokens=2)
+    first.run(IDS)
+    other = IDS[:18] + [7, 7] + IDS[20:]  # the first half of block 4 is the same, the second is not
+    assert engine(redis.unix_url, hash_tokens=2).run(other) == 16
+    assert engine(redis.unix_url, hash_tokens=2).run(IDS) == 40
+
+
+def test_another_identity_finds_nothing(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    assert engine(redis.unix_url, fields={**FIELDS, "kv": "bf16"}).run(IDS) == 0
+
+
+def test_all_ranks_must_have_a_block(engine, redis):
+    engine(redis.unix_url, tp=2).run(IDS)
+    second = engine(redis.unix_url, tp=2)
+    request = second.request(IDS)
+    space = second.scheduler._scheduler._space
+    hashes = [bytes(h) for h in request.block_hashes]
+    rank_1 = space.keys_of(hashes, (1).to_bytes(4, "little") + bytes(4))
+    with kvferry.Store(redis.unix_url) as store:
+        assert store.remove(space.digest, rank_1[5 * 32 : 6 * 32])
+    assert second.load(request) == 20
+    second.check(request, range(5))
+
+
+def test_two_requests_with_one_prefix_load_it_once(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    a, b = second.request(IDS), second.request(IDS)
+    external = second.ask(a)
+    second.allocate(a, external, external)
+    assert second.scheduler.get_num_new_matched_tokens(b, 0) == (None, False), "the first has it in a moment"
+    until(lambda: a.request_id in second.step({}).finished_recving, "the first load ends")
+    assert second.ask(b) == 40, "without a prefix cache hit it loads after all"
+
+
+def test_a_lookup_is_one_question_however_often_it_is_asked(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    assert [second.ask(request) for _ in range(30)] == [40] * 30
+    assert second.scheduler._scheduler._requests[request.request_id].lookups == 1
+
+
+def test_requests_that_can_not_be_named_are_left_alone(engine, redis):
+    one = engine(redis.unix_url)
+    adapters = identity.Adapters()
+    image = SimpleNamespace(identifier="0" * 64)
+    chosen = SimpleNamespace(identifier="my-image")
+    request = SimpleNamespace(pooling_params=None, resumable=False, mm_features=[image], lora_request=None)
+    assert adapters.suffix(request) == b""
+    assert adapters.suffix(SimpleNamespace(**{**vars(request), "mm_features": [image, chosen]})) is None
+    assert adapters.suffix(SimpleNamespace(**{**vars(request), "pooling_params": object()})) is None
+    assert adapters.suffix(SimpleNamespace(**{**vars(request), "resumable": True})) is None
+    skips = one.request(IDS)
+    skips.skip_reading_prefix_cache = True
+    assert one.ask(skips) == 0
+
+
+def test_an_adapter_is_its_files_not_its_name(engine, redis, tmp_path):
+    def lora(folder, content):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "adapter_model.safetensors").write_bytes(content)
+        return LoRARequest("mine", 1, str(tmp_path / folder))
+
+    one = lora("a", b"one")
+    engine(redis.unix_url).run(IDS, lora=one)
+    assert engine(redis.unix_url).run(IDS) == 0, "without the adapter"
+    assert engine(redis.unix_url).run(IDS, lora=one) == 40
+    assert engine(redis.unix_url).run(IDS, lora=lora("a", b"two")) == 0, "other files under the same name and path"
+
+
+# ---- faults: the same answer, and no request fails
+
+
+def damage_every_value(redis, how):
+    """Changes each stored record that is large enough to hold a payload."""
+    script = (
+        "local n=0 for _,k in ipairs(redis.call('KEYS','*')) do if redis.call('TYPE',k).ok=='string' and "
+        f"redis.call('STRLEN',k)>=384 then {how} n=n+1 end end return n"
+    )
+    reply = redis.command("EVAL", script, "0")
+    assert reply.startswith(b":") and int(reply[1:]) > 0, reply
+
+
+def test_a_corrupt_block_is_computed_and_stored_anew(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    damage_every_value(redis, "redis.call('SETRANGE',k,redis.call('STRLEN',k)-9,'damaged')")
+    second = engine(redis.unix_url)
+    assert second.run(IDS) == 0
+    assert engine(redis.unix_url).run(IDS) == 40
+
+
+def test_after_a_failed_load_a_request_asks_no_more(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    damage_every_value(redis, "redis.call('SETRANGE',k,redis.call('STRLEN',k)-9,'damaged')")
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    assert second.load(request) == 0
+    assert second.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+
+
+def test_a_missing_block_ends_the_hit(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    space = second.scheduler._scheduler._space
+    keys = space.keys_of([bytes(h) for h in request.block_hashes], bytes(8))
+    with kvferry.Store(redis.unix_url) as store:
+        assert store.remove(space.digest, keys[6 * 32 : 7 * 32])
+    assert second.load(request) == 24
+    second.check(request, range(6))
+
+
+def test_eviction_between_lookup_and_load_is_a_miss(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    assert second.ask(request) == 40
+    redis.command("FLUSHALL")
+    assert second.load(request) == 0
+    second.prefill(request)
+    second.check(request, range(10))
+    second.settle()
+    assert engine(redis.unix_url).run(IDS) == 40, "what was evicted is stored anew"
+
+
+def test_a_store_that_is_down_at_the_start_is_a_miss(engine, own_redis):
+    own_redis.stop()
+    one = engine(own_redis.tcp_url)
+    assert one.run(IDS) == 0
+    own_redis.start()
+    until(lambda: one.run(IDS) == 0 and engine(own_redis.tcp_url).run(IDS) == 40, "the store is used when it is back")
+
+
+def test_a_store_that_dies_while_loading_is_a_miss(engine, own_redis):
+    engine(own_redis.tcp_url).run(IDS)
+    second = engine(own_redis.tcp_url)
+    request = second.request(IDS)
+    assert second.ask(request) == 40
+    own_redis.stop()
+    assert second.load(request) == 0
+    second.prefill(request)
+    second.check(request, range(10))
+
+
+def test_a_silent_store_does_not_answer_for_ever(engine, own_redis):
+    engine(own_redis.tcp_url).run(IDS)
+    second = engine(own_redis.tcp_url, lookup_timeout=0.3, load_timeout=1.0, save_timeout=1.0)
+    request = second.request(IDS)
+    assert second.ask(request) == 40
+    own_redis.pause()
+    assert second.load(request, steps=100000) == 0, "the load of a lookup that was answered"
+    assert second.ask(second.request([1, *IDS]), steps=100000) == 0, "a new lookup"
+    second.prefill(request)
+    second.check(request, range(10))
+    second.settle()
+
+
+def test_pages_are_not_written_while_a_save_reads_them(engine, own_redis):
+    """The server hangs with saves under way, and the engine wants the pages: what is stored is right or absent."""
+    first = engine(own_redis.tcp_url, save_timeout=2.0)
+    request = first.request(IDS)
+    first.ask(request)
+    own_redis.pause()
+    first.prefill(request)
+    first.end(request)
+    other = first.request([9] * 42)
+    first.free.sort()  # the same pages again
+    first.prefill(other)
+    first.check(other, range(10))
+    own_redis.resume()
+    first.settle()
+    assert engine(own_redis.tcp_url).run([9] * 42) in range(41)  # checks each page that it loads
+    engine(own_redis.tcp_url).run(IDS)
+
+
+def test_an_aborted_request_still_ends_its_load(engine, redis):
+    """vLLM keeps the pages of an aborted request until the load is reported."""
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    external = second.ask(request)
+    second.allocate(request, external, external)
+    second.step({})
+    second.end(request, free=False)
+    ended = []
+
+    def is_reported():
+        ended.extend(second.step({}).finished_recving if not ended else [])
+        return ended == [request.request_id]
+
+    # The first step above may have reported it already, when the store was quick.
+    request_ids = second.scheduler._scheduler._loading
+    until(lambda: request.request_id not in request_ids or is_reported(), "the load is reported")
+    assert request.request_id not in request_ids
+    assert second.run(IDS) == 40
+
+
+def test_a_resumed_request_begins_anew(engine, redis):
+    """Preempted: it lost its pages, and its list of pages is replaced (trap 7)."""
+    one = engine(redis.unix_url)
+    request = one.request(IDS)
+    assert one.load(request) == 0
+    one.prefill(request)
+    one.settle()
+    one.free += one.slots.pop(request.request_id)
+    request.num_preemptions += 1
+    assert one.load(request) == 40, "what it has computed is stored by now"
+    one.prefill(request, 40)
+    one.check(request, range(10))
+
+
+def test_a_resumed_request_repairs_what_was_damaged_meanwhile(engine, redis):
+    one = engine(redis.unix_url)
+    request = one.request(IDS)
+    one.prefill(request)
+    one.settle()
+    damage_every_value(redis, "redis.call('SETRANGE',k,redis.call('STRLEN',k)-9,'damaged')")
+    one.free += one.slots.pop(request.request_id)
+    request.num_preemptions += 1
+    assert one.load(request) == 0
+    one.prefill(request)
+    one.settle()
+    assert engine(redis.unix_url).run(IDS) == 40
+
+
+def test_many_requests_in_two_rounds(engine, redis):
+    prompts = [IDS[:20] + [1000 + i] * (3 + i) for i in range(8)]
+    for round_ in range(2):
+        one = engine(redis.unix_url)
+        loaded = [one.run(ids) for ids in prompts]
+        if round_ == 1:
+            assert loaded == [(len(ids) - 1) // BLOCK * BLOCK for ids in prompts]
+
+
+def test_a_change_of_the_weights_forgets_what_was_stored(engine, redis):
+    one = engine(redis.unix_url)
+    one.run(IDS)
+    assert one.scheduler.reset_cache() is True
+    assert one.run(IDS) == 0
+    assert one.run(IDS) == 40
+    assert engine(redis.unix_url).run(IDS) == 40
+
+
+# ---- faults of our own
+
+
+def test_a_fault_in_the_scheduler_turns_kvferry_off(engine, redis, monkeypatch):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    monkeypatch.setattr(second.scheduler._scheduler, "_move", lambda *a: 1 / 0)
+    assert second.load(request) == 0, "the engine is not left waiting for a load that nobody begins"
+    second.prefill(request)
+    second.check(request, range(10))
+    assert second.ask(second.request(IDS)) == 0
+
+
+def test_a_fault_in_a_worker_turns_kvferry_off(engine, redis, monkeypatch):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    monkeypatch.setattr(second.workers[0]._worker, "_submit_load", lambda *a, **k: 1 / 0)
+    assert second.load(request) == 0
+    another = second.request([1, *IDS])
+    second.end(request)
+    second.prefill(another)
+    second.check(another, range(10))
+
+
+def test_halves_that_disagree_move_nothing(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    second.workers[0]._worker._space = kvferry.Space(
+        second.workers[0]._worker._store, {**FIELDS, "kv": "other"}, block_tokens=BLOCK
+    )
+    request = second.request(IDS)
+    assert second.load(request) == 0
+
+
+# ---- start
+
+
+def test_options_are_checked():
+    assert Settings.of({"store": "mem:"}).store == ("mem:",)
+    assert Settings.of({"store": ["mem:", "file:/x"], "load_timeout": 3}).load_timeout == 3.0
+    for options, words in [
+        ({}, "store"), ({"store": 7}, "store"), ({"store": "mem:", "stroe": 1}, "no option 'stroe'"),
+        ({"store": "mem:", "load_timeout": 0}, "load_timeout"),
+        ({"store": "mem:", "save_timeout": "1"}, "save_timeout"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            Settings.of(options)
+
+
+def start(monkeypatch, change, options=None):
+    monkeypatch.setattr(identity, "fields_of", lambda *a: FIELDS)
+    config, kv_config = configs(options or {"store": "mem:"})
+    change(config, kv_config)
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    return KvferryConnector(config, KVConnectorRole.SCHEDULER, kv_config)
+
+
+def put(path, value):
+    def change(config, kv_config):
+        *way, last = path.split(".")
+        target = kv_config if way[0] == "kv" else config
+        for name in way[1:] if way[0] == "kv" else way:
+            target = target[int(name)] if name.isdigit() else getattr(target, name)
+        setattr(target, last, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (put("kv.kv_cache_layout", "LBNHC"), "layout LBNHC"),
+        (put("parallel_config.pipeline_parallel_size", 2), "pipeline"),
+        (put("load_config.load_format", "dummy"), "load format dummy"),
+        (lambda c, k: setattr(c, "speculative_config", object()), "speculative"),
+        (lambda c, k: k.kv_cache_groups.append(k.kv_cache_groups[0]), "FullAttentionSpec, FullAttentionSpec"),
+        (lambda c, k: setattr(k.kv_cache_groups[0], "kv_cache_spec", object()), "kinds object"),
+    ],
+)
+def test_what_is_not_proven_is_refused_at_the_start(monkeypatch, change, words):
+    with pytest.raises(ValueError, match=words):
+        start(monkeypatch, change)
+
+
+@pytest.mark.parametrize("change", [
+    put("cache_config.prefix_caching_hash_algo", "xxhash"), put("model_config.runner_type", "pooling"),
+])  # fmt: skip
+def test_what_can_not_be_kept_is_left_alone(monkeypatch, change):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    connector = start(monkeypatch, change)
+    assert connector.get_num_new_matched_tokens(SimpleNamespace(request_id="r"), 0) == (0, False)
+    assert isinstance(connector.build_connector_meta(None), Step)
+
+
+def test_a_load_that_fails_is_never_a_failed_request(monkeypatch):
+    connector = start(monkeypatch, lambda c, k: None)
+    assert connector._vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert connector.requires_kv_delivery is False
+    connector.shutdown()
+
+
+def test_vllm_has_the_hooks(monkeypatch):
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    assert all(hasattr(KVConnectorBase_V1, name) for name in HOOKS)
+    monkeypatch.setattr("kvferry.vllm.connector.HOOKS", (*HOOKS, "no_such_hook"))
+    with pytest.raises(RuntimeError, match="no_such_hook"):
+        start(monkeypatch, lambda c, k: None)
+
+
+def test_the_short_name_is_registered_once_or_twice():
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvferry.vllm.plugin import register
+
+    register()
+    register()
+    assert KVConnectorFactory.get_connector_class_by_name("KvferryConnector") is KvferryConnector
+
+
+def test_the_trace_tells_what_was_done(engine, redis, tmp_path):
+    trace = tmp_path / "trace"
+    engine(redis.unix_url, trace=str(trace)).run(IDS)
+    engine(redis.unix_url, trace=str(trace)).run(IDS)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [(e["stored"], e["of"]) for e in lines if e["event"] == "lookup"] == [(0, 10), (10, 10)]
+    assert [(e["ok"], e["why"]) for e in lines if e["event"] == "load"] == [(10, None)]
+    assert sum(e["ok"] for e in lines if e["event"] == "save") == 20, "known blocks count as saved"
+
+
+# ---- the model's identity
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, content in {"model.safetensors": b"w" * 1000, "config.json": b"{}", "tokenizer.json": b"{}"}.items():
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (1, 1))
+    return folder
+
+
+def test_every_byte_of_a_model_counts_and_its_tokenizer_does_not(model):
+    digest = weights.folder_digest(str(model))
+    (model / "tokenizer.json").write_bytes(b"other")
+    assert weights.folder_digest(str(model)) == digest
+    for name in ("model.safetensors", "config.json"):
+        content = (model / name).read_bytes()
+        (model / name).write_bytes(content[:-1] + b"!")
+        assert weights.folder_digest(str(model)) != digest
+        (model / name).write_bytes(content)
+    assert weights.folder_digest(str(model)) == digest
+    (model / "more.safetensors").write_bytes(b"")
+    assert weights.folder_digest(str(model)) != digest
+
+
+def test_a_hash_is_remembered_when_the_file_has_settled(model, monkeypatch):
+    read = []
+    compute = weights._compute
+    monkeypatch.setattr(weights, "_compute", lambda file, path, *a: read.append(path.name) or compute(file, path, *a))
+    monkeypatch.setattr(weights, "SETTLED", -1.0)
+    digest = weights.folder_digest(str(model))
+    assert sorted(read) == ["config.json", "model.safetensors"]
+    assert weights.folder_digest(str(model)) == digest
+    assert len(read) == 2, "remembered"
+    (model / "model.safetensors").write_bytes(b"x" * 1000)
+    assert weights.folder_digest(str(model)) != digest
+    assert len(read) == 3
+    for memo in Path(os.environ["XDG_CACHE_HOME"]).rglob("*"):
+        if memo.is_file():
+            memo.write_text("not a hash")
+    monkeypatch.setattr(weights, "SETTLED", 1e9)
+    changed = weights.folder_digest(str(model))
+    assert changed == weights.folder_digest(str(model)) and len(read) == 7, "a file of a moment ago is read again"
+
+
+def test_a_folder_without_weights_is_refused(model):
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="no weights"):
+        weights.folder_digest(str(model))
