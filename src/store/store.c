@@ -348,7 +348,9 @@ static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
         bool elsewhere = tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0;
         if (all->items[i].status != KVF_OK && (last || !elsewhere)) {
             from[num] = i;
-            subset[num++] = all->items[i];
+            subset[num] = all->items[i];
+            subset[num].status = KVF_AGAIN; /* what faster tiers have said is not this one's answer */
+            subset[num++].why = KVF_WHY_NONE;
         }
     }
     kvfi_feed feed = *all;

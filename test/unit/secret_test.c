@@ -902,6 +902,40 @@ static void rotation_removes_only_what_it_read(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* The same of tiers: a damaged record in the fastest says nothing of the sound one in the next, which the load does not
+ * reach. */
+static void tiers_lose_only_what_was_read(void **state) {
+    (void)state;
+    char *dirs[2], urls[2][512];
+    const char *both[2] = {urls[0], urls[1]};
+    kvf_options options = {.struct_size = sizeof options, .secret = OLD, .secret_len = strlen(OLD)};
+    kvfi_systable table = kvfi_sys_real;
+    kvfi_addr addr;
+    for (size_t i = 0; i < 2; i++) {
+        dirs[i] = kvft_temp_dir();
+        snprintf(urls[i], sizeof urls[i], "file:%s", dirs[i]);
+        save_under(urls[i], OLD, 0, 1);
+    }
+    bench b = {.store = NULL};
+    assert_int_equal(kvf_store_open(&b.store, NULL, both, 2, &options), KVF_OK);
+    b.space = kvft_sealed_space(b.store, "m", 16, NULL);
+    b.prompt = kvft_prompt_new(b.space, 7, 1, PAYLOAD);
+    kvfi_address(&addr, &b.space->identity, &b.prompt->keys[0]);
+    flip_in(dirs[0], &addr);
+    cancelled = false;
+    table.preadv = read_and_cancel;
+    kvfi_sys_table = &table;
+    size_t num = kvfi_load(b.space, b.prompt->blocks, 1, NULL, 0, kvfi_deadline(10000000), 0, &cancelled, NULL);
+    kvfi_sys_table = &kvfi_sys_real;
+    assert_int_equal(num, 0);
+    assert_true(cancelled);
+    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_CLOSED);
+    close_bench(&b);
+    assert_int_equal(num_loaded(urls[1], OLD, NULL), 1);
+    kvft_remove_dir(dirs[0]);
+    kvft_remove_dir(dirs[1]);
+}
+
 /* More sealed batches than a store has threads for, which all wait for the room that one reservation holds. It becomes
  * free when a writer has written it, whatever the batches wait for. */
 static void batches_leave_the_writer_its_thread(void **state) {
@@ -1045,6 +1079,7 @@ int main(void) {
         cmocka_unit_test(rotation_by_turns),
         cmocka_unit_test(rotation_repairs),
         cmocka_unit_test(rotation_removes_only_what_it_read),
+        cmocka_unit_test(tiers_lose_only_what_was_read),
         cmocka_unit_test(batches_leave_the_writer_its_thread),
         cmocka_unit_test(every_tier_gets_the_same),
         cmocka_unit_test(rotation_watched),
