@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill once, anywhere, for Hugging Face Transformers 5: blocks of a prompt's KV come from a store instead of being computed.
+
+    import kvferry
+    from kvferry.hf import PrefixCache
+
+    store = kvferry.Store("redis://localhost")
+    prefix = PrefixCache(model, store)
+    output = prefix.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=100)  # in place of model.generate
+
+docs/python.md tells what is stored, what names it, and what is refused.
+"""
+
+from ._prefix import Counters, PrefixCache
+
+__all__ = ["Counters", "PrefixCache"]

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrefixCache: blocks of prompts are loaded, or computed in one way only, and stored."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import logging
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig, StaticCache
+
+from .._kvferry import Error, LimitError, RefusedError, Space, Store
+from . import _model as models
+from ._memory import LAYERS, Memory, Recorder, Shape, check, kept, view_of
+
+logger = logging.getLogger("kvferry")
+
+PROBE_TOKENS = 18  # computed once: 16, and then 2 that attend to them
+SPACES = 8  # states of a model (adapters on and off) that are remembered
+# Arguments of generate that Transformers takes beside those of GenerationConfig and of the model.
+GENERATE_ARGUMENTS = frozenset(
+    "inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus streamer tokenizer "
+    "input_ids attention_mask use_model_defaults".split()
+)
+
+
+@dataclass
+class Counters:
+    """What became of the tokens of prompts, since the PrefixCache was made."""
+
+    prompt_tokens: int = 0
+    """Without padding."""
+    loaded_tokens: int = 0
+    """In blocks that came from the store, or from another prompt of the same batch."""
+    computed_tokens: int = 0
+    """In blocks that were computed. The rest of the prompt tokens follows the last whole block, and is always computed."""
+    stored_blocks: int = 0
+    """Accepted by the store's backlog, or known to be there."""
+    bypassed: int = 0
+    """Calls of generate that went to the model alone; `PrefixCache.why` has the last reason."""
+
+
+@dataclass
+class Row:
+    """One prompt of a batch."""
+
+    tokens: array[int]
+    padding: int
+    num_blocks: int
+    keys: bytes
+
+    def end(self, num_blocks: int, block_tokens: int) -> int:
+        """The column after this many blocks."""
+        return self.padding + num_blocks * block_tokens
+
+
+@dataclass
+class State:
+    """The model as it is now: its blocks' names and shapes."""
+
+    computed: Space
+    """Blocks that `prefill` computed, all in the same way."""
+    given: Space
+    """Blocks of caches that a caller filled and saved."""
+    shapes: list[tuple[Shape, Shape]]
+
+
+class PrefixCache:
+    """Loads the KV of a prompt's whole blocks from a store, and stores what it computes.
+
+    model: a decoder-only model of Transformers 5 (or a PEFT model around one), in eval mode, on one device.
+    store: where blocks are; it stays the caller's to close.
+    block_tokens: tokens of a block. A prompt is computed in pieces of this many tokens: smaller blocks match more of a
+    prompt, larger ones compute faster on a GPU.
+    identity: what else changes what the model computes, as names and values of your own, such as hooks.
+    weights: a name of the weights that you vouch for, such as the digest of their file. None = their bytes in memory are
+    hashed, which takes a second for each GB or two.
+    secret, previous_secret: a tenant's (kvferry.Space).
+    timeout: seconds that a load may take; None = 10. What has not arrived then is computed.
+
+    A block is named by everything that changes its bytes: versions, class, config, weights, dtype, attention
+    implementation, adapters, kind of processor, settings of torch, and what the model computes for a few tokens. The
+    model may change between calls (adapters, weights that were trained or merged): each call looks again.
+
+    Raises RefusedError, with the reason, for models that are not proven: encoders, quantised or compiled weights, several
+    devices, training mode, hooks, rope that depends on the prompt's length, layers other than full and sliding attention.
+
+    Not for several threads at once, as a model is not."""
+
+    def __init__(
+        self,
+        model: Any,
+        store: Store,
+        *,
+        block_tokens: int = 256,
+        identity: Mapping[str, str] | None = None,
+        weights: str | None = None,
+        secret: bytes | None = None,
+        previous_secret: bytes | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.block_tokens = block_tokens
+        self.counters = Counters()
+        self.why: str | None = None
+        """Why the last call of generate went to the model alone; None if it did not."""
+        self._identity = dict(identity or {})
+        self._weights = weights
+        self._secrets = {"secret": secret, "previous_secret": previous_secret}
+        self._timeout = timeout
+        self._hashed: OrderedDict[str, str] = OrderedDict()
+        self._states: OrderedDict[str, State] = OrderedDict()
+        self._lock = threading.Lock()
+        self._state()
+
+    # ---- calls
+
+    def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None) -> tuple[Any, int]:
+        """A cache with the leading blocks that are stored, and its number of columns.
+
+        input_ids: [rows, tokens], or [tokens]. attention_mask: the same shape, zeros for padding on the left; None = no
+        padding. cache: an empty DynamicCache or StaticCache to load into; None = a new DynamicCache.
+        At least the last token of each prompt is left to compute: model(input_ids[:, n:], past_key_values=cache). In a
+        batch n is what all rows have: padding counts.
+        A store that is down, or a block that is damaged, is a smaller n. What the model then computes has the rounding of
+        a prompt that was cut at n: `prefill` and `generate` always cut at the same places, so that their results do not
+        depend on the store.
+        Raises RefusedError (inputs, a cache or a model that is not proven), LimitError (shapes that do not fit)."""
+        state, rows = self._begin(input_ids, attention_mask)
+        cache = self._empty_cache(cache)
+        spaces = [self._longest(state, row) for row in rows]
+        room = max(row.end(num, self.block_tokens) for row, (_, num) in zip(rows, spaces, strict=True))
+        memory = Memory(state.shapes, len(rows), room, self._device, cache)
+        loaded = [self._load(memory, index, row, space, num) for index, (row, (space, num)) in enumerate(zip(rows, spaces, strict=True))]
+        return cache, self._finish(memory, cache, rows, loaded)
+
+    def prefill(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None) -> tuple[Any, int]:
+        """As `load`, but what is not stored is computed, block by block, and stored: n does not depend on the store, and
+        neither does one bit of the cache. The arguments and errors are those of `load`."""
+        state, rows = self._begin(input_ids, attention_mask)
+        cache = self._empty_cache(cache)
+        memory = Memory(state.shapes, len(rows), max(self._end(row) for row in rows), self._device, cache)
+        here: dict[bytes, tuple[int, int]] = {}
+        for index, row in enumerate(rows):
+            self._fetch_or_compute(state, memory, index, row, here)
+        return cache, self._finish(memory, cache, rows, [row.num_blocks for row in rows])
+
+    def save(self, input_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None) -> int:
+        """Stores the whole blocks of a cache that you filled, for `load`; returns their number.
+
+        `generate` and `prefill` do not use them: they were computed in pieces of any size, so their last bits may be others.
+        The memory is copied before this returns; `Store.flush` waits for the writers. The arguments are those of `load`.
+        Raises RefusedError (a sliding layer that has dropped tokens, a cache that is not proven), LimitError."""
+        state, rows = self._begin(input_ids, attention_mask, leave=0)
+        check(cache)
+        tensors, columns = kept(cache), int(cache.get_seq_length())
+        if any(tensor.shape[0] != len(rows) for tensor in tensors):
+            raise LimitError(f"the cache has another number of rows than input_ids, which has {len(rows)}")
+        saved = 0
+        for index, row in enumerate(rows):
+            num = min(row.num_blocks, (columns - row.padding) // self.block_tokens)
+            if num > 0:
+                view = view_of(tensors, index, row.padding, num, self.block_tokens)
+                saved += self._save(state.given, row, view, 0, num)
+        return saved
+
+    def generate(self, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        """In place of model.generate, with its arguments and result. What can't be done with the store is done without it:
+        `why` tells the reason, which is logged once."""
+        bypass = self._bypass(inputs, kwargs)
+        if bypass is None:
+            try:
+                return self._generate(inputs, kwargs)
+            except RefusedError as error:
+                bypass = str(error)
+        if bypass != self.why:
+            logger.warning("generate goes to the model alone: %s", bypass)
+        self.why = bypass
+        self.counters.bypassed += 1
+        return self.model.generate(inputs, **kwargs)
+
+    # ---- generate
+
+    def _bypass(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> str | None:
+        """Why these arguments of generate are for the model alone."""
+        config, others = self._generation(kwargs)
+        others = [name for name, value in others.items() if value is not None and name not in GENERATE_ARGUMENTS]
+        ids = kwargs.get("input_ids", inputs)
+        if others:
+            return f"the arguments {', '.join(sorted(others))} may change what the model computes for the prompt"
+        if ids is None:
+            return "there are no input_ids"
+        if config.use_cache is False:
+            return "use_cache is False"
+        if config.cache_implementation not in (None, "dynamic", "static"):
+            return f"cache_implementation={config.cache_implementation!r} is not proven"
+        if config.prefill_chunk_size is not None:
+            return "prefill_chunk_size computes the prompt in pieces of its own"
+        if config.prompt_lookup_num_tokens is not None or config.token_healing:
+            return "assisted decoding and token healing are not proven"
+        if max(config.num_beams or 1, config.num_return_sequences or 1) > 1 and config.cache_implementation == "static":
+            return "several beams or sequences in a static cache are not proven"
+        pad = config.pad_token_id
+        if kwargs.get("attention_mask") is None and pad is not None and bool((ids == pad).any()):
+            return "the prompt has padding and there is no attention_mask"
+        return None
+
+    def _generation(self, kwargs: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
+        """The settings of this call, and the arguments that are none."""
+        config = copy.deepcopy(kwargs.get("generation_config") or self.model.generation_config)
+        return config, config.update(**{name: value for name, value in kwargs.items() if name != "generation_config"})
+
+    def _generate(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> Any:
+        config, _ = self._generation(kwargs)
+        kwargs = dict(kwargs)
+        ids = kwargs.pop("input_ids", inputs)
+        cache, num = self.prefill(ids, kwargs.get("attention_mask"), cache=self._cache_for(config, ids))
+        self.why = None
+        copies = max(config.num_beams or 1, config.num_return_sequences or 1)
+        if copies > 1 and num > 0:
+            cache.batch_repeat_interleave(copies)
+        if config.cache_implementation is not None:
+            kwargs["cache_implementation"] = None  # the cache is given
+        return self.model.generate(ids, past_key_values=cache, **kwargs)
+
+    def _cache_for(self, config: GenerationConfig, ids: torch.Tensor) -> Any:
+        if config.cache_implementation != "static":
+            return None
+        new = config.max_new_tokens
+        tokens = ids.shape[1] + new - 1 if new is not None else (config.max_length or 20) - 1
+        return StaticCache(config=self._text_config, max_cache_len=max(tokens, config.max_cache_len or 0, ids.shape[1]))
+
+    # ---- prompts
+
+    def _begin(self, input_ids: torch.Tensor, mask: torch.Tensor | None, leave: int = 1) -> tuple[State, list[Row]]:
+        state = self._state()
+        ids = input_ids.unsqueeze(0) if input_ids.dim() == 1 else input_ids
+        if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point():
+            raise LimitError(f"input_ids is [rows, tokens] of integers, not {list(input_ids.shape)} of {input_ids.dtype}")
+        padding = self._padding(ids, mask)
+        return state, [self._row(state, tokens, pad, leave) for tokens, pad in zip(ids.tolist(), padding, strict=True)]
+
+    def _row(self, state: State, tokens: list[int], padding: int, leave: int) -> Row:
+        own = array("I", tokens[padding:])
+        num = (len(own) - leave) // self.block_tokens
+        return Row(own, padding, num, state.computed.chain(own[: num * self.block_tokens]) if num else b"")
+
+    @staticmethod
+    def _padding(ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+        """Tokens of padding on the left of each row."""
+        if mask is None:
+            return [0] * ids.shape[0]
+        mask = mask.unsqueeze(0) if mask.dim() == 1 else mask
+        if mask.shape != ids.shape:
+            raise LimitError(f"attention_mask is {list(mask.shape)} and input_ids {list(ids.shape)}")
+        ones = mask.to(torch.long)
+        if bool(((ones != 0) & (ones != 1)).any()) or bool((ones.diff(dim=1) < 0).any()) or bool((ones[:, -1] == 0).any()):
+            raise RefusedError('attention_mask has zeros that are not padding on the left: set tokenizer.padding_side = "left"')
+        return [int(pad) for pad in (ids.shape[1] - ones.sum(dim=1)).tolist()]
+
+    def _empty_cache(self, cache: Any) -> Any:
+        if cache is None:
+            cache = DynamicCache(config=self._text_config)
+        check(cache)
+        if int(cache.get_seq_length()) != 0:
+            raise LimitError(f"the cache holds {int(cache.get_seq_length())} tokens already: give an empty one")
+        return cache
+
+    def _end(self, row: Row) -> int:
+        return row.end(row.num_blocks, self.block_tokens)
+
+    # ---- blocks
+
+    def _fetch_or_compute(self, state: State, memory: Memory, index: int, row: Row, here: dict[bytes, tuple[int, int]]) -> None:
+        """Fills a row with all its blocks: from the rows before it, from the store, and what is missing by computing it."""
+        size, names = self.block_tokens, [row.keys[at : at + 32] for at in range(0, len(row.keys), 32)]
+        first = 0
+        while first < row.num_blocks and names[first] in here:
+            memory.copy(index, row.end(first, size), *here[names[first]], size)
+            first += 1
+        self.counters.loaded_tokens += first * size
+        if first < row.num_blocks:
+            first += self._load(memory, index, row, state.computed, self._match(state.computed, row, first), first)
+        self._compute(state, memory, index, row, first)
+        here.update((name, (index, row.end(block, size))) for block, name in enumerate(names))
+
+    def _match(self, space: Space, row: Row, first: int = 0) -> int:
+        if first >= row.num_blocks:
+            return 0
+        try:
+            return space.match(row.keys[32 * first :], self._timeout)
+        except Error as error:
+            logger.warning("the store is not used: %s", error)
+            return 0
+
+    def _longest(self, state: State, row: Row) -> tuple[Space, int]:
+        """The space that has more of the prompt; `prefill`'s if they have the same."""
+        return max(((space, self._match(space, row)) for space in (state.computed, state.given)), key=lambda found: found[1])
+
+    def _load(self, memory: Memory, index: int, row: Row, space: Space, num: int, first: int = 0) -> int:
+        """Loads blocks of a row straight into the cache's memory; returns how many of them are there."""
+        if num == 0:
+            return 0
+        size, keys = self.block_tokens, row.keys[32 * first : 32 * (first + num)]
+        tokens = row.tokens[first * size : (first + num) * size]
+        try:
+            with memory.view(index, row.end(first, size), num, size) as view:
+                done = space.load(keys, view, slots=range(num), tokens=tokens, first_token=first * size, timeout=self._timeout)
+            if done.num_ok < num:
+                space.forget(keys[32 * done.num_ok :])  # what is computed now replaces what could not be read
+                logger.info("%d of %d blocks could not be loaded: %s", num - done.num_ok, num, done.reasons[done.num_ok])
+        except Error as error:
+            logger.warning("the store is not used: %s", error)
+            return 0
+        self.counters.loaded_tokens += done.num_ok * size
+        return done.num_ok
+
+    def _compute(self, state: State, memory: Memory, index: int, row: Row, first: int) -> None:
+        """Computes and stores the blocks from number ``first`` on: always one prompt alone, one block at a time, over the
+        blocks before it. Kernels round differently for other sizes, so only this makes a block a function of its tokens."""
+        size, device = self.block_tokens, self._device
+        if first == row.num_blocks:
+            return
+        at = row.end(first, size)
+        cache = Recorder(self._text_config, lambda layer, keys, values: memory.write(layer, index, at, keys, values))
+        if first > 0:
+            memory.fill(cache, slice(index, index + 1), row.padding, at)
+        view = memory.view(index, row.padding, row.num_blocks, size)
+        for block in range(first, row.num_blocks):
+            at = row.end(block, size)
+            tokens = torch.tensor([row.tokens[block * size : (block + 1) * size].tolist()], device=device)
+            self._forward(tokens, cache)
+            self._save(state.computed, row, view, block, 1)
+        view.close()
+        self.counters.computed_tokens += (row.num_blocks - first) * size
+
+    def _save(self, space: Space, row: Row, view: Any, first: int, num: int) -> int:
+        size = self.block_tokens
+        tokens = row.tokens[first * size : (first + num) * size]
+        try:
+            done = space.save(
+                row.keys[32 * first : 32 * (first + num)], view, slots=range(first, first + num), tokens=tokens, first_token=first * size
+            )
+        except Error as error:
+            logger.warning("the store is not used: %s", error)
+            return 0
+        self.counters.stored_blocks += done.num_ok
+        return done.num_ok
+
+    def _finish(self, memory: Memory, cache: Any, rows: list[Row], blocks: list[int]) -> int:
+        """Hands the columns that all rows have to the cache."""
+        self.counters.prompt_tokens += sum(len(row.tokens) for row in rows)
+        columns = min(row.end(num, self.block_tokens) for row, num in zip(rows, blocks, strict=True))
+        for index, row in enumerate(rows):
+            memory.clear_padding(index, row.padding)
+        if columns > 0:
+            memory.fill(cache, slice(None), 0, columns)
+        return columns
+
+    # ---- the model
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = models.base_of(self.model).device
+        return device
+
+    @property
+    def _text_config(self) -> Any:
+        return models.base_of(self.model).config.get_text_config(decoder=True)
+
+    @torch.no_grad()
+    def _forward(self, tokens: torch.Tensor, cache: Any) -> None:
+        keep = "logits_to_keep" in inspect.signature(models.base_of(self.model).forward).parameters
+        self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **({"logits_to_keep": 1} if keep else {}))
+
+    def _state(self) -> State:
+        """Names the model as it is now. Hashes and computes only what is new."""
+        why = models.refusal(self.model, self._identity)
+        if why is not None:
+            raise RefusedError(f"blocks of this model can't be reused: {why}")
+        with self._lock, torch.no_grad():
+            tensors = models.tensors_in_use(self.model)
+            marks = self._weights or models.marks_of(tensors)
+            settings = models.settings_of(self.model)
+            name = models.short([marks, settings])
+            if name not in self._states:
+                self._states[name] = self._new_state(settings, self._weights or self._hash(marks, tensors))
+                while len(self._states) > SPACES:
+                    self._states.popitem(last=False)
+            self._states.move_to_end(name)
+            return self._states[name]
+
+    def _hash(self, marks: str, tensors: list[tuple[str, torch.Tensor]]) -> str:
+        if marks not in self._hashed:
+            self._hashed[marks] = models.hash_weights(tensors)
+            while len(self._hashed) > SPACES:
+                self._hashed.popitem(last=False)
+        return self._hashed[marks]
+
+    def _new_state(self, settings: dict[str, str], weights: str) -> State:
+        shapes, probe = self._probe()
+        fields = {
+            **settings,
+            "model": weights,
+            "kv": "L K|V H T D: " + models.short([(str(k), str(v)) for k, v in shapes]) + f" {shapes[0][0]}",
+            "layers": str(len(shapes)),
+            "probe": probe,
+            **{f"own.{name}": value for name, value in self._identity.items()},
+        }
+        spaces = [
+            Space(self.store, {**fields, "computed": how}, block_tokens=self.block_tokens, **self._secrets)
+            for how in ("block by block", "by the caller")
+        ]
+        return State(*spaces, shapes)
+
+    def _probe(self) -> tuple[list[tuple[Shape, Shape]], str]:
+        """Shapes of all layers, and the digest of what the model computes for a few tokens: it shows also what no setting
+        tells. Raises RefusedError for models whose layers are not proven, or whose keys depend on later tokens."""
+        vocabulary = int(self._text_config.vocab_size)
+        ids = torch.tensor([[(7919 * i + 1) % vocabulary for i in range(PROBE_TOKENS)]], device=self._device)
+        steps, whole = self._record([ids[:, :-2], ids[:, -2:]]), self._record([ids])
+        if not steps or not all(steps):
+            raise RefusedError("blocks of this model can't be reused: not all of its layers use the cache that they are given")
+        digest = hashlib.sha256(b"".join(models.digest_of(tensor) for layer in steps for pair in layer for tensor in pair))
+        for layer, (stepwise, (at_once, *_)) in enumerate(zip(steps, whole, strict=True)):
+            for tensor, other in zip(stepwise[0], at_once, strict=True):
+                if not nearly_equal(tensor, other[:, :, : tensor.shape[2]]):
+                    raise RefusedError(f"blocks of this model can't be reused: keys of layer {layer} depend on later tokens")
+        return [(Shape.of(layer[0][0]), Shape.of(layer[0][1])) for layer in steps], digest.hexdigest()
+
+    def _record(self, pieces: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Keys and values of each layer, for each piece."""
+        layers: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        cache = Recorder(self._text_config, lambda layer, keys, values: layers[layer].append((keys.clone(), values.clone())))
+        check(cache)
+        layers.extend([] for _ in cache.layers)
+        for piece in pieces:
+            self._forward(piece, cache)
+        return layers
+
+
+def nearly_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Up to rounding: far nearer than two values that depend on different tokens."""
+    tolerance = 1e-3 if tensor.dtype == torch.float32 else 3e-2
+    difference = (tensor.float() - other.float()).norm()
+    return bool(difference <= tolerance * other.float().norm())
