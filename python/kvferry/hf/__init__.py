@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill once, anywhere, for Hugging Face Transformers 5: blocks of a prompt's KV come from a store instead of being computed.
+"""Prefill once, anywhere, for Hugging Face Transformers 5: a prompt's KV comes from a store instead of being computed.
 
     import kvferry
     from kvferry.hf import PrefixCache

@@ -15,7 +15,6 @@ from .._kvferry import LimitError, RefusedError, View
 
 # Only these are proven, and only as they are: another class, also one derived from them, may keep other state.
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
-SLIDING = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
 
 Sink = Callable[[int, torch.Tensor, torch.Tensor], None]
 
@@ -39,8 +38,11 @@ class Shape:
         return f"{self.heads}x{self.width} {str(self.dtype).removeprefix('torch.')}"
 
 
-class Recorder(DynamicCache):
-    """A dynamic cache that shows what each layer computes for the new tokens, also what a sliding layer will not keep."""
+Shapes = list[tuple[Shape, Shape]]  # keys and values of each layer
+
+
+class Recorder(DynamicCache):  # type: ignore[misc]
+    """A dynamic cache that shows what each layer computes for new tokens, also what a sliding layer will not keep."""
 
     def __init__(self, config: Any, sink: Sink) -> None:
         super().__init__(config=config)
@@ -58,16 +60,19 @@ def check(cache: Any) -> None:
         raise RefusedError(f"a {kind}{type(cache).__name__} is not proven: only DynamicCache and StaticCache are")
     for layer in cache.layers:
         if type(layer) not in LAYERS:
-            raise RefusedError(f"layers of the kind {type(layer).__name__} are not proven: only full and sliding attention are")
+            raise RefusedError(
+                f"layers of the kind {type(layer).__name__} are not proven, only full and sliding attention"
+            )
         if getattr(layer, "record_past", False):
             raise RefusedError("a cache that records the past (assisted decoding) is not proven")
 
 
 class Memory:
-    """K and V of a batch in host memory, for each layer a pair of [rows, heads, room, width]; token t of a row with p tokens
-    of padding is at p + t. Where a static cache on the CPU is given, its own tensors are this memory."""
+    """K and V of a batch in host memory, for each layer a pair of [rows, heads, room, width].
 
-    def __init__(self, shapes: list[tuple[Shape, Shape]], rows: int, room: int, device: torch.device, cache: Any) -> None:
+    Token t of a row with p tokens of padding is at p + t. A static cache on the CPU has its own tensors here."""
+
+    def __init__(self, shapes: Shapes, rows: int, room: int, device: torch.device, cache: Any) -> None:
         self.device = device
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         for (k, v), layer in zip(shapes, cache.layers, strict=True):
@@ -116,8 +121,8 @@ def start_static(layer: Any, keys: torch.Tensor, values: torch.Tensor, room: int
         layer.lazy_initialization(keys, values)
     if layer.keys.shape[0] != keys.shape[0] or layer.max_cache_len < room:
         raise LimitError(
-            f"the static cache has room for {layer.keys.shape[0]} prompts of {layer.max_cache_len} tokens; {keys.shape[0]} of {room} are "
-            "needed: make a larger one"
+            f"the static cache has room for {layer.keys.shape[0]} prompts of {layer.max_cache_len} tokens: "
+            f"make one for {keys.shape[0]} of {room} or more"
         )
 
 
@@ -142,14 +147,14 @@ def view_of(tensors: list[torch.Tensor], row: int, start: int, num_blocks: int, 
 
 
 def kept(cache: Any) -> list[torch.Tensor]:
-    """The K and V of a cache that somebody else filled, on the host, dense within a head: [rows, heads, tokens, width] each.
+    """The K and V of a cache that somebody else filled, on the host: [rows, heads, tokens, width], dense within a head.
     Raises RefusedError if a sliding layer has dropped tokens already."""
     tensors = []
     for layer in cache.layers:
         length = int(layer.get_seq_length())
-        if isinstance(layer, SLIDING) and length > min(layer.keys.shape[2], length):
+        if length > layer.keys.shape[2]:
             raise RefusedError(
-                "a sliding layer has dropped the first tokens already: use prefill or generate, which store while they compute"
+                "a sliding layer has dropped tokens already: use prefill or generate, which store while they compute"
             )
         for tensor in (layer.keys, layer.values):
             host = tensor[:, :, :length].detach().cpu()

@@ -28,10 +28,13 @@ logger = logging.getLogger("kvferry")
 FORMAT = "kvferry-hf-1"  # raised when what a block holds changes
 SAMPLES = 16  # elements of each tensor that are looked at to see whether it was changed in place
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Rotary embeddings whose frequencies depend on how long the prompt becomes: a block is then not a function of its tokens.
+# Their frequencies depend on how long the prompt becomes, so a block is not a function of its tokens.
 MOVING_ROPE = ("dynamic", "longrope")
 # They choose the kernels of the libraries that torch computes with.
-KERNEL_VARIABLES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_")
+KERNEL_VARIABLES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_", "TORCH_")
+# What is proven: config.layer_types (absent: all alike), and implementations of attention.
+PROVEN_LAYERS = {"full_attention", "sliding_attention"}
+PROVEN_ATTENTION = ("eager", "sdpa", "flash_attention")
 
 
 def base_of(model: Any) -> Any:
@@ -59,12 +62,18 @@ def refusal(model: Any, named: Mapping[str, str]) -> str | None:
         return "the model is in training mode, in which dropout changes every result: call model.eval()"
     if getattr(base, "hf_quantizer", None) is not None:
         return "the weights are quantised, which is not proven"
-    if getattr(model, "_compiled_call_impl", None) is not None or getattr(base, "_compiled_call_impl", None) is not None:
+    if any(getattr(each, "_compiled_call_impl", None) is not None for each in (model, base)):
         return "the model is compiled, which is not proven: pass it before model.compile()"
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         return "attention is not causal: the keys of a token depend on later tokens"
     if any(kind in MOVING_ROPE for kind in rope_kinds(config)):
         return f"rope of the kinds {' and '.join(MOVING_ROPE)} depends on the length of the prompt"
+    kinds = set(getattr(config, "layer_types", None) or ()) - PROVEN_LAYERS
+    if kinds or getattr(config, "attention_chunk_size", None) or getattr(config, "num_kv_shared_layers", None):
+        names = ", ".join(sorted(kinds)) or "chunked or shared attention"
+        return f"layers of the kinds {names} are not proven, only full and sliding attention"
+    if not str(config._attn_implementation).startswith(PROVEN_ATTENTION):
+        return f"the attention implementation {config._attn_implementation} is not proven"
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in getattr(model, "peft_config", {}).values()):
         return "the adapter changes the prompt (prompt learning), not the weights"
     return refused_tensors(model) or (None if "hooks" in named else refused_hooks(model))
@@ -93,8 +102,8 @@ def refused_hooks(model: Any) -> str | None:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return (
-                f"a hook or a patch of {name or 'the model'} may change what it computes: if it does not, or always does so in one way, "
-                'say so with PrefixCache(..., identity={"hooks": "a name for what they do"})'
+                f"a hook or a patch of {name or 'the model'} may change what it computes: if it always does so in one "
+                'way, name that with PrefixCache(..., identity={"hooks": "NAME"})'
             )
     return None
 
@@ -127,15 +136,17 @@ def digest_of(tensor: torch.Tensor) -> bytes:
 
 
 def marks_of(tensors: list[tuple[str, torch.Tensor]]) -> str:
-    """A cheap digest that changes when a tensor is replaced or written to: addresses, versions, and a few elements of each,
-    since a write through `.data` (as PEFT's merge) leaves address and version as they are."""
+    """A cheap digest that changes when a tensor is replaced or written to: address, version and some elements of each.
+
+    The elements are for writes through `.data` (PEFT merges so), which leave address and version as they are."""
     samples: dict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
     marks = []
     for name, tensor in tensors:
         version = None if tensor.is_inference() else tensor._version
         marks.append((name, tensor.data_ptr(), version, tuple(tensor.shape), str(tensor.dtype)))
         if tensor.numel():
-            samples[tensor.element_size(), str(tensor.device)].append(integers(tensor)[:: max(1, tensor.numel() // SAMPLES)])
+            sample = integers(tensor)[:: max(1, tensor.numel() // SAMPLES)]
+            samples[tensor.element_size(), str(tensor.device)].append(sample)
     return short([marks, [digest_of(torch.cat(group)).hex() for group in samples.values()]])
 
 
@@ -156,7 +167,7 @@ def hash_weights(tensors: list[tuple[str, torch.Tensor]]) -> str:
 
 def adapter_layers(model: Any) -> list[Any]:
     """The layers that PEFT has put in, known by what they have, so that PEFT need not be there."""
-    return [module for module in model.modules() if hasattr(module, "adapter_layer_names") and hasattr(module, "active_adapters")]
+    return [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
 
 
 def active_names(layer: Any) -> list[str]:
@@ -167,8 +178,7 @@ def idle_tensors(layer: Any) -> Iterator[torch.Tensor]:
     active = active_names(layer)
     for attribute in layer.adapter_layer_names:
         group = getattr(layer, attribute, None)
-        for name in group.keys() if hasattr(group, "keys") else ():
-            part = group[name]
+        for name, part in group.items() if group is not None and hasattr(group, "items") else ():
             if name not in active:
                 yield from [part] if isinstance(part, torch.Tensor) else part.parameters()
 
@@ -203,7 +213,7 @@ def class_of(model: Any) -> str:
 
 def config_of(model: Any) -> str:
     settings = base_of(model).config.to_dict()
-    return short({name: value for name, value in settings.items() if name not in ("_name_or_path", "transformers_version")})
+    return short({name: settings[name] for name in settings if name not in ("_name_or_path", "transformers_version")})
 
 
 def attention_of(model: Any) -> str:
@@ -237,18 +247,20 @@ def processor() -> str:
 
 def arithmetic_of(device: torch.device) -> str:
     """Settings of the process that choose other kernels or another precision."""
-    attention = [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in ("flash", "mem_efficient", "math", "cudnn")]
+    cuda = torch.backends.cuda
+    attention = [getattr(cuda, f"{kind}_sdp_enabled")() for kind in ("flash", "mem_efficient", "math", "cudnn")]
+    variables = {name: value for name, value in os.environ.items() if name.startswith(KERNEL_VARIABLES)}
     settings = {
         "autocast": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "off",
         "float32": torch.get_float32_matmul_precision(),
-        "half": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
-        + str(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "bfloat16": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "float16": str(cuda.matmul.allow_fp16_reduced_precision_reduction),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "mkldnn": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
         "sdpa": "".join("ny"[on] for on in attention),
         "default": str(torch.get_default_dtype()),
         "threads": str(torch.get_num_threads()) if device.type == "cpu" else "any",
-        "variables": short({name: value for name, value in os.environ.items() if name.startswith(KERNEL_VARIABLES)})[:12],
+        "variables": short(variables)[:12],
     }
     return " ".join(f"{name}={value}" for name, value in settings.items())
 

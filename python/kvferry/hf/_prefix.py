@@ -8,10 +8,11 @@ import hashlib
 import inspect
 import logging
 import threading
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +20,17 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from .._kvferry import Error, LimitError, RefusedError, Space, Store
 from . import _model as models
-from ._memory import LAYERS, Memory, Recorder, Shape, check, kept, view_of
+from ._memory import Memory, Recorder, Shape, Shapes, check, kept, view_of
 
 logger = logging.getLogger("kvferry")
 
 PROBE_TOKENS = 18  # computed once: 16, and then 2 that attend to them
 SPACES = 8  # states of a model (adapters on and off) that are remembered
 # Arguments of generate that Transformers takes beside those of GenerationConfig and of the model.
-GENERATE_ARGUMENTS = frozenset(
-    "inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus streamer tokenizer "
-    "input_ids attention_mask use_model_defaults".split()
-)
+GENERATE_ARGUMENTS = {
+    *("inputs", "input_ids", "attention_mask", "generation_config", "logits_processor", "stopping_criteria"),
+    *("prefix_allowed_tokens_fn", "synced_gpus", "streamer", "tokenizer", "use_model_defaults"),
+}
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Counters:
     loaded_tokens: int = 0
     """In blocks that came from the store, or from another prompt of the same batch."""
     computed_tokens: int = 0
-    """In blocks that were computed. The rest of the prompt tokens follows the last whole block, and is always computed."""
+    """In blocks that were computed. What follows the last whole block is not counted: it is always computed."""
     stored_blocks: int = 0
     """Accepted by the store's backlog, or known to be there."""
     bypassed: int = 0
@@ -70,7 +71,7 @@ class State:
     """Blocks that `prefill` computed, all in the same way."""
     given: Space
     """Blocks of caches that a caller filled and saved."""
-    shapes: list[tuple[Shape, Shape]]
+    shapes: Shapes
 
 
 class PrefixCache:
@@ -81,17 +82,19 @@ class PrefixCache:
     block_tokens: tokens of a block. A prompt is computed in pieces of this many tokens: smaller blocks match more of a
     prompt, larger ones compute faster on a GPU.
     identity: what else changes what the model computes, as names and values of your own, such as hooks.
-    weights: a name of the weights that you vouch for, such as the digest of their file. None = their bytes in memory are
-    hashed, which takes a second for each GB or two.
-    secret, previous_secret: a tenant's (kvferry.Space).
-    timeout: seconds that a load may take; None = 10. What has not arrived then is computed.
+    weights: a name of the weights that you vouch for, such as the digest of their file. None = a hash of their bytes in
+    memory, which takes a second for each GB or two.
+    secret, previous_secret: a tenant's, as of kvferry.Space.
+    timeout: seconds that a load may take; None = as long as computing took the last time (before: 10), but at least 1.
+    What has not arrived then is computed.
 
     A block is named by everything that changes its bytes: versions, class, config, weights, dtype, attention
     implementation, adapters, kind of processor, settings of torch, and what the model computes for a few tokens. The
     model may change between calls (adapters, weights that were trained or merged): each call looks again.
 
-    Raises RefusedError, with the reason, for models that are not proven: encoders, quantised or compiled weights, several
-    devices, training mode, hooks, rope that depends on the prompt's length, layers other than full and sliding attention.
+    Raises RefusedError, with the reason, for models that are not proven: with an encoder, quantised or compiled, on
+    several devices, in training mode, with hooks, with rope that depends on the prompt's length, or with other layers
+    than full and sliding attention.
 
     Not for several threads at once, as a model is not."""
 
@@ -117,37 +120,48 @@ class PrefixCache:
         self._weights = weights
         self._secrets = {"secret": secret, "previous_secret": previous_secret}
         self._timeout = timeout
+        self._pace: float | None = None  # seconds that computing a block took
         self._hashed: OrderedDict[str, str] = OrderedDict()
         self._states: OrderedDict[str, State] = OrderedDict()
         self._lock = threading.Lock()
         self._state()
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """All that names a block of the model as it is now. Raises RefusedError."""
+        return self._state().computed.fields
+
     # ---- calls
 
-    def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None) -> tuple[Any, int]:
+    def load(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None
+    ) -> tuple[Any, int]:
         """A cache with the leading blocks that are stored, and its number of columns.
 
         input_ids: [rows, tokens], or [tokens]. attention_mask: the same shape, zeros for padding on the left; None = no
         padding. cache: an empty DynamicCache or StaticCache to load into; None = a new DynamicCache.
         At least the last token of each prompt is left to compute: model(input_ids[:, n:], past_key_values=cache). In a
         batch n is what all rows have: padding counts.
-        A store that is down, or a block that is damaged, is a smaller n. What the model then computes has the rounding of
-        a prompt that was cut at n: `prefill` and `generate` always cut at the same places, so that their results do not
-        depend on the store.
+        A store that is down, or a block that is damaged, is a smaller n. What the model then computes has the rounding
+        of a prompt that was cut at n. `prefill` and `generate` always cut at the same places, so that their results do
+        not depend on the store.
         Raises RefusedError (inputs, a cache or a model that is not proven), LimitError (shapes that do not fit)."""
         state, rows = self._begin(input_ids, attention_mask)
-        cache = self._empty_cache(cache)
-        spaces = [self._longest(state, row) for row in rows]
-        room = max(row.end(num, self.block_tokens) for row, (_, num) in zip(rows, spaces, strict=True))
+        cache = self._empty_cache(state, cache)
+        found = [self._longest(state, row) for row in rows]
+        room = max(row.end(num, self.block_tokens) for row, (_, num) in zip(rows, found, strict=True))
         memory = Memory(state.shapes, len(rows), room, self._device, cache)
-        loaded = [self._load(memory, index, row, space, num) for index, (row, (space, num)) in enumerate(zip(rows, spaces, strict=True))]
+        loaded = [self._load(memory, index, row, *found[index]) for index, row in enumerate(rows)]
         return cache, self._finish(memory, cache, rows, loaded)
 
-    def prefill(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None) -> tuple[Any, int]:
-        """As `load`, but what is not stored is computed, block by block, and stored: n does not depend on the store, and
-        neither does one bit of the cache. The arguments and errors are those of `load`."""
+    def prefill(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None
+    ) -> tuple[Any, int]:
+        """As `load`, but what is not stored is computed, block by block, and stored.
+
+        Neither n nor one bit of the cache depends on the store. The arguments and errors are those of `load`."""
         state, rows = self._begin(input_ids, attention_mask)
-        cache = self._empty_cache(cache)
+        cache = self._empty_cache(state, cache)
         memory = Memory(state.shapes, len(rows), max(self._end(row) for row in rows), self._device, cache)
         here: dict[bytes, tuple[int, int]] = {}
         for index, row in enumerate(rows):
@@ -157,8 +171,8 @@ class PrefixCache:
     def save(self, input_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None) -> int:
         """Stores the whole blocks of a cache that you filled, for `load`; returns their number.
 
-        `generate` and `prefill` do not use them: they were computed in pieces of any size, so their last bits may be others.
-        The memory is copied before this returns; `Store.flush` waits for the writers. The arguments are those of `load`.
+        `generate` and `prefill` do not use them: a prompt that was computed in other pieces may have other last bits.
+        The memory is copied before this returns; `Store.flush` waits for the writers. The arguments are as for `load`.
         Raises RefusedError (a sliding layer that has dropped tokens, a cache that is not proven), LimitError."""
         state, rows = self._begin(input_ids, attention_mask, leave=0)
         check(cache)
@@ -174,13 +188,14 @@ class PrefixCache:
         return saved
 
     def generate(self, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        """In place of model.generate, with its arguments and result. What can't be done with the store is done without it:
-        `why` tells the reason, which is logged once."""
+        """In place of model.generate, with its arguments and result.
+
+        What can't be done with the store is done without it: `why` tells the reason, which is logged once."""
         bypass = self._bypass(inputs, kwargs)
         if bypass is None:
             try:
                 return self._generate(inputs, kwargs)
-            except RefusedError as error:
+            except Error as error:
                 bypass = str(error)
         if bypass != self.why:
             logger.warning("generate goes to the model alone: %s", bypass)
@@ -192,8 +207,8 @@ class PrefixCache:
 
     def _bypass(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> str | None:
         """Why these arguments of generate are for the model alone."""
-        config, others = self._generation(kwargs)
-        others = [name for name, value in others.items() if value is not None and name not in GENERATE_ARGUMENTS]
+        config, arguments = self._generation(kwargs)
+        others = {name for name, value in arguments.items() if value is not None} - GENERATE_ARGUMENTS
         ids = kwargs.get("input_ids", inputs)
         if others:
             return f"the arguments {', '.join(sorted(others))} may change what the model computes for the prompt"
@@ -242,10 +257,10 @@ class PrefixCache:
     # ---- prompts
 
     def _begin(self, input_ids: torch.Tensor, mask: torch.Tensor | None, leave: int = 1) -> tuple[State, list[Row]]:
-        state = self._state()
+        state, shape = self._state(), list(input_ids.shape)
         ids = input_ids.unsqueeze(0) if input_ids.dim() == 1 else input_ids
         if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point():
-            raise LimitError(f"input_ids is [rows, tokens] of integers, not {list(input_ids.shape)} of {input_ids.dtype}")
+            raise LimitError(f"input_ids is [rows, tokens] of integers, not {shape} of {input_ids.dtype}")
         padding = self._padding(ids, mask)
         return state, [self._row(state, tokens, pad, leave) for tokens, pad in zip(ids.tolist(), padding, strict=True)]
 
@@ -262,15 +277,22 @@ class PrefixCache:
         mask = mask.unsqueeze(0) if mask.dim() == 1 else mask
         if mask.shape != ids.shape:
             raise LimitError(f"attention_mask is {list(mask.shape)} and input_ids {list(ids.shape)}")
-        ones = mask.to(torch.long)
-        if bool(((ones != 0) & (ones != 1)).any()) or bool((ones.diff(dim=1) < 0).any()) or bool((ones[:, -1] == 0).any()):
-            raise RefusedError('attention_mask has zeros that are not padding on the left: set tokenizer.padding_side = "left"')
-        return [int(pad) for pad in (ids.shape[1] - ones.sum(dim=1)).tolist()]
+        padding = [int(pad) for pad in (ids.shape[1] - mask.to(torch.long).sum(dim=1)).tolist()]
+        expected = torch.arange(ids.shape[1]) >= torch.tensor(padding).unsqueeze(1)
+        if not torch.equal(mask.to("cpu", torch.long), expected.to(torch.long)) or ids.shape[1] in padding:
+            raise RefusedError(
+                'attention_mask has zeros elsewhere than on the left: set tokenizer.padding_side = "left"'
+            )
+        return padding
 
-    def _empty_cache(self, cache: Any) -> Any:
+    def _empty_cache(self, state: State, cache: Any) -> Any:
         if cache is None:
             cache = DynamicCache(config=self._text_config)
         check(cache)
+        if len(cache.layers) != len(state.shapes):
+            raise LimitError(
+                f"the cache has {len(cache.layers)} layers, the model {len(state.shapes)}: give it config="
+            )
         if int(cache.get_seq_length()) != 0:
             raise LimitError(f"the cache holds {int(cache.get_seq_length())} tokens already: give an empty one")
         return cache
@@ -280,8 +302,10 @@ class PrefixCache:
 
     # ---- blocks
 
-    def _fetch_or_compute(self, state: State, memory: Memory, index: int, row: Row, here: dict[bytes, tuple[int, int]]) -> None:
-        """Fills a row with all its blocks: from the rows before it, from the store, and what is missing by computing it."""
+    def _fetch_or_compute(
+        self, state: State, memory: Memory, index: int, row: Row, here: dict[bytes, tuple[int, int]]
+    ) -> None:
+        """Fills a row with all its blocks: from rows before it, from the store, and by computing what is missing."""
         size, names = self.block_tokens, [row.keys[at : at + 32] for at in range(0, len(row.keys), 32)]
         first = 0
         while first < row.num_blocks and names[first] in here:
@@ -289,7 +313,8 @@ class PrefixCache:
             first += 1
         self.counters.loaded_tokens += first * size
         if first < row.num_blocks:
-            first += self._load(memory, index, row, state.computed, self._match(state.computed, row, first), first)
+            num = self._match(state.computed, row, first)
+            first += self._load(memory, index, row, state.computed, num, first)
         self._compute(state, memory, index, row, first)
         here.update((name, (index, row.end(block, size))) for block, name in enumerate(names))
 
@@ -304,7 +329,8 @@ class PrefixCache:
 
     def _longest(self, state: State, row: Row) -> tuple[Space, int]:
         """The space that has more of the prompt; `prefill`'s if they have the same."""
-        return max(((space, self._match(space, row)) for space in (state.computed, state.given)), key=lambda found: found[1])
+        found = [(space, self._match(space, row)) for space in (state.computed, state.given)]
+        return max(found, key=lambda pair: pair[1])
 
     def _load(self, memory: Memory, index: int, row: Row, space: Space, num: int, first: int = 0) -> int:
         """Loads blocks of a row straight into the cache's memory; returns how many of them are there."""
@@ -312,12 +338,16 @@ class PrefixCache:
             return 0
         size, keys = self.block_tokens, row.keys[32 * first : 32 * (first + num)]
         tokens = row.tokens[first * size : (first + num) * size]
+        timeout = self._timeout if self._timeout is not None or self._pace is None else max(1.0, num * self._pace)
         try:
             with memory.view(index, row.end(first, size), num, size) as view:
-                done = space.load(keys, view, slots=range(num), tokens=tokens, first_token=first * size, timeout=self._timeout)
+                done = space.load(
+                    keys, view, slots=range(num), tokens=tokens, first_token=first * size, timeout=timeout
+                )
             if done.num_ok < num:
                 space.forget(keys[32 * done.num_ok :])  # what is computed now replaces what could not be read
-                logger.info("%d of %d blocks could not be loaded: %s", num - done.num_ok, num, done.reasons[done.num_ok])
+                why = done.reasons[done.num_ok]
+                logger.info("%d of %d blocks could not be loaded: %s", num - done.num_ok, num, why)
         except Error as error:
             logger.warning("the store is not used: %s", error)
             return 0
@@ -325,31 +355,28 @@ class PrefixCache:
         return done.num_ok
 
     def _compute(self, state: State, memory: Memory, index: int, row: Row, first: int) -> None:
-        """Computes and stores the blocks from number ``first`` on: always one prompt alone, one block at a time, over the
-        blocks before it. Kernels round differently for other sizes, so only this makes a block a function of its tokens."""
-        size, device = self.block_tokens, self._device
+        """Computes and stores the blocks from number ``first`` on: of one prompt alone, one at a time.
+
+        Kernels round differently for other numbers of rows, so only this makes a block a function of its tokens."""
         if first == row.num_blocks:
             return
-        at = row.end(first, size)
+        size, at, start = self.block_tokens, row.end(first, self.block_tokens), time.monotonic()
         cache = Recorder(self._text_config, lambda layer, keys, values: memory.write(layer, index, at, keys, values))
         if first > 0:
             memory.fill(cache, slice(index, index + 1), row.padding, at)
-        view = memory.view(index, row.padding, row.num_blocks, size)
-        for block in range(first, row.num_blocks):
-            at = row.end(block, size)
-            tokens = torch.tensor([row.tokens[block * size : (block + 1) * size].tolist()], device=device)
-            self._forward(tokens, cache)
-            self._save(state.computed, row, view, block, 1)
-        view.close()
+        with memory.view(index, row.padding, row.num_blocks, size) as view:
+            for block in range(first, row.num_blocks):
+                at = row.end(block, size)
+                self._forward([row.tokens[block * size : (block + 1) * size].tolist()], cache)
+                self._save(state.computed, row, view, block, 1)
+        self._pace = (time.monotonic() - start) / (row.num_blocks - first)
         self.counters.computed_tokens += (row.num_blocks - first) * size
 
     def _save(self, space: Space, row: Row, view: Any, first: int, num: int) -> int:
-        size = self.block_tokens
-        tokens = row.tokens[first * size : (first + num) * size]
+        start, end = first * self.block_tokens, (first + num) * self.block_tokens
+        keys, slots = row.keys[32 * first : 32 * (first + num)], range(first, first + num)
         try:
-            done = space.save(
-                row.keys[32 * first : 32 * (first + num)], view, slots=range(first, first + num), tokens=tokens, first_token=first * size
-            )
+            done = space.save(keys, view, slots=slots, tokens=row.tokens[start:end], first_token=start)
         except Error as error:
             logger.warning("the store is not used: %s", error)
             return 0
@@ -377,10 +404,12 @@ class PrefixCache:
     def _text_config(self) -> Any:
         return models.base_of(self.model).config.get_text_config(decoder=True)
 
-    @torch.no_grad()
-    def _forward(self, tokens: torch.Tensor, cache: Any) -> None:
-        keep = "logits_to_keep" in inspect.signature(models.base_of(self.model).forward).parameters
-        self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **({"logits_to_keep": 1} if keep else {}))
+    def _forward(self, tokens: list[list[int]], cache: Any) -> None:
+        can_keep = "logits_to_keep" in inspect.signature(models.base_of(self.model).forward).parameters
+        keep = {"logits_to_keep": 1} if can_keep else {}
+        with torch.no_grad():
+            ids = torch.tensor(tokens, device=self._device)
+            self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep)
 
     def _state(self) -> State:
         """Names the model as it is now. Hashes and computes only what is new."""
@@ -416,36 +445,39 @@ class PrefixCache:
             "probe": probe,
             **{f"own.{name}": value for name, value in self._identity.items()},
         }
-        spaces = [
-            Space(self.store, {**fields, "computed": how}, block_tokens=self.block_tokens, **self._secrets)
-            for how in ("block by block", "by the caller")
-        ]
-        return State(*spaces, shapes)
+        return State(self._space(fields, "block by block"), self._space(fields, "by the caller"), shapes)
 
-    def _probe(self) -> tuple[list[tuple[Shape, Shape]], str]:
-        """Shapes of all layers, and the digest of what the model computes for a few tokens: it shows also what no setting
-        tells. Raises RefusedError for models whose layers are not proven, or whose keys depend on later tokens."""
+    def _space(self, fields: dict[str, str], how: str) -> Space:
+        return Space(self.store, {**fields, "computed": how}, block_tokens=self.block_tokens, **self._secrets)
+
+    def _probe(self) -> tuple[Shapes, str]:
+        """Shapes of all layers, and the digest of what the model computes for a few tokens, which shows also what no
+        setting tells. Raises RefusedError for layers that are not proven, or whose keys depend on later tokens."""
         vocabulary = int(self._text_config.vocab_size)
-        ids = torch.tensor([[(7919 * i + 1) % vocabulary for i in range(PROBE_TOKENS)]], device=self._device)
-        steps, whole = self._record([ids[:, :-2], ids[:, -2:]]), self._record([ids])
+        ids = [(7919 * i + 1) % vocabulary for i in range(PROBE_TOKENS)]
+        steps, whole = self._record([ids[:-2], ids[-2:]]), self._record([ids])
         if not steps or not all(steps):
-            raise RefusedError("blocks of this model can't be reused: not all of its layers use the cache that they are given")
-        digest = hashlib.sha256(b"".join(models.digest_of(tensor) for layer in steps for pair in layer for tensor in pair))
+            raise RefusedError("blocks of this model can't be reused: not all layers use the cache that they are given")
+        digest = hashlib.sha256()
+        for tensor in (tensor for layer in steps for pair in layer for tensor in pair):
+            digest.update(models.digest_of(tensor))
         for layer, (stepwise, (at_once, *_)) in enumerate(zip(steps, whole, strict=True)):
             for tensor, other in zip(stepwise[0], at_once, strict=True):
                 if not nearly_equal(tensor, other[:, :, : tensor.shape[2]]):
-                    raise RefusedError(f"blocks of this model can't be reused: keys of layer {layer} depend on later tokens")
+                    raise RefusedError(f"blocks of this model can't be reused: layer {layer} depends on later tokens")
         return [(Shape.of(layer[0][0]), Shape.of(layer[0][1])) for layer in steps], digest.hexdigest()
 
-    def _record(self, pieces: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _record(self, pieces: list[list[int]]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
         """Keys and values of each layer, for each piece."""
-        layers: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        cache = Recorder(self._text_config, lambda layer, keys, values: layers[layer].append((keys.clone(), values.clone())))
+        layers: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        cache = Recorder(
+            self._text_config,
+            lambda layer, keys, values: layers.setdefault(layer, []).append((keys.clone(), values.clone())),
+        )
         check(cache)
-        layers.extend([] for _ in cache.layers)
         for piece in pieces:
-            self._forward(piece, cache)
-        return layers
+            self._forward([piece], cache)
+        return [layers.get(layer, []) for layer in range(len(cache.layers))]
 
 
 def nearly_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:

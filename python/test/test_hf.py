@@ -1,0 +1,573 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry.hf: answers do not depend on the store, a block is named by all that changes it, the rest is refused.
+
+The models are toys of real classes. Needs torch and Transformers (make setup-engines)."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvferry
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make setup-engines")
+transformers = pytest.importorskip("transformers", reason="Transformers is not installed: make setup-engines")
+
+import hf_toys  # noqa: E402
+
+from kvferry.hf import PrefixCache  # noqa: E402
+
+BLOCK = 32
+TOKENS = 130  # four blocks and two tokens
+SETTINGS = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Toys are faster so, most of all on a busy machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[(kind, dtype) for kind in hf_toys.KINDS for dtype in ("float32", "bfloat16")], ids="-".join)
+def model(request: pytest.FixtureRequest):
+    return hf_toys.make(*request.param)
+
+
+@pytest.fixture
+def llama():
+    return hf_toys.make("llama", "float32")
+
+
+def prefix_of(model, store: kvferry.Store, **options) -> PrefixCache:
+    return PrefixCache(model, store, block_tokens=BLOCK, **options)
+
+
+def logits(generate: Callable, batch: dict, **options):
+    answer = generate(**batch, **SETTINGS, **options, output_logits=True, return_dict_in_generate=True)
+    return torch.stack(answer.logits)
+
+
+def counted(prefix: PrefixCache, batch: dict, **options):
+    """The logits, and how many tokens were loaded and computed for them."""
+    before = copy.copy(prefix.counters)
+    answer = logits(prefix.generate, batch, **options)
+    assert prefix.why is None
+    assert prefix.store.flush(60) == (True, 0)
+    now = prefix.counters
+    return answer, now.loaded_tokens - before.loaded_tokens, now.computed_tokens - before.computed_tokens
+
+
+def without_store(model, batch: dict, **options):
+    """The answer of a PrefixCache whose store is empty."""
+    with kvferry.Store("mem:") as store:
+        return logits(prefix_of(model, store).generate, batch, **options)
+
+
+def layers_of(cache) -> list:
+    """What a cache has to give back: keys, values and the number of tokens of each layer."""
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return [*tensors, torch.tensor([int(layer.get_seq_length()) for layer in cache.layers])]
+
+
+def equal(ones: list, others: list) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
+# ---- a hit changes nothing
+
+
+@pytest.mark.parametrize("implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_answers_do_not_depend_on_the_store(model, mem: kvferry.Store, rows: int, implementation: str) -> None:
+    batch = hf_toys.batch(rows, TOKENS)
+    blocks = sum((int(tokens) - 1) // BLOCK for tokens in batch["attention_mask"].sum(dim=1))
+    shared = TOKENS // 2 // BLOCK if rows == 4 else 0
+    cold, loaded, computed = counted(prefix_of(model, mem), batch, cache_implementation=implementation)
+    assert (loaded, computed) == (shared * BLOCK, (blocks - shared) * BLOCK)
+    warm, loaded, computed = counted(prefix_of(model, mem), batch, cache_implementation=implementation)
+    assert (loaded, computed) == (blocks * BLOCK, 0)
+    assert torch.equal(cold, warm)
+    plain = logits(model.generate, batch, cache_implementation=implementation)
+    tolerance = 1e-5 if model.dtype == torch.float32 else 5e-2
+    assert torch.allclose(cold[0], plain[0], rtol=0, atol=tolerance)
+
+
+def test_a_part_that_is_stored_changes_nothing(model, mem: kvferry.Store) -> None:
+    batch = hf_toys.batch(1, TOKENS)
+    shorter = {name: tensor[:, : 2 * BLOCK + 1] for name, tensor in batch.items()}
+    counted(prefix_of(model, mem), shorter)
+    answer, loaded, computed = counted(prefix_of(model, mem), batch)
+    assert (loaded, computed) == (2 * BLOCK, 2 * BLOCK)
+    assert torch.equal(answer, without_store(model, batch))
+
+
+def test_the_cache_is_what_computing_leaves(model, mem: kvferry.Store) -> None:
+    """Bit for bit, sliding layers too: what Transformers itself has after computing in the same pieces."""
+    batch = hf_toys.batch(1, TOKENS)
+    expected = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        for start in range(0, 4 * BLOCK, BLOCK):
+            model(batch["input_ids"][:, start : start + BLOCK], past_key_values=expected, use_cache=True)
+    for prefix in (prefix_of(model, mem), prefix_of(model, mem)):
+        cache, num = prefix.prefill(**batch)
+        assert num == 4 * BLOCK
+        assert equal(layers_of(cache), layers_of(expected))
+        assert mem.flush(60).done
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=["beams", "sequences"]
+)
+def test_several_sequences_of_a_prompt(llama, mem: kvferry.Store, options: dict) -> None:
+    batch = hf_toys.batch(4, TOKENS)
+    answers = []
+    for prefix in (prefix_of(llama, mem), prefix_of(llama, mem)):
+        torch.manual_seed(3)
+        answers.append(prefix.generate(**batch, **{**SETTINGS, **options}))
+        assert prefix.why is None
+        assert mem.flush(60).done
+    torch.manual_seed(3)
+    plain = llama.generate(**batch, **{**SETTINGS, **options})
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], plain)
+
+
+def test_a_second_process_loads_what_the_first_has_stored(folder_url: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, torch, kvferry, hf_toys; from kvferry.hf import PrefixCache; torch.set_num_threads(1)\n"
+        "store = kvferry.Store(sys.argv[1])\n"
+        "prefix = PrefixCache(hf_toys.make('gemma', 'bfloat16'), store, block_tokens=32)\n"
+        "answer = prefix.generate(**hf_toys.batch(4, 130), max_new_tokens=2, do_sample=False, pad_token_id=0,\n"
+        "                         output_logits=True, return_dict_in_generate=True)\n"
+        "store.close(); torch.save([answer.logits, prefix.counters.computed_tokens], sys.argv[2])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parent)])}
+    results = []
+    for run in ("cold", "warm"):
+        subprocess.run(
+            [sys.executable, "-c", program, folder_url, tmp_path / run], env=environment, check=True, timeout=600
+        )
+        results.append(torch.load(tmp_path / run))
+    (cold, computed), (warm, computed_again) = results
+    assert computed > 0 and computed_again == 0
+    assert equal(cold, warm)
+
+
+# ---- faults
+
+
+def block_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 4096)
+
+
+def flip(files: list[Path]) -> None:
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+def swap(files: list[Path]) -> None:
+    """Each block where another one belongs."""
+    contents = [path.read_bytes() for path in files]
+    for path, data in zip(files, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(data)
+
+
+def cut(files: list[Path]) -> None:
+    for path in files:
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def remove(files: list[Path]) -> None:
+    for path in files:
+        path.unlink()
+
+
+@pytest.mark.parametrize("fault", [flip, swap, cut, remove], ids=lambda fault: fault.__name__)
+def test_a_bad_block_is_computed_and_replaced(model, tmp_path: Path, fault: Callable[[list[Path]], None]) -> None:
+    batch = hf_toys.batch(1, TOKENS)
+    expected = without_store(model, batch)
+    with kvferry.Store(f"file:{tmp_path}") as store:
+        counted(prefix_of(model, store), batch)
+    files = block_files(tmp_path)
+    assert len(files) == 4
+    fault(files[:3])
+    with kvferry.Store(f"file:{tmp_path}") as store:
+        answer, loaded, computed = counted(prefix_of(model, store), batch)
+        assert torch.equal(answer, expected)
+        assert computed > 0 and loaded + computed == 4 * BLOCK
+        answer, loaded, computed = counted(prefix_of(model, store), batch)
+        assert torch.equal(answer, expected)
+        assert (loaded, computed) == (4 * BLOCK, 0)
+
+
+def test_a_server_that_is_gone_is_a_miss(llama, own_redis) -> None:
+    batch = hf_toys.batch(4, TOKENS)
+    expected = without_store(llama, batch)
+    with kvferry.Store(own_redis.unix_url, drain=0) as store:
+        assert torch.equal(counted(prefix_of(llama, store), batch)[0], expected)
+        own_redis.stop()
+        prefix = prefix_of(llama, store)
+        assert torch.equal(logits(prefix.generate, batch), expected)
+        assert prefix.why is None and prefix.counters.computed_tokens > 0
+
+
+def test_generate_after_the_store_is_closed(llama) -> None:
+    batch = hf_toys.batch(1, TOKENS)
+    with kvferry.Store("mem:") as store:
+        prefix = prefix_of(llama, store)
+    assert torch.equal(logits(prefix.generate, batch), logits(llama.generate, batch))
+    assert "closed" in prefix.why
+    with pytest.raises(kvferry.ClosedError):
+        prefix.load(**batch)
+
+
+# ---- load and save
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_callers_cache_comes_back_as_it_was(model, mem: kvferry.Store, kind: str) -> None:
+    ids = hf_toys.batch(1, hf_toys.WINDOW - 1)["input_ids"]  # a sliding layer still has all of them
+
+    def new_cache():
+        if kind == "dynamic":
+            return transformers.DynamicCache(config=model.config)
+        return transformers.StaticCache(config=model.config, max_cache_len=TOKENS)
+
+    filled = new_cache()
+    with torch.no_grad():
+        model(ids, past_key_values=filled, use_cache=True)
+    assert prefix_of(model, mem).save(ids, filled) == 1
+    assert mem.flush(60) == (True, 0)
+    prefix = prefix_of(model, mem)
+    cache, num = prefix.load(ids, cache=new_cache())
+    assert num == BLOCK and int(cache.get_seq_length()) == BLOCK
+    for layer, source in zip(cache.layers, filled.layers, strict=True):
+        assert torch.equal(layer.keys[:, :, :BLOCK], source.keys[:, :, :BLOCK])
+        assert torch.equal(layer.values[:, :, :BLOCK], source.values[:, :, :BLOCK])
+    # Such blocks were computed in pieces that generate does not compute in.
+    assert counted(prefix, {"input_ids": ids})[1:] == (0, BLOCK)
+
+
+def test_load_gives_a_batch_what_all_rows_have(model, mem: kvferry.Store) -> None:
+    batch = hf_toys.batch(4, TOKENS)
+    prefix_of(model, mem).prefill(**batch)
+    assert mem.flush(60).done
+    loaded, num = prefix_of(model, mem).load(**batch)
+    with kvferry.Store("mem:") as store:
+        expected, columns = prefix_of(model, store).prefill(**batch)
+    assert num == columns == 5 + 3 * BLOCK  # where the last block of the last row ends
+    assert equal(layers_of(loaded), layers_of(expected))
+
+
+def test_nothing_stored_is_an_empty_cache(llama, mem: kvferry.Store) -> None:
+    cache, num = prefix_of(llama, mem).load(torch.arange(3, 103))
+    assert num == 0 and cache.get_seq_length() == 0
+
+
+def test_blocks_are_separate_by_secret(llama, mem: kvferry.Store) -> None:
+    batch = hf_toys.batch(1, TOKENS)
+    counted(prefix_of(llama, mem, secret=b"0123456789abcdef"), batch)
+    assert counted(prefix_of(llama, mem), batch)[1] == 0
+    assert counted(prefix_of(llama, mem, secret=b"0123456789abcdef"), batch)[1] == 4 * BLOCK
+
+
+# ---- what names a block
+
+
+def write(tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(0.5)
+
+
+def write_data(tensor) -> None:
+    """The version of the tensor does not tell."""
+    tensor.data += 0.5
+
+
+CHANGES = {
+    "written weight": lambda model: write(model.model.layers[1].mlp.up_proj.weight),
+    "written data": lambda model: write_data(model.model.layers[1].mlp.up_proj.weight),
+    "written buffer": lambda model: write(model.model.rotary_emb.inv_freq),
+    "replaced weight": lambda model: setattr(
+        model.model.norm, "weight", torch.nn.Parameter(model.model.norm.weight * 2)
+    ),
+    "dtype": lambda model: model.to(torch.bfloat16),
+    "config": lambda model: setattr(model.config, "rms_norm_eps", 1e-4),
+    "attention": lambda model: model.set_attn_implementation("eager"),
+    "float32 precision": lambda model: torch.set_float32_matmul_precision("medium"),
+    "threads": lambda model: torch.set_num_threads(2),
+    "sdpa kernels": lambda model: torch.backends.cuda.enable_flash_sdp(False),
+    "default dtype": lambda model: torch.set_default_dtype(torch.float64),
+    "variable": lambda model: os.environ.__setitem__("ONEDNN_MAX_CPU_ISA", "AVX2"),
+}
+
+
+@pytest.fixture
+def settings_restored():
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(1)
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch.set_default_dtype(torch.float32)
+    os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
+
+
+@pytest.mark.usefixtures("settings_restored")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_of_the_model_is_another_name(llama, mem: kvferry.Store, change: Callable) -> None:
+    prefix = prefix_of(llama, mem)
+    before = prefix.fields
+    assert prefix.fields == before
+    change(llama)
+    assert prefix.fields != before
+    assert prefix.fields == prefix_of(llama, mem).fields
+
+
+def test_autocast_is_another_name(llama, mem: kvferry.Store) -> None:
+    prefix = prefix_of(llama, mem)
+    before = prefix.fields
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert prefix.fields != before
+    assert prefix.fields == before
+
+
+def test_own_names_and_block_sizes_are_other_names(llama, mem: kvferry.Store) -> None:
+    plain, named = prefix_of(llama, mem).fields, prefix_of(llama, mem, identity={"steering": "a"}).fields
+    assert named == {**plain, "own.steering": "a"}
+    assert prefix_of(llama, mem, weights="sha256:1").fields != plain
+    assert PrefixCache(llama, mem, block_tokens=2 * BLOCK).fields != plain
+
+
+def test_code_that_was_replaced_shows_in_the_probe(llama, mem: kvferry.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = prefix_of(llama, mem).fields
+    kind = type(llama.model.layers[0].mlp)
+    original = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: original(self, x) * 2)
+    after = prefix_of(llama, mem).fields
+    assert {name for name in after if after[name] != before[name]} == {"probe"}
+
+
+def test_one_model_in_two_objects_has_one_name(mem: kvferry.Store) -> None:
+    one, other = hf_toys.make("gemma", "bfloat16"), hf_toys.make("gemma", "bfloat16")
+    assert prefix_of(one, mem).fields == prefix_of(other, mem).fields
+
+
+def test_adapters(llama, mem: kvferry.Store) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed: make setup-engines")
+    settings = {"r": 2, "target_modules": ["q_proj", "k_proj", "v_proj"], "init_lora_weights": False}
+    batch = hf_toys.batch(1, TOKENS)
+    base = without_store(llama, batch)
+    model = peft.get_peft_model(llama, peft.LoraConfig(**settings), adapter_name="a").eval()
+    prefix = prefix_of(model, mem)
+    first = prefix.fields
+    answer, loaded, _ = counted(prefix, batch)
+    assert loaded == 0 and not torch.equal(answer, base)
+    assert torch.equal(answer, without_store(model, batch))
+
+    # One that is loaded beside it and does not act changes nothing.
+    model.add_adapter("b", peft.LoraConfig(**settings))
+    model.eval()
+    assert prefix.fields == first
+    again, loaded, _ = counted(prefix, batch)
+    assert loaded == 4 * BLOCK and torch.equal(again, answer)
+
+    model.set_adapter("b")
+    assert prefix.fields != first
+    assert not torch.equal(counted(prefix, batch)[0], answer)
+    model.set_adapter("a")
+    model.base_model.model.model.layers[0].self_attn.q_proj.scaling["a"] *= 2
+    assert prefix.fields != first
+    model.base_model.model.model.layers[0].self_attn.q_proj.scaling["a"] /= 2
+    assert prefix.fields == first
+    with model.disable_adapter():
+        disabled, loaded, _ = counted(prefix, batch)
+        assert loaded == 0 and torch.allclose(disabled, base, atol=1e-5)
+    model.merge_adapter()
+    assert prefix.fields != first
+    model.unmerge_adapter()
+
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    with pytest.raises(kvferry.RefusedError, match="prompt learning"):
+        prefix_of(peft.get_peft_model(hf_toys.make("llama", "float32"), prompt).eval(), mem)
+
+
+# ---- what is refused
+
+
+def hooked():
+    model = hf_toys.make("llama", "float32")
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: None)
+    return model
+
+
+def compiled():
+    model = hf_toys.make("llama", "float32")
+    model.compile()
+    return model
+
+
+def partly_meta():
+    model = hf_toys.make("llama", "float32")
+    model.model.norm.to("meta")
+    return model
+
+
+def of_config(**settings):
+    return transformers.LlamaForCausalLM(hf_toys.llama_config(**settings)).eval()
+
+
+def encoder():
+    config = transformers.T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def recurrent():
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
+    return transformers.MambaForCausalLM(config).eval()
+
+
+def linear():
+    config = transformers.Lfm2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    return transformers.Lfm2ForCausalLM(config).eval()
+
+
+def quantised():
+    model = hf_toys.make("llama", "float32")
+    model.hf_quantizer = object()
+    return model
+
+
+def flexible():
+    model = hf_toys.make("llama", "float32")
+    model.config._attn_implementation = "flex_attention"
+    return model
+
+
+def bidirectional():
+    model = hf_toys.make("gemma", "float32")
+    model.config.use_bidirectional_attention = True
+    return model
+
+
+REFUSED = {
+    "encoder": (encoder, "has an encoder"),
+    "recurrent": (recurrent, "linear_attention"),
+    "linear layers": (linear, "conv"),
+    "training": (lambda: hf_toys.make("llama", "float32").train(), r"call model\.eval"),
+    "hook": (hooked, "hook"),
+    "compiled": (compiled, "compiled"),
+    "wrapped": (lambda: torch.nn.Sequential(hf_toys.make("llama", "float32")).eval(), "not a model of Transformers"),
+    "offloaded": (partly_meta, "offloaded"),
+    "quantised": (quantised, "quantised"),
+    "flex attention": (flexible, "flex_attention"),
+    "bidirectional": (bidirectional, "not causal"),
+    "dynamic rope": (
+        lambda: of_config(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}),
+        "length of the prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_models(mem: kvferry.Store, make: Callable, reason: str) -> None:
+    with pytest.raises(kvferry.RefusedError, match=reason):
+        prefix_of(make(), mem)
+
+
+def test_a_named_hook_is_accepted(mem: kvferry.Store) -> None:
+    assert prefix_of(hooked(), mem, identity={"hooks": "none that changes anything"}).fields["own.hooks"]
+
+
+def test_a_model_that_is_refused_later_answers_alone(llama, mem: kvferry.Store) -> None:
+    prefix = prefix_of(llama, mem)
+    batch = hf_toys.batch(1, TOKENS)
+    handle = llama.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    assert torch.equal(logits(prefix.generate, batch), logits(llama.generate, batch))
+    assert "hook" in prefix.why
+    with pytest.raises(kvferry.RefusedError, match="hook"):
+        prefix.load(**batch)
+    handle.remove()
+    counted(prefix, batch)
+
+
+class OtherLayer(transformers.cache_utils.DynamicLayer):
+    """As the layers of quantised caches: it has the keys and values, but may keep them in another way."""
+
+
+def dropped(model, tokens: int):
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(hf_toys.batch(1, tokens)["input_ids"], past_key_values=cache, use_cache=True)
+    return cache
+
+
+def test_refused_caches(llama, mem: kvferry.Store) -> None:
+    prefix, ids = prefix_of(llama, mem), hf_toys.batch(1, TOKENS)["input_ids"]
+    other = transformers.DynamicCache(config=llama.config)
+    other.layers[0] = OtherLayer()
+    for cache in (other, transformers.EncoderDecoderCache(other, other)):
+        with pytest.raises(kvferry.RefusedError, match="not proven"):
+            prefix.load(ids, cache=cache)
+        with pytest.raises(kvferry.RefusedError, match="not proven"):
+            prefix.save(ids, cache)
+    gemma = hf_toys.make("gemma", "float32")
+    with pytest.raises(kvferry.RefusedError, match="dropped"):
+        prefix_of(gemma, mem).save(ids, dropped(gemma, TOKENS))
+
+
+def test_arguments_that_do_not_fit(llama, mem: kvferry.Store) -> None:
+    prefix, batch = prefix_of(llama, mem), hf_toys.batch(1, TOKENS)
+    ids, full = batch["input_ids"], dropped(llama, TOKENS)
+    for arguments in (
+        {"input_ids": ids.float()},
+        {"input_ids": ids[:, :0]},
+        {"input_ids": ids[None]},
+        {"input_ids": ids, "attention_mask": torch.ones(1, 3)},
+        {"input_ids": ids, "cache": full},
+        {"input_ids": ids, "cache": transformers.DynamicCache()},
+        {"input_ids": ids, "cache": transformers.StaticCache(config=llama.config, max_cache_len=BLOCK)},
+    ):
+        with pytest.raises(kvferry.LimitError):
+            prefix.prefill(**arguments)
+    with pytest.raises(kvferry.LimitError):
+        prefix.save(ids.repeat(2, 1), full)
+    right = {"input_ids": ids, "attention_mask": batch["attention_mask"].clone()}
+    right["attention_mask"][0, -3:] = 0
+    with pytest.raises(kvferry.RefusedError, match="padding_side"):
+        prefix.load(**right)
+
+
+ALONE = {
+    "use_cache": ({"use_cache": False}, "use_cache"),
+    "positions": ({"position_ids": torch.arange(TOKENS)[None]}, "position_ids"),
+    "chunks": ({"prefill_chunk_size": 64}, "prefill_chunk_size"),
+    "beams in a static cache": ({"num_beams": 2, "cache_implementation": "static"}, "static"),
+    "right padding": (
+        {"attention_mask": torch.tensor([[1] * (TOKENS - 1) + [0]])},
+        "padding_side",
+    ),
+    "padding without a mask": ({"attention_mask": None, "pad_token_id": 11}, "no attention_mask"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), ALONE.values(), ids=ALONE.keys())
+def test_generate_leaves_to_the_model_what_is_not_proven(llama, mem: kvferry.Store, options: dict, reason: str) -> None:
+    batch = hf_toys.batch(1, TOKENS)
+    batch["input_ids"][0, 5] = 11
+    arguments = {**batch, **SETTINGS, **options}
+    prefix = prefix_of(llama, mem)
+    for _ in range(2):
+        assert torch.equal(prefix.generate(**arguments), llama.generate(**arguments))
+        assert reason in prefix.why
+    assert (prefix.counters.bypassed, prefix.counters.computed_tokens) == (2, 0)
