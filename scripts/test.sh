@@ -154,8 +154,10 @@ stage_python() {
     pytests "python tests" "$pytest" python/test
     if [[ -x ${KVF_ENGINES:-} ]]; then
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py
+        pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py
     else
         one "vLLM tests: make setup-engines" sh -c 'exit 77'
+        one "Transformers tests: make setup-engines" sh -c 'exit 77'
     fi
 }
 
