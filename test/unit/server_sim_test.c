@@ -158,7 +158,18 @@ static ssize_t see_write(int fd, const struct iovec *iov, int num) {
     return sim->writev(fd, iov, num);
 }
 
+/* A batch is cancelled in the n-th pause between rounds. */
+static struct {
+    unsigned in; /* 0 = in none */
+    int64_t at_us;
+    atomic_bool cancelled;
+} cancel;
+
 static int see_wait(struct pollfd *fds, nfds_t num, int timeout_ms) {
+    if (num == 0 && cancel.in > 0 && --cancel.in == 0) {
+        cancel.at_us = kvfi_sys->now_us();
+        atomic_store(&cancel.cancelled, true);
+    }
     if (!server.waited) {
         server.sets_before_wait = server.sets;
         server.waited = true;
@@ -947,6 +958,30 @@ static void a_longer_value_is_discarded_after_a_guess(void **state) {
     tier->ops->close(tier);
 }
 
+/* A batch that waits for a slot to be served ends soon after it is cancelled. */
+static void a_pause_is_cancelled(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    server.set = "-TRYAGAIN later\r\n";
+    for (unsigned pause = 1; pause <= 8; pause++) {
+        kvft_value value;
+        kvft_value_init(&value, 1, 1000);
+        kvfi_feed feed = {.items = &value.item,
+                          .num = 1,
+                          .limit = 1,
+                          .deadline_us = kvfi_deadline(10000000),
+                          .cancelled = &cancel.cancelled};
+        atomic_store(&cancel.cancelled, false);
+        cancel.in = pause;
+        tier->ops->put(tier, &feed);
+        assert_true(atomic_load(&cancel.cancelled));
+        assert_true(kvfi_sys->now_us() - cancel.at_us < 6000);
+        assert_int_equal(value.item.status, KVF_MISS);
+        kvft_value_cleanup(&value);
+    }
+    tier->ops->close(tier);
+}
+
 /* The number that the server answers to a command about a part. */
 static int64_t ask_part(kvfi_tier *tier, const char *command, uint64_t seed, uint64_t part) {
     kvfi_talk talk = {.ask = NULL};
@@ -1183,6 +1218,7 @@ int main(void) {
         TEST(a_load_breaks_off),
         cmocka_unit_test_setup_teardown(what_has_no_slots_needs_no_connections, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(rounds_come_to_an_end, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(a_pause_is_cancelled, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(as_many_help_as_are_of_use, set_up_cluster, tear_down),
         TEST(one_question_ends_the_connection),
         TEST(a_known_question_stays),

@@ -6,6 +6,8 @@
  */
 #include "redis/blocks/ask.h"
 
+#include "redis/cluster/rounds.h"
+
 typedef struct lookup {
     const kvfi_question *question;
     kvfi_conn *conn;
@@ -13,8 +15,7 @@ typedef struct lookup {
     size_t asked, answered; /* commands */
     const uint32_t *order;  /* numbers of its keys; NULL = all, in order */
     /* ---- where there are several servers: the share of one of them */
-    uint8_t *fates; /* by number of the key */
-    kvfi_node **asks;
+    kvfi_rounds *rounds;
     kvfi_node *node;
     bool half;        /* the reply to an ASKING has come; the next belongs to its question */
     bool stale;       /* the server is not the primary any more */
@@ -55,11 +56,7 @@ static void ask(lookup *l) {
 static void take_refusal(lookup *l, size_t command, const kvfi_reply *reply) {
     const kvfi_question *q = l->question;
     size_t key = key_of(l, command);
-    kvfi_fate fate = KVFI_FATE_OVER;
-    if (l->fates != NULL) {
-        fate = kvfi_topology_learn(q->tier->topology, l->node, reply, &l->asks[key]);
-        l->fates[key] = fate != KVFI_FATE_OVER ? (uint8_t)fate : l->fates[key];
-    }
+    kvfi_fate fate = l->rounds != NULL ? kvfi_rounds_learn(l->rounds, (uint32_t)key, l->node, reply) : KVFI_FATE_OVER;
     if (fate == KVFI_FATE_OVER && q->doing != NULL && !l->logged) {
         l->logged = true;
         kvfi_log(KVF_LOG_WARN, "redis: %s: %.*s", q->doing, (int)(reply->len < 160 ? reply->len : 160), reply->text);
@@ -169,77 +166,10 @@ static void ask_one(const kvfi_question *q, const uint32_t *keys, size_t num, ui
 
 /* ---- several servers: all are asked before any answer is waited for ---- */
 
-#define MAX_SHARES    64u /* servers of one round; keys of further servers wait for the next round */
-#define MAX_ROUNDS    6u  /* the first, and five redirections */
-#define FIRST_WAIT_MS 5
-
 typedef struct lookups {
-    const kvfi_question *question;
-    int64_t deadline_us;
-    kvfi_node **asks;  /* for each key: the server to ask this once */
-    uint32_t *order;   /* numbers of keys, share after share */
-    uint32_t *pending; /* numbers of the keys of the next round */
-    uint8_t *place;    /* for each pending one: its share */
-    uint8_t *fates;
-    size_t num, num_pending;
-    unsigned num_shares;
-    bool asking[MAX_SHARES];
-    lookup shares[MAX_SHARES];
+    kvfi_rounds *rounds;
+    lookup shares[KVFI_MAX_SHARES];
 } lookups;
-
-static unsigned share_of(lookups *all, kvfi_node *node, bool asking) {
-    for (unsigned i = 0; i < all->num_shares; i++) {
-        if (all->shares[i].node == node && all->asking[i] == asking) {
-            return i;
-        }
-    }
-    if (all->num_shares == MAX_SHARES) {
-        return MAX_SHARES;
-    }
-    all->asking[all->num_shares] = asking;
-    all->shares[all->num_shares] = (lookup){
-        .question = all->question, .fates = all->fates, .asks = all->asks, .node = node, .why = KVF_WHY_UNREACHABLE};
-    return all->num_shares++;
-}
-
-static kvfi_node *node_of(const lookups *all, uint32_t key) {
-    return kvfi_topology_node(all->question->tier->topology, kvfi_addr_slot(&all->question->addrs[key]));
-}
-
-/* Sorts the pending keys by server. */
-static void sort(lookups *all) {
-    size_t at = 0, left = 0;
-    all->num_shares = 0;
-    for (size_t i = 0; i < all->num_pending; i++) {
-        uint32_t key = all->pending[i];
-        kvfi_node *ask_node = all->asks[key];
-        kvfi_node *node = ask_node;
-        if (node == NULL) {
-            node = node_of(all, key);
-        }
-        all->place[i] = (uint8_t)share_of(all, node, ask_node != NULL);
-        all->asks[key] = NULL;
-        all->fates[key] = all->place[i] < MAX_SHARES ? KVFI_FATE_OVER : KVFI_FATE_MOVED;
-        if (all->place[i] < MAX_SHARES) {
-            all->shares[all->place[i]].num++;
-        }
-    }
-    for (unsigned i = 0; i < all->num_shares; i++) {
-        lookup *l = &all->shares[i];
-        l->order = all->order + at;
-        at += l->num;
-        l->num = 0;
-    }
-    for (size_t i = 0; i < all->num_pending; i++) {
-        if (all->place[i] < MAX_SHARES) {
-            lookup *l = &all->shares[all->place[i]];
-            all->order[(size_t)(l->order - all->order) + l->num++] = all->pending[i];
-        } else {
-            all->pending[left++] = all->pending[i];
-        }
-    }
-    all->num_pending = left;
-}
 
 static bool is_running(const lookup *l) {
     return l->conn != NULL && l->why == KVF_WHY_NONE && l->answered < num_commands(l);
@@ -270,11 +200,11 @@ static bool step(lookup *l) {
 
 /* Drops servers that stall, and all servers at the deadline. */
 static void give_up_late(lookups *all) {
-    int64_t now = kvfi_sys->now_us();
-    for (unsigned i = 0; i < all->num_shares; i++) {
+    int64_t now = kvfi_sys->now_us(), deadline_us = all->rounds->deadline_us;
+    for (unsigned i = 0; i < all->rounds->num_shares; i++) {
         lookup *l = &all->shares[i];
-        if (is_running(l) && now >= all->deadline_us) {
-            l->why = kvfi_conn_in_time(l->conn, all->deadline_us);
+        if (is_running(l) && now >= deadline_us) {
+            l->why = kvfi_conn_in_time(l->conn, deadline_us);
         } else if (is_running(l) && now - l->moved_us >= kvfi_conn_patience_us(l->conn)) {
             l->why = kvfi_conn_stall(l->conn, now - l->moved_us);
         }
@@ -282,10 +212,10 @@ static void give_up_late(lookups *all) {
 }
 
 static void wait_for_any(lookups *all) {
-    struct pollfd fds[MAX_SHARES];
+    struct pollfd fds[KVFI_MAX_SHARES];
     nfds_t num = 0;
-    int64_t until_us = all->deadline_us;
-    for (unsigned i = 0; i < all->num_shares; i++) {
+    int64_t until_us = all->rounds->deadline_us;
+    for (unsigned i = 0; i < all->rounds->num_shares; i++) {
         const lookup *l = &all->shares[i];
         if (is_running(l)) {
             int64_t late_us = l->moved_us + kvfi_conn_patience_us(l->conn);
@@ -301,7 +231,7 @@ static void wait_for_any(lookups *all) {
 
 static bool run_all(lookups *all) {
     bool moved = false, running = false;
-    for (unsigned i = 0; i < all->num_shares; i++) {
+    for (unsigned i = 0; i < all->rounds->num_shares; i++) {
         lookup *l = &all->shares[i];
         if (is_running(l)) {
             moved = step(l) || moved;
@@ -316,11 +246,11 @@ static bool run_all(lookups *all) {
 }
 
 /* The first questions are sent as soon as there is a connection, before the next server is even contacted. */
-static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
+static void begin(lookup *l, bool asking, uint64_t *round_trips) {
     if (l->node == NULL) {
         return;
     }
-    l->why = take_conn(l, l->node, all->deadline_us);
+    l->why = take_conn(l, l->node, l->rounds->deadline_us);
     if (l->why == KVF_WHY_NONE) {
         (*round_trips)++;
         l->conn->asking = asking;
@@ -331,91 +261,66 @@ static void begin(lookups *all, lookup *l, bool asking, uint64_t *round_trips) {
 }
 
 /* Keys without an answer: if the map now has another server for them, that one is asked in the next round. */
-static void end(lookups *all, lookup *l) {
-    size_t answered = l->answered / all->question->per;
+static void end(lookup *l) {
+    kvfi_rounds *rounds = l->rounds;
+    size_t answered = l->answered / l->question->per;
     bool again = false;
     if (l->conn != NULL) {
         unsigned stalls = 1; /* the others must not wait for one that stalls */
         again = kvfi_node_forgives(l->node, l->conn, &stalls);
-        kvfi_node_give(l->node, all->question->lane, l->conn);
+        kvfi_node_give(l->node, l->question->lane, l->conn);
     }
     if (answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {
-        kvfi_topology_refresh(all->question->tier->topology, all->deadline_us);
+        kvfi_topology_refresh(rounds->topology, rounds->deadline_us);
     }
     fail_rest(l, l->why);
     for (size_t i = answered; i < l->num; i++) {
-        uint32_t key = l->order[i];
-        const kvfi_node *node = node_of(all, key);
-        all->fates[key] = again || (node != NULL && node != l->node) ? KVFI_FATE_MOVED : KVFI_FATE_OVER;
+        const kvfi_node *node = kvfi_rounds_node(rounds, l->order[i]);
+        rounds->fates[l->order[i]] = again || (node != NULL && node != l->node) ? KVFI_FATE_MOVED : KVFI_FATE_OVER;
     }
 }
 
-/* Items that are not complete become pending again. Returns false if there are none, or there is no time. */
-static bool gather(lookups *all, unsigned round) {
-    bool wait = false, refresh = false;
-    all->num_pending = 0;
-    for (uint32_t key = 0; key < all->num; key++) {
-        if (all->fates[key] != KVFI_FATE_OVER) {
-            all->pending[all->num_pending++] = key;
-            wait = wait || all->fates[key] == KVFI_FATE_WAIT;
-            refresh = refresh || all->fates[key] != KVFI_FATE_ASK;
-        }
+static void ask_round(lookups *all, const kvfi_question *q, uint64_t *round_trips) {
+    kvfi_rounds *rounds = all->rounds;
+    kvfi_rounds_divide(rounds);
+    for (unsigned i = 0; i < rounds->num_shares; i++) {
+        const kvfi_share *share = &rounds->shares[i];
+        all->shares[i] = (lookup){.question = q,
+                                  .rounds = rounds,
+                                  .node = share->node,
+                                  .order = share->keys,
+                                  .num = share->num,
+                                  .why = KVF_WHY_UNREACHABLE};
+        begin(&all->shares[i], share->asking, round_trips);
     }
-    int wait_ms = wait ? FIRST_WAIT_MS << round : 0;
-    if (all->num_pending == 0 || kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= all->deadline_us) {
-        return false;
+    while (run_all(all)) {
     }
-    if (wait) {
-        (void)kvfi_sys->poll(NULL, 0, wait_ms);
-    }
-    if (refresh) {
-        kvfi_topology_refresh(all->question->tier->topology, all->deadline_us);
-    }
-    return true;
-}
-
-static void look_up_all(lookups *all, uint64_t *round_trips) {
-    bool more = true;
-    for (unsigned round = 0; more && round < MAX_ROUNDS; round++) {
-        sort(all);
-        for (unsigned i = 0; i < all->num_shares; i++) {
-            begin(all, &all->shares[i], all->asking[i], round_trips);
-        }
-        while (run_all(all)) {
-        }
-        for (unsigned i = 0; i < all->num_shares; i++) {
-            end(all, &all->shares[i]);
-        }
-        more = gather(all, round);
+    for (unsigned i = 0; i < rounds->num_shares; i++) {
+        end(&all->shares[i]);
     }
 }
 
 static void ask_several(const kvfi_question *q, const uint32_t *keys, size_t num, uint64_t *round_trips,
                         int64_t deadline_us) {
-    size_t all_keys = q->num;
-    lookups *all = kvfi_alloc(sizeof *all + all_keys * (sizeof(kvfi_node *) + 2 * sizeof(uint32_t) + 2));
+    kvfi_rounds *rounds = kvfi_rounds_new(q->tier->topology, q->num, deadline_us, NULL);
+    lookups *all = kvfi_alloc(sizeof *all);
+    bool more = rounds != NULL && all != NULL && num > 0;
     for (size_t i = 0; i < num; i++) {
-        q->fail(q, keys != NULL ? keys[i] : i, q->per - 1, all == NULL ? KVF_WHY_NOMEM : KVF_WHY_BUDGET);
+        q->fail(q, keys != NULL ? keys[i] : i, q->per - 1, more ? KVF_WHY_BUDGET : KVF_WHY_NOMEM);
     }
-    if (all == NULL) {
-        return;
+    if (more) {
+        all->rounds = rounds;
+        rounds->num_pending = num;
+        for (size_t i = 0; i < num; i++) {
+            rounds->pending[i] = keys != NULL ? keys[i] : (uint32_t)i;
+            rounds->slots[rounds->pending[i]] = kvfi_addr_slot(&q->addrs[rounds->pending[i]]);
+        }
     }
-    all->question = q;
-    all->deadline_us = deadline_us;
-    all->asks = (kvfi_node **)(void *)(all + 1);
-    all->order = (uint32_t *)(void *)(all->asks + all_keys);
-    all->pending = all->order + all_keys;
-    all->place = (uint8_t *)(all->pending + all_keys);
-    all->fates = all->place + all_keys;
-    all->num = all_keys;
-    all->num_pending = num;
-    memset(all->asks, 0, all_keys * sizeof *all->asks);
-    memset(all->fates, KVFI_FATE_OVER, all_keys);
-    for (uint32_t i = 0; i < num; i++) {
-        all->pending[i] = keys != NULL ? keys[i] : i;
+    for (; more; more = kvfi_rounds_next(rounds)) {
+        ask_round(all, q, round_trips);
     }
-    look_up_all(all, round_trips);
     kvfi_free(all);
+    kvfi_free(rounds);
 }
 
 void kvfi_redis_ask(const kvfi_question *q, const uint32_t *keys, size_t num, uint64_t *round_trips,

@@ -43,7 +43,7 @@ kvf_reason kvfi_redis_run_on(kvfi_redis *, kvfi_node *, kvfi_feed *, kvfi_lane_k
 void kvfi_redis_run(kvfi_redis *, kvfi_feed *, kvfi_lane_kind, kvfi_exchange *);
 /* What an error reply to a command about the item means for it. With several servers it may mean: try another. Then the
  * item is not complete when it is given back (kvfi_feed.again). */
-kvf_reason kvfi_redis_refusal(kvfi_feed *, const kvfi_item *, const kvfi_reply *);
+kvf_reason kvfi_redis_refusal(kvfi_feed *, kvfi_item *, const kvfi_reply *);
 /* How many connections to one server that feed is worth. Values that are used one by one as they arrive come one after
  * the other: of two at once both would be late. Large values would impede each other. An explicit conns= overrides
  * this. */
