@@ -98,24 +98,42 @@ static void fail_rest(const lookup *l, kvf_reason why) {
     }
 }
 
-static kvf_reason run(lookup *l, int64_t deadline_us) {
-    kvf_reason why = KVF_WHY_NONE;
-    while (why == KVF_WHY_NONE && l->answered < num_commands(l)) {
-        bool got = false;
-        ask(l);
-        why = kvfi_conn_send(l->conn);
-        if (why == KVF_WHY_NONE) {
-            why = kvfi_conn_recv(l->conn, &got);
+static bool is_running(const lookup *l) {
+    return l->conn != NULL && l->why == KVF_WHY_NONE && l->answered < num_commands(l);
+}
+
+/* Moves as much as possible without waiting. Returns true when more may move at once. */
+static bool step(lookup *l) {
+    bool got = false;
+    size_t before = l->asked;
+    ask(l);
+    l->why = kvfi_conn_send(l->conn);
+    if (l->why == KVF_WHY_NONE) {
+        l->why = kvfi_conn_recv(l->conn, &got);
+    }
+    if (l->why == KVF_WHY_NONE) {
+        l->why = hear(l);
+    }
+    bool asked = l->asked > before;
+    if (got || asked) {
+        int64_t now = kvfi_sys->now_us();
+        if (got) {
+            kvfi_conn_note_wait(l->conn, now - l->moved_us);
         }
-        bool can_send = kvfi_conn_all_sent(l->conn) && l->asked < num_commands(l);
-        if (why == KVF_WHY_NONE) {
-            why = got || can_send ? kvfi_conn_in_time(l->conn, deadline_us) : kvfi_conn_wait(l->conn, deadline_us);
-        }
-        if (why == KVF_WHY_NONE) {
-            why = hear(l);
+        l->moved_us = now;
+    }
+    return got || (asked && l->asked < num_commands(l));
+}
+
+static void run(lookup *l, int64_t deadline_us) {
+    l->why = KVF_WHY_NONE;
+    l->moved_us = kvfi_sys->now_us();
+    while (is_running(l)) {
+        bool moved = step(l);
+        if (is_running(l)) {
+            l->why = moved ? kvfi_conn_in_time(l->conn, deadline_us) : kvfi_conn_wait(l->conn, deadline_us);
         }
     }
-    return why;
 }
 
 /* A connection with the patience of the question. */
@@ -140,7 +158,7 @@ static kvf_reason try_once(lookup *l, uint64_t *round_trips, unsigned *stalls, b
     l->answered -= step_of(l, l->answered);
     l->asked = l->answered;
     l->stale = false;
-    l->why = run(l, deadline_us);
+    run(l, deadline_us);
     if (l->stale) {
         kvfi_node_renew(node, l->conn);
         *again = !was_stale;
@@ -170,33 +188,6 @@ typedef struct lookups {
     kvfi_rounds *rounds;
     lookup shares[KVFI_MAX_SHARES];
 } lookups;
-
-static bool is_running(const lookup *l) {
-    return l->conn != NULL && l->why == KVF_WHY_NONE && l->answered < num_commands(l);
-}
-
-/* Moves as much as possible without waiting. Returns true when something moved. */
-static bool step(lookup *l) {
-    bool got = false;
-    size_t before = l->asked;
-    ask(l);
-    l->why = kvfi_conn_send(l->conn);
-    if (l->why == KVF_WHY_NONE) {
-        l->why = kvfi_conn_recv(l->conn, &got);
-    }
-    if (l->why == KVF_WHY_NONE) {
-        l->why = hear(l);
-    }
-    if (!got && l->asked == before) {
-        return false;
-    }
-    int64_t now = kvfi_sys->now_us();
-    if (got) {
-        kvfi_conn_note_wait(l->conn, now - l->moved_us);
-    }
-    l->moved_us = now;
-    return true;
-}
 
 /* Drops servers that stall, and all servers at the deadline. */
 static void give_up_late(lookups *all) {

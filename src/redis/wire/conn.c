@@ -421,6 +421,18 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     return until_us == deadline_us ? fail_late(conn) : kvfi_conn_stall(conn, stall_us);
 }
 
+kvf_reason kvfi_conn_move(kvfi_conn *conn, bool *got, int64_t deadline_us) {
+    *got = false;
+    kvf_reason why = kvfi_conn_send(conn);
+    if (why == KVF_WHY_NONE) {
+        why = kvfi_conn_recv(conn, got);
+    }
+    if (why == KVF_WHY_NONE) {
+        why = *got ? kvfi_conn_in_time(conn, deadline_us) : kvfi_conn_wait(conn, deadline_us);
+    }
+    return why;
+}
+
 kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_us) {
     for (;;) {
         kvfi_resp_event event = kvfi_resp_next(&conn->in, reply);
@@ -434,13 +446,7 @@ kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_u
             return kvfi_conn_broken(conn, KVFI_NOT_RESP);
         }
         bool got = false;
-        kvf_reason why = kvfi_conn_send(conn);
-        if (why == KVF_WHY_NONE) {
-            why = kvfi_conn_recv(conn, &got);
-        }
-        if (why == KVF_WHY_NONE) {
-            why = got ? kvfi_conn_in_time(conn, deadline_us) : kvfi_conn_wait(conn, deadline_us);
-        }
+        kvf_reason why = kvfi_conn_move(conn, &got, deadline_us);
         if (why == KVF_WHY_NONE && !got && kvfi_conn_is_cancelled(conn)) {
             kvfi_conn_close(conn);
             why = KVF_WHY_CLOSED;

@@ -126,6 +126,8 @@ kvf_reason kvfi_conn_recv(kvfi_conn *,
                           /* reads as much as possible; *got: something arrived. Only after kvfi_resp_next returned
                            * MORE. */
                           bool *got);
+/* For an exchange: sends and reads as much as possible, and waits if nothing arrived. */
+kvf_reason kvfi_conn_move(kvfi_conn *, bool *got, int64_t deadline_us);
 /* Waits until there is something to read or, if something is to be sent, room for it. Nothing for
  * kvfi_conn_patience_us: KVF_WHY_STALLED. The deadline: KVF_WHY_BUDGET. */
 kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
