@@ -7,85 +7,64 @@
  * requesting too little leaves it idle while we read the end of a reply and check it. So the next value is requested
  * when it fits into the window beside what is still to come, and in any case when only the tail of a value is to come.
  */
-#include "redis/blocks/blocks.h"
+#include "redis/blocks/ring.h"
 
-#define RING          256u
 #define WORTH_CLOSING (512u << 10) /* discarding this much costs more than another connection */
 #define TAIL_BYTES    (160u << 10) /* the default buffer of a unix socket: by then the server has sent everything */
-
-/* One command that has been sent, or is about to be, and its reply. */
-typedef struct request {
-    kvfi_item *item; /* NULL: a PEXPIRE, whose reply nobody needs */
-    kvfi_place place;
-    bool last; /* of its item */
-} request;
 
 typedef struct loader {
     kvfi_redis *tier;
     kvfi_conn *conn;
     kvfi_feed *feed;
     kvfi_lost *lost;
-    request ring[RING];
-    unsigned head, num;
-    uint64_t asked;  /* bytes of the places in the ring */
+    kvfi_ring ring;
     size_t usual;    /* the length of the last requested value: a guess at the next */
-    kvfi_item *item; /* the item being requested, if it has several parts */
-    uint64_t part;   /* its next part */
+    uint64_t part;   /* the next part of the item being requested */
     kvfi_place rest; /* from there on */
-    kvf_reason why;  /* of the item at the head of the ring, so far */
     bool dry;        /* the feed has no more */
     bool named;      /* the decoder knows the place of the next reply */
 } loader;
 
-static request *at(loader *l, unsigned index) {
-    return &l->ring[(l->head + index) % RING];
-}
-
 /* ---- asking ---- */
-
-static void push(loader *l, const request *r) {
-    *at(l, l->num++) = *r;
-    l->asked += r->item != NULL ? r->place.bytes : 0;
-}
 
 /* Requests the next part of the current item. */
 static void ask_part(loader *l, kvfi_cmd *out) {
     kvfi_name name;
-    kvfi_item *item = l->item;
+    kvfi_item *item = l->ring.item;
     size_t len = (size_t)kvfi_part_len(item->bytes, kvfi_redis_part_of(l->tier, item), l->part);
     kvfi_name_of(&name, l->tier->conf.prefix, &item->addr, l->part);
     if (l->conn->asking) {
         kvfi_cmd_array(out, 1);
         kvfi_cmd_text(out, "ASKING");
-        push(l, &(request){0});
+        kvfi_ring_push(&l->ring, &(kvfi_request){0});
     }
     kvfi_cmd_array(out, 2);
     kvfi_cmd_text(out, "GET");
     kvfi_cmd_bulk(out, name.text, name.len);
-    request r = {.item = item, .place = l->rest, .last = len == l->rest.bytes};
+    kvfi_request r = {.item = item, .place = l->rest, .last = len == l->rest.bytes};
     r.place.bytes = len;
-    push(l, &r);
+    kvfi_ring_push(&l->ring, &r);
     kvfi_place_advance(&l->rest, len);
     l->part++;
     l->usual = len;
     if (r.last) {
-        l->item = NULL;
+        l->ring.item = NULL;
     }
 }
 
 /* Bytes that were requested and not read. */
 static uint64_t unread(loader *l) {
     uint64_t left = kvfi_resp_left(&l->conn->in);
-    return left > 0 && l->num > 0 ? l->asked - at(l, 0)->place.bytes + left : l->asked;
+    return left > 0 && l->ring.num > 0 ? l->ring.bytes - kvfi_ring_at(&l->ring, 0)->place.bytes + left : l->ring.bytes;
 }
 
 static bool may_ask(loader *l) {
     uint64_t outstanding = unread(l);
     uint64_t window = l->tier->conf.window;
     uint64_t tail = TAIL_BYTES < window / 4 ? TAIL_BYTES : window / 4;
-    uint64_t next =
-        l->item != NULL ? kvfi_part_len(l->item->bytes, kvfi_redis_part_of(l->tier, l->item), l->part) : l->usual;
-    return l->num + 1 < RING && (outstanding <= tail || outstanding + next <= window);
+    const kvfi_item *item = l->ring.item;
+    uint64_t next = item != NULL ? kvfi_part_len(item->bytes, kvfi_redis_part_of(l->tier, item), l->part) : l->usual;
+    return l->ring.num + 1 < KVFI_RING && (outstanding <= tail || outstanding + next <= window);
 }
 
 static kvfi_item *draw(loader *l) {
@@ -107,10 +86,10 @@ static void ask(loader *l) {
         if (out == NULL) {
             return;
         }
-        if (l->item == NULL) {
-            l->item = draw(l);
+        if (l->ring.item == NULL) {
+            l->ring.item = draw(l);
         }
-        if (l->item == NULL) {
+        if (l->ring.item == NULL) {
             return;
         }
         ask_part(l, out);
@@ -133,7 +112,7 @@ static void refresh(loader *l, const kvfi_item *item) {
         return;
     }
     uint64_t parts = kvfi_num_parts(item->bytes, kvfi_redis_part_of(l->tier, item));
-    for (uint64_t part = 0; part < parts && l->num < RING; part++) {
+    for (uint64_t part = 0; part < parts && l->ring.num < KVFI_RING; part++) {
         kvfi_name name;
         kvfi_cmd *out = kvfi_conn_room(l->conn, KVFI_COMMAND_BYTES);
         if (out == NULL) {
@@ -144,49 +123,48 @@ static void refresh(loader *l, const kvfi_item *item) {
         kvfi_cmd_text(out, "PEXPIRE");
         kvfi_cmd_bulk(out, name.text, name.len);
         kvfi_cmd_number(out, kvfi_ttl_ms(l->tier->conf.ttl_s, &item->addr));
-        push(l, &(request){0});
+        kvfi_ring_push(&l->ring, &(kvfi_request){0});
     }
 }
 
 /* ---- answers ---- */
 
-/* The item at the head is complete. Its memory is not touched any more. */
-static void finish(loader *l, kvfi_item *item) {
-    kvf_reason why = l->why;
-    l->why = KVF_WHY_NONE;
-    kvfi_feed_done(l->feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
+/* The item is complete. The next value is requested before this one is checked: the server works meanwhile. */
+static kvf_reason finish(loader *l, kvfi_item *item) {
+    ask(l);
+    kvf_reason sent = kvfi_conn_send(l->conn);
+    kvfi_ring_finish(&l->ring, l->feed, item);
     if (item->status == KVF_OK) {
         refresh(l, item);
     }
+    return sent;
 }
 
-/* A part is missing or wrong, so the others need not be requested. Returns true when none of them is under way. */
-static bool stop_asking(loader *l, const kvfi_item *item) {
-    if (l->item != item) {
-        return false;
+/* NULL, or what is wrong with the reply. */
+static const char *objection(loader *l, const kvfi_reply *reply) {
+    if (l->ring.num == 0) {
+        return "the server sent something unasked";
     }
-    l->item = NULL;
-    for (unsigned i = l->num; i > 0; i--) {
-        if (at(l, i - 1)->item == item) {
-            at(l, i - 1)->last = true;
-            return false;
-        }
+    if (!reply->last) {
+        return "the server answered a GET with an array";
     }
-    return true;
+    bool fits = reply->kind == KVFI_RESP_BULK || reply->kind == KVFI_RESP_NIL || reply->kind == KVFI_RESP_OVERSIZE ||
+                reply->kind == KVFI_RESP_ERROR;
+    return fits || kvfi_ring_at(&l->ring, 0)->item == NULL
+               ? NULL
+               : "the server answered a GET with something other than a string";
 }
 
-static kvf_reason judge(loader *l, kvfi_item *item, const kvfi_reply *reply, size_t bytes) {
+static kvf_reason judge(loader *l, const kvfi_request *r, const kvfi_reply *reply) {
     switch (reply->kind) {
     case KVFI_RESP_BULK:
-        return (uint64_t)reply->num == bytes ? KVF_WHY_NONE : KVF_WHY_TRUNCATED;
+        return (uint64_t)reply->num == r->place.bytes ? KVF_WHY_NONE : KVF_WHY_TRUNCATED;
     case KVFI_RESP_NIL:
         return KVF_WHY_ABSENT;
-    case KVFI_RESP_OVERSIZE:
-        return KVF_WHY_TRUNCATED;
     case KVFI_RESP_ERROR:
-        return kvfi_redis_refusal(l->feed, item, reply);
+        return kvfi_redis_refusal(l->feed, r->item, reply);
     default:
-        return KVF_NUM_REASONS; /* not a reply to a GET */
+        return KVF_WHY_TRUNCATED; /* too long */
     }
 }
 
@@ -200,42 +178,24 @@ static bool is_worth_draining(const loader *l, const kvfi_reply *reply, size_t b
 /* Takes one reply, which belongs to the request at the head of the ring. After a failure of one part the item's other
  * parts are not requested, and the item is complete once none of them is under way. */
 static kvf_reason take_answer(loader *l, const kvfi_reply *reply) {
-    if (l->num == 0) {
-        return kvfi_conn_broken(l->conn, "the server sent something unasked");
+    const char *wrong = objection(l, reply);
+    if (wrong != NULL) {
+        return kvfi_conn_broken(l->conn, wrong);
     }
-    if (!reply->last) {
-        return kvfi_conn_broken(l->conn, "the server answered a GET with an array");
-    }
-    request r = *at(l, 0);
+    kvfi_request r = *kvfi_ring_at(&l->ring, 0);
+    kvfi_ring_pop(&l->ring);
     l->named = false;
     if (r.item == NULL) {
-        l->head++;
-        l->num--;
         return KVF_WHY_NONE;
     }
-    kvf_reason why = judge(l, r.item, reply, r.place.bytes);
-    if (why == KVF_NUM_REASONS) {
-        return kvfi_conn_broken(l->conn, "the server answered a GET with something other than a string");
+    kvf_reason why = judge(l, &r, reply), sent = KVF_WHY_NONE;
+    if (why == KVF_WHY_NONE ? r.last : kvfi_ring_fail(&l->ring, &r, why)) {
+        sent = finish(l, r.item);
     }
-    l->head++;
-    l->num--;
-    l->asked -= r.place.bytes;
-    bool over = r.last;
-    if (why != KVF_WHY_NONE && l->why == KVF_WHY_NONE) {
-        l->why = why;
-        over = stop_asking(l, r.item) || over;
+    if (sent == KVF_WHY_NONE && !is_worth_draining(l, reply, r.place.bytes)) {
+        return kvfi_conn_broken(l->conn, "a stored value is much too long");
     }
-    if (over) {
-        /* The next value is requested before this one is checked: the server works meanwhile. */
-        ask(l);
-        kvf_reason sent = kvfi_conn_send(l->conn);
-        finish(l, r.item);
-        if (sent != KVF_WHY_NONE) {
-            return sent;
-        }
-    }
-    return is_worth_draining(l, reply, r.place.bytes) ? KVF_WHY_NONE
-                                                      : kvfi_conn_broken(l->conn, "a stored value is much too long");
+    return sent;
 }
 
 /* ---- the exchange ---- */
@@ -245,8 +205,8 @@ static bool is_busy(loader *l) {
     if (kvfi_resp_draining(&l->conn->in)) {
         return true;
     }
-    for (unsigned i = 0; i < l->num; i++) {
-        if (at(l, i)->item != NULL) {
+    for (unsigned i = 0; i < l->ring.num; i++) {
+        if (kvfi_ring_at(&l->ring, i)->item != NULL) {
             return true;
         }
     }
@@ -266,8 +226,8 @@ static bool is_unwanted(loader *l) {
 /* One step: a reply, or some bytes, or a wait. */
 static kvf_reason step(loader *l) {
     kvfi_reply reply;
-    if (!l->named && l->num > 0 && at(l, 0)->item != NULL) {
-        kvfi_resp_into(&l->conn->in, at(l, 0)->place);
+    if (!l->named && l->ring.num > 0 && kvfi_ring_at(&l->ring, 0)->item != NULL) {
+        kvfi_resp_into(&l->conn->in, kvfi_ring_at(&l->ring, 0)->place);
         l->named = true;
     }
     kvfi_resp_event event = kvfi_resp_next(&l->conn->in, &reply);
@@ -286,36 +246,9 @@ static kvf_reason step(loader *l) {
     }
     bool got = false;
     uint64_t before = l->conn->received;
-    kvf_reason why = kvfi_conn_send(l->conn);
-    if (why == KVF_WHY_NONE) {
-        why = kvfi_conn_recv(l->conn, &got);
-        kvfi_feed_moved(l->feed, l->conn->received - before);
-    }
-    if (why == KVF_WHY_NONE) {
-        why = got ? kvfi_conn_in_time(l->conn, l->feed->deadline_us) : kvfi_conn_wait(l->conn, l->feed->deadline_us);
-    }
+    kvf_reason why = kvfi_conn_move(l->conn, &got, l->feed->deadline_us);
+    kvfi_feed_moved(l->feed, l->conn->received - before);
     return why;
-}
-
-/* The connection is gone, and all items that were under way are lost, except the first if one of its parts has already
- * missed. Last first, because they are taken from a stack. */
-static void abandon(loader *l, kvf_reason why) {
-    kvfi_item *missed = l->num > 0 && l->why != KVF_WHY_NONE ? at(l, 0)->item : NULL;
-    const kvfi_item *behind = l->item;
-    l->lost->why = why;
-    if (l->item != NULL && l->item != missed) {
-        kvfi_lost_add(l->lost, l->item);
-    }
-    for (unsigned i = l->num; i > 0; i--) {
-        kvfi_item *item = at(l, i - 1)->item;
-        if (item != NULL && item != behind && item != missed) {
-            kvfi_lost_add(l->lost, item);
-            behind = item;
-        }
-    }
-    if (missed != NULL) {
-        kvfi_feed_done(l->feed, missed, KVF_MISS, l->why);
-    }
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
@@ -325,10 +258,8 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
     l.conn = conn;
     l.feed = feed;
     l.lost = lost;
-    l.head = l.num = 0;
-    l.asked = l.usual = 0;
-    l.item = NULL;
-    l.why = KVF_WHY_NONE;
+    kvfi_ring_init(&l.ring);
+    l.usual = 0;
     l.dry = l.named = false;
     for (;;) {
         ask(&l);
@@ -337,12 +268,12 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
         }
         kvf_reason why = step(&l);
         if (why != KVF_WHY_NONE) {
-            abandon(&l, why);
+            kvfi_ring_abandon(&l.ring, feed, lost, why, false);
             return false;
         }
     }
     /* Refreshes are sent and not waited for: the next user of the connection skips their replies. */
-    conn->owed += l.num;
+    conn->owed += l.ring.num;
     if (kvfi_conn_send(conn) == KVF_WHY_NONE && !kvfi_conn_all_sent(conn)) {
         kvfi_conn_close(conn);
     }
