@@ -385,40 +385,41 @@ kvf_reason kvfi_conn_stall(kvfi_conn *conn, int64_t waited_us) {
     return fail(conn, KVF_WHY_STALLED);
 }
 
-/* Waits in up to two steps. In the middle of a body over TCP poll wakes only for a batch of bytes (low water), which
- * saves a wake-up for every segment. On a slow link that batch takes longer than the first half of the time, so the
- * second half waits for any byte, and so do later waits until the link is fast again. */
+/* As poll_until. In the middle of a body over TCP it wakes only for a batch of bytes (low water), which saves a wake-up
+ * for every segment. A link that brings less in half of a stall is slow: less is progress too, so from then on the
+ * connection waits for any byte. */
+static int wait_until(kvfi_conn *conn, int64_t from_us, int64_t until_us) {
+    int64_t half_us = from_us + (int64_t)conn->stall_ms * 1000 / 2;
+    set_low_water(conn);
+    if (conn->low_water > 1) {
+        int moved = poll_until(conn, until_us < half_us ? until_us : half_us);
+        if (moved != 0) {
+            return moved;
+        }
+        conn->slow = true;
+        set_low_water(conn);
+    }
+    return poll_until(conn, until_us);
+}
+
 kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
-    int64_t stall_us = kvfi_conn_patience_us(conn);
-    int64_t now = kvfi_sys->now_us();
-    int64_t until_us = deadline_us < now + stall_us ? deadline_us : now + stall_us;
-    int moved = 0;
     if (conn->tls != NULL && kvfi_tls_take_more(conn->tls)) {
         conn->readable = true;
         return KVF_WHY_NONE;
     }
-    set_low_water(conn);
-    if (conn->low_water > 1) {
-        /* Less than a batch is progress too, if only of a slow link: the second half of the time waits for any byte. */
-        int64_t half_us = now + (int64_t)conn->stall_ms * 1000 / 2;
-        moved = poll_until(conn, until_us < half_us ? until_us : half_us);
-        conn->slow = moved == 0;
-        set_low_water(conn);
-    }
-    if (moved == 0) {
-        moved = poll_until(conn, until_us);
-    }
+    int64_t from_us = kvfi_sys->now_us(), stall_us = kvfi_conn_patience_us(conn);
+    bool hurried = deadline_us <= from_us + stall_us;
+    int moved = wait_until(conn, from_us, hurried ? deadline_us : from_us + stall_us);
     if (moved < 0) {
         return fail_errno(conn);
     }
-    if (moved > 0) {
-        /* After a cancellation perhaps nothing arrived, and the wait says nothing about the server. */
-        if (!kvfi_conn_is_cancelled(conn)) {
-            kvfi_conn_note_wait(conn, kvfi_sys->now_us() - now);
-        }
-        return KVF_WHY_NONE;
+    if (moved == 0) {
+        return hurried ? fail_late(conn) : kvfi_conn_stall(conn, stall_us);
     }
-    return until_us == deadline_us ? fail_late(conn) : kvfi_conn_stall(conn, stall_us);
+    if (!kvfi_conn_is_cancelled(conn)) { /* else perhaps nothing arrived */
+        kvfi_conn_note_wait(conn, kvfi_sys->now_us() - from_us);
+    }
+    return KVF_WHY_NONE;
 }
 
 kvf_reason kvfi_conn_move(kvfi_conn *conn, bool *got, int64_t deadline_us) {
