@@ -149,8 +149,8 @@ stage_python() {
     local pytest=${KVF_PYTEST:-python3}
     one "build release" scripts/build.sh release
     one "mypy --strict" "$pytest" -m mypy
-    one "ruff" "$pytest" -m ruff check python
-    one "ruff format" "$pytest" -m ruff format --check python
+    one "ruff" "$pytest" -m ruff check python checks/python_wire.py
+    one "ruff format" "$pytest" -m ruff format --check python checks/python_wire.py
     pytests "python tests" "$pytest" python/test
     if [[ -x ${KVF_ENGINES:-} ]]; then
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py
@@ -159,6 +159,10 @@ stage_python() {
         one "vLLM tests: make setup-engines" sh -c 'exit 77'
         one "Transformers tests: make setup-engines" sh -c 'exit 77'
     fi
+    # Checks the bytes and the memory. `make check-python-wire` checks the bound of 0.9, on a machine that does nothing else.
+    BOUND=0.4 KVF_BUILD=build/release PYTHONPATH=build/release/python one "check-python-wire" "$pytest" checks/python_wire.py \
+        --short
+    one "check-wheel" checks/wheel.sh
 }
 
 stage_clang() {

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import weakref
@@ -15,6 +14,8 @@ from . import _kvferry
 from ._kvferry import ClosedError, Completion, Space, Store
 
 if TYPE_CHECKING:
+    import asyncio  # at run time where it is awaited: it brings ssl and more
+
     from typing_extensions import Buffer
 
     from ._kvferry import BlockMemories, Ints
@@ -50,6 +51,8 @@ class _Waiting:
 
     def end_soon(self) -> None:
         """On any thread: the queue was closed."""
+        import asyncio
+
         error = ClosedError("this Queue was closed while it was waited for")
         with contextlib.suppress(RuntimeError):
             if asyncio.get_running_loop() is self.loop:
@@ -123,6 +126,8 @@ class Queue(_kvferry.Queue):
         waiting.for_room.clear()
 
     def _begin(self) -> _Waiting:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         waiting = self._waiting
         if waiting is not None and waiting.fd >= 0:
@@ -135,6 +140,8 @@ class Queue(_kvferry.Queue):
         return self._waiting
 
     async def _run(self, submit: Callable[[], int | None]) -> Completion:
+        import asyncio
+
         waiting = self._begin()
         while (ticket := submit()) is None:
             room: asyncio.Future[None] = waiting.loop.create_future()
