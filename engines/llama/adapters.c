@@ -36,8 +36,8 @@ static void clear(kvfl_identity *identity) {
     *identity = (kvfl_identity){.number = 0};
 }
 
-/* A free place, or that of the set that was used longest ago. NULL: its space may be in use by a cancelled load that
- * has not ended yet. */
+/* A free place, or else the place of the least recently used set. NULL: a cancelled load that has not ended yet may
+ * use the space of that set. */
 static kvfl_identity *place(kvf_llama *kv) {
     kvfl_identity *oldest = &kv->calls->identities[0];
     for (size_t i = 1; i < KVFL_IDENTITIES; i++) {

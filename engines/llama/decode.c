@@ -14,7 +14,7 @@
 
 #include "llama/engine.h"
 
-/* The prompt's new tokens must be this many times those computed again. */
+/* Tokens are computed again if the prompt has this many times as many new ones. */
 #define NEXT_TO_NOTHING 16u
 
 /* The part of a batch that belongs to one sequence. */
@@ -195,7 +195,7 @@ static void copy_from_other(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     llama_seq_id donor = -1;
     for (size_t i = 0; i < kv->num_seqs && !kvfl_has_states(kv); i++) {
         bool helps = (llama_seq_id)i != seq && kv->follow->histories[i].lineage.cold > h->num;
-        const kvfl_history *other = helps ? kvfl_history_of(kv, (llama_seq_id)i) : NULL; /* as it is by now */
+        const kvfl_history *other = helps ? kvfl_history_of(kv, (llama_seq_id)i) : NULL; /* as it is now */
         size_t most = other != NULL && other->lineage.cold < goal ? other->lineage.cold : goal;
         size_t same = other != NULL && other->identity == h->identity ? common_tokens(other, h, most) : 0;
         same = same / kv->block_tokens * kv->block_tokens;
@@ -227,26 +227,30 @@ static void begin_prompt(kvfl_history *h) {
     }
 }
 
-/* Brings one sequence of a batch as far as possible before the rest is decoded: to its first output, or, without one,
- * to the last whole block (for a model with states to the end of the batch). The order matters: first step back to
- * where the sequence is cold, then copy what another sequence holds, and only then load or compute. Returns 0, or what
- * llama_decode would return. `roomy`: there are cells for the whole batch. */
-static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
-    kvfl_piece *p = &kv->calls->pieces[seq];
+/* Where the sequence of a piece may be brought: to its first output, or, without one, to the last whole block. A model
+ * with states goes to the end of the batch, and takes a state there: llama-server ends batches where it will want to
+ * resume. */
+static size_t goal_of(const kvf_llama *kv, const kvfl_piece *p) {
+    if (has_output(p)) {
+        return p->want;
+    }
+    return kvfl_has_states(kv) ? p->end : p->end / kv->block_tokens * kv->block_tokens;
+}
+
+static bool is_prompt(const kvfl_piece *p) {
+    bool generates = has_output(p) && p->want == p->first;
+    return p->num > 0 && p->why == KVF_ASIDE_NONE && !generates;
+}
+
+/* Whether there is a block, or an end where a state is taken, between what the sequence holds and the goal. */
+static bool is_worth_it(const kvf_llama *kv, const kvfl_piece *p, const kvfl_history *h, size_t goal) {
+    bool state_at_end = kvfl_has_states(kv) && !has_output(p);
+    return goal > h->num && (goal >= kv->block_tokens || state_at_end);
+}
+
+/* Loads or computes up to the goal. Returns 0, or what llama_decode would return. */
+static int32_t fill(kvf_llama *kv, llama_seq_id seq, size_t goal) {
     kvfl_history *h = &kv->follow->histories[seq];
-    size_t block = kv->block_tokens;
-    /* A state is taken where a batch ends, too: llama-server ends batches where it will want to resume. */
-    size_t goal = has_output(p) ? p->want : kvfl_has_states(kv) ? p->end : p->end / block * block;
-    if (p->num == 0 || p->why != KVF_ASIDE_NONE || (has_output(p) && p->want == p->first)) {
-        return 0;
-    }
-    begin_prompt(h);
-    if (!p->alone || kv->calls->paused != KVF_ASIDE_NONE || (goal < block && (has_output(p) || !kvfl_has_states(kv))) ||
-        goal <= h->num || !roomy) {
-        return 0;
-    }
-    step_back(kv, seq, goal);
-    copy_from_other(kv, seq, goal);
     bool cold = kvfl_is_cold(h) && goal - h->num > 1; /* a single token is rounded by the number of threads */
     kv->calls->decode_rc = 0;
     kvf_status status = kvfl_fill(kv, &h->report, NULL, seq, h->tokens, goal + 1, h->num, cold ? &h->lineage : NULL);
@@ -254,11 +258,30 @@ static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
         return kv->calls->decode_rc != 0 ? kv->calls->decode_rc : status == KVF_CLOSED ? 2 : -2;
     }
     h->num = goal;
-    p->done = goal;
+    kv->calls->pieces[seq].done = goal;
     if (cold) {
         kvfl_note_cold(kv, seq, goal);
     }
     return 0;
+}
+
+/* Brings one sequence of a batch as far as possible before the rest is decoded. The order matters: first step back to
+ * where the sequence is cold, then copy what another sequence holds, and only then load or compute. Returns 0, or what
+ * llama_decode would return. `roomy`: there are cells for the whole batch. */
+static int32_t bring(kvf_llama *kv, llama_seq_id seq, bool roomy) {
+    const kvfl_piece *p = &kv->calls->pieces[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
+    if (!is_prompt(p)) {
+        return 0;
+    }
+    begin_prompt(h);
+    size_t goal = goal_of(kv, p);
+    if (!roomy || !p->alone || kv->calls->paused != KVF_ASIDE_NONE || !is_worth_it(kv, p, h, goal)) {
+        return 0;
+    }
+    step_back(kv, seq, goal);
+    copy_from_other(kv, seq, goal);
+    return fill(kv, seq, goal);
 }
 
 /* Whether there are cells for the batch, as far as llama.cpp tells. A sequence with a state, which could not be undone
@@ -397,37 +420,63 @@ static void note_piece(kvf_llama *kv, llama_seq_id seq) {
     }
 }
 
-/* Undoes what was done for one sequence of a batch that failed with `rc`. llama_decode leaves the memory unchanged when
- * it returns 1 or -1, and kvf_llama_decode promises the same: so what was dropped is put back, what was brought in is
- * removed, and the history shrinks to where the batch began. After a worse failure, or if that did not work, only the
- * memory tells what the sequence holds: its history then follows the memory, and nothing in it counts as cold. */
-static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
+/* ---- after a failure ---- */
+
+/* llama_decode leaves the memory unchanged when it returns one of these. kvf_llama_decode promises the same. */
+static bool promises_no_change(int32_t rc) {
+    return rc == 1 || rc == -1;
+}
+
+static bool is_as_before(const kvf_llama *kv, llama_seq_id seq) {
+    const kvfl_piece *p = &kv->calls->pieces[seq];
+    return llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)p->first - 1;
+}
+
+/* Puts back what was dropped, removes what was brought in, and lets the history end where the batch began. False: that
+ * did not work. */
+static bool restore(kvf_llama *kv, llama_seq_id seq) {
     kvfl_piece *p = &kv->calls->pieces[seq];
     kvfl_history *h = &kv->follow->histories[seq];
-    bool changed = p->why == KVF_ASIDE_NONE && (h->num != p->first || p->done > p->first || p->dropped.rows != NULL ||
-                                                llama_memory_seq_pos_max(kv->mem, seq) != (llama_pos)p->first - 1);
-    bool ok = true;
-    if (changed && (rc == 1 || rc == -1)) {
-        ok = p->dropped.rows != NULL ? kvfl_put_back(kv, &p->dropped, seq)
-                                     : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
-        ok = ok && llama_memory_seq_pos_max(kv->mem, seq) == (llama_pos)p->first - 1;
-        h->num = p->first;
-        h->lineage = kvfl_has_states(kv) ? (kvfl_lineage){0} : p->before;
-        h->in_prompt = false;
+    bool dropped = p->dropped.rows != NULL;
+    bool changed = h->num != p->first || p->done > p->first || dropped || !is_as_before(kv, seq);
+    if (p->why != KVF_ASIDE_NONE || !changed) {
+        return true;
     }
-    kvfl_free_stash(&p->dropped);
-    if (!ok || (rc != 1 && rc != -1)) {
-        llama_pos end = llama_memory_seq_pos_max(kv->mem, seq) + 1;
-        h->in_prompt = false;
-        if (p->why == KVF_ASIDE_NONE && (size_t)end <= p->end) {
-            h->num = (size_t)end;
-            h->lineage = (kvfl_lineage){0};
-        } else {
-            kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
-        }
-    }
-    return ok ? rc : -2;
+    bool ok =
+        dropped ? kvfl_put_back(kv, &p->dropped, seq) : llama_memory_seq_rm(kv->mem, seq, (llama_pos)p->first, -1);
+    h->num = p->first;
+    h->lineage = kvfl_has_states(kv) ? (kvfl_lineage){0} : p->before;
+    h->in_prompt = false;
+    return ok && is_as_before(kv, seq);
 }
+
+/* Only the memory tells what the sequence holds: its history ends where the memory does, and nothing in it counts as
+ * cold. */
+static void follow_memory(kvf_llama *kv, llama_seq_id seq) {
+    const kvfl_piece *p = &kv->calls->pieces[seq];
+    kvfl_history *h = &kv->follow->histories[seq];
+    size_t end = (size_t)(llama_memory_seq_pos_max(kv->mem, seq) + 1);
+    h->in_prompt = false;
+    if (p->why != KVF_ASIDE_NONE || end > p->end) {
+        kvfl_forget(kv, seq, KVF_ASIDE_FOREIGN);
+        return;
+    }
+    h->num = end;
+    h->lineage = (kvfl_lineage){0};
+}
+
+/* Undoes what was done for one sequence of a batch that failed with `rc`. Returns what the caller is told: -2 instead
+ * of a code that promises an unchanged memory, if that promise can't be kept. */
+static int32_t undo_piece(kvf_llama *kv, llama_seq_id seq, int32_t rc) {
+    bool promised = promises_no_change(rc), restored = promised && restore(kv, seq);
+    kvfl_free_stash(&kv->calls->pieces[seq].dropped);
+    if (!restored) {
+        follow_memory(kv, seq);
+    }
+    return promised && !restored ? -2 : rc;
+}
+
+/* ---- all of it ---- */
 
 static int32_t conclude(kvf_llama *kv, int32_t rc) {
     int32_t result = rc;
@@ -444,41 +493,54 @@ static int32_t conclude(kvf_llama *kv, int32_t rc) {
     return result;
 }
 
-int32_t kvfl_decode(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_fn plain, void *arg) {
-    kv->calls->num_mapped = 0;
-    if (!read_batch(kv, batch)) {
-        bool *seqs = calloc(kv->num_seqs, sizeof *seqs);
-        for (int32_t i = 0; i < batch->n_tokens && seqs != NULL; i++) {
-            for (int32_t k = 0; k < (batch->seq_id != NULL && batch->n_seq_id != NULL ? batch->n_seq_id[i] : 1); k++) {
-                llama_seq_id seq = batch->seq_id != NULL ? batch->seq_id[i][k] : 0;
-                if (kvfl_is_text(kv, seq)) {
-                    seqs[seq] = true;
-                }
-            }
-        }
-        int32_t rc = kvfl_decode_unseen(kv, seqs, batch->n_tokens > 0 ? (size_t)batch->n_tokens : 0,
-                                        batch->embd != NULL ? KVF_ASIDE_EMBEDDINGS : KVF_ASIDE_POSITIONS, plain, arg);
-        free(seqs);
-        return rc;
-    }
-    int32_t rc = bring_all(kv, batch);
-    return conclude(kv, rc == 0 ? decode_rest(kv, batch, plain, arg) : rc);
-}
-
 int32_t kvfl_decode_unseen(kvf_llama *kv, const bool *seqs, size_t num_tokens, kvf_llama_aside why, kvfl_plain_fn plain,
                            void *arg) {
     kv->calls->num_mapped = 0;
     int32_t rc = plain(arg);
-    if (rc == 0 || (rc != 1 && rc != -1)) {
-        kv->calls->counters.aside_tokens[why] += num_tokens;
-        for (size_t seq = 0; seq < kv->num_seqs; seq++) {
-            if (seqs == NULL || seqs[seq]) {
-                kv->follow->histories[seq].shares = true; /* for all that is known */
-                kvfl_forget(kv, (llama_seq_id)seq, why);
-            }
+    if (promises_no_change(rc)) {
+        return rc;
+    }
+    kv->calls->counters.aside_tokens[why] += num_tokens;
+    for (size_t seq = 0; seq < kv->num_seqs; seq++) {
+        if (seqs == NULL || seqs[seq]) {
+            kv->follow->histories[seq].shares = true; /* for all that is known */
+            kvfl_forget(kv, (llama_seq_id)seq, why);
         }
     }
     return rc;
+}
+
+/* Which sequences a batch names, among those that are followed. NULL without memory: any of them. */
+static bool *seqs_of(const kvf_llama *kv, const struct llama_batch *batch) {
+    bool *seqs = calloc(kv->num_seqs, sizeof *seqs);
+    for (int32_t i = 0; i < batch->n_tokens && seqs != NULL; i++) {
+        int32_t num = batch->seq_id != NULL && batch->n_seq_id != NULL ? batch->n_seq_id[i] : 1;
+        for (int32_t k = 0; k < num; k++) {
+            llama_seq_id seq = batch->seq_id != NULL ? batch->seq_id[i][k] : 0;
+            if (kvfl_is_text(kv, seq)) {
+                seqs[seq] = true;
+            }
+        }
+    }
+    return seqs;
+}
+
+static int32_t decode_unreadable(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_fn plain, void *arg) {
+    bool *seqs = seqs_of(kv, batch);
+    size_t num_tokens = batch->n_tokens > 0 ? (size_t)batch->n_tokens : 0;
+    kvf_llama_aside why = batch->embd != NULL ? KVF_ASIDE_EMBEDDINGS : KVF_ASIDE_POSITIONS;
+    int32_t rc = kvfl_decode_unseen(kv, seqs, num_tokens, why, plain, arg);
+    free(seqs);
+    return rc;
+}
+
+int32_t kvfl_decode(kvf_llama *kv, const struct llama_batch *batch, kvfl_plain_fn plain, void *arg) {
+    kv->calls->num_mapped = 0;
+    if (!read_batch(kv, batch)) {
+        return decode_unreadable(kv, batch, plain, arg);
+    }
+    int32_t rc = bring_all(kv, batch);
+    return conclude(kv, rc == 0 ? decode_rest(kv, batch, plain, arg) : rc);
 }
 
 /* ---- the public call ---- */

@@ -19,7 +19,7 @@
 #include "llama/follow/follow.h"
 
 /* A set of adapters that this context computes under, or has computed under before. KV of one identity is never stored,
- * copied or kept as that of another. */
+ * copied or kept as KV of another. */
 typedef struct kvfl_identity {
     uint64_t number; /* never reused; 0: a free place */
     uint64_t used;   /* when, in changes of adapters */

@@ -311,7 +311,7 @@ static void get_feed(kvf_store *store, size_t tier, kvfi_feed *feed) {
     kvfi_meter_end(feed->meter, gave_up(feed));
 }
 
-/* The only tier, or the first if every item may be there: needs no copies of items. */
+/* Asks one tier for all items, in place: the only tier, or the first one if every item may be there. */
 static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     feed->last = !feed->once_more;
     get_feed(store, tier, feed);
@@ -320,8 +320,8 @@ static void get_all(kvf_store *store, size_t tier, kvfi_feed *feed) {
     }
 }
 
-/* What one tier says of an item, beside what faster ones have said: one that has nothing says the least, and none but a hit
- * says more than one that has a record of another length. */
+/* Merges the answer of one tier into those of faster ones. "Absent" is overruled by any other answer. "Truncated" is
+ * overruled only by a hit. */
 static void note_answer(kvfi_item *item, const kvfi_item *answer) {
     bool says_less = item->status == KVF_MISS && answer->status == KVF_MISS &&
                      (answer->why == KVF_WHY_ABSENT || item->why == KVF_WHY_TRUNCATED);
@@ -331,41 +331,67 @@ static void note_answer(kvfi_item *item, const kvfi_item *answer) {
     }
 }
 
-/* Requests, as a separate feed, the items that are still missing and that this tier may have. An item known to be only
- * in slower tiers is not requested here; the last tier is asked for everything. Only there a miss is final, so only
- * there it ends the run of a prefix. */
-static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
-    kvfi_item *subset = kvfi_alloc_zero(all->num, sizeof *subset + sizeof(size_t));
-    if (subset == NULL) {
-        return;
-    }
-    size_t *from = (size_t *)(void *)(subset + all->num);
+/* Whether it is worth asking the tier for this item: not when only slower tiers are known to have it. */
+static bool may_have(kvf_store *store, size_t tier, const kvfi_item *item) {
+    uint8_t up_to_here = (uint8_t)((1u << (tier + 1)) - 1);
+    uint8_t known = kvfi_known_tiers(&store->known, &item->addr.key);
+    return known == 0 || (known & up_to_here) != 0;
+}
+
+/* Copies of some items of a feed, and where they were. */
+typedef struct subset {
+    kvfi_item *items;
+    size_t *from;
+    size_t num;
+} subset;
+
+static bool subset_init(subset *s, size_t capacity) {
+    s->num = 0;
+    s->items = kvfi_alloc_zero(capacity, sizeof *s->items + sizeof *s->from); /* both, in one piece */
+    s->from = s->items != NULL ? (size_t *)(void *)(s->items + capacity) : NULL;
+    return s->items != NULL;
+}
+
+/* What is still missing. The last tier is asked for all of it. */
+static void pick_missing(subset *s, kvf_store *store, size_t tier, const kvfi_feed *all) {
     bool last = tier + 1 == store->num_tiers;
-    size_t num = 0;
     for (size_t i = 0; i < all->num; i++) {
-        uint8_t tiers = kvfi_known_tiers(&store->known, &all->items[i].addr.key);
-        /* Only slower tiers are known to have it. */
-        bool elsewhere = tiers != 0 && (tiers & ((1u << (tier + 1)) - 1)) == 0;
-        if (all->items[i].status != KVF_OK && (last || !elsewhere)) {
-            from[num] = i;
-            subset[num] = all->items[i];
-            subset[num].status = KVF_AGAIN; /* what faster tiers have said is not this one's answer */
-            subset[num++].why = KVF_WHY_NONE;
+        if (all->items[i].status != KVF_OK && (last || may_have(store, tier, &all->items[i]))) {
+            kvfi_item *item = &s->items[s->num];
+            *item = all->items[i];
+            item->status = KVF_AGAIN; /* what faster tiers have said is not the answer of this one */
+            item->why = KVF_WHY_NONE;
+            s->from[s->num++] = i;
         }
     }
+}
+
+/* Only in the last tier a miss is final, so only there it ends the run of a prefix. */
+static void get_subset(kvf_store *store, size_t tier, const kvfi_feed *all, const subset *s) {
+    bool last = tier + 1 == store->num_tiers;
     kvfi_feed feed = *all;
-    feed.items = subset;
-    feed.num = num;
+    feed.items = s->items;
+    feed.num = s->num;
     feed.prefix = all->prefix && last;
     feed.last = last && !all->once_more;
-    if (num > 0) {
-        get_feed(store, tier, &feed);
+    get_feed(store, tier, &feed);
+}
+
+/* Asks one tier of several for what faster ones did not have. */
+static void get_missing(kvf_store *store, size_t tier, kvfi_feed *all) {
+    subset missing;
+    if (!subset_init(&missing, all->num)) {
+        return;
     }
-    for (size_t i = 0; i < num; i++) {
-        note_answer(&all->items[from[i]], &subset[i]);
-        note_item(store, &subset[i], tier, all->stays);
+    pick_missing(&missing, store, tier, all);
+    if (missing.num > 0) {
+        get_subset(store, tier, all, &missing);
     }
-    kvfi_free(subset);
+    for (size_t i = 0; i < missing.num; i++) {
+        note_answer(&all->items[missing.from[i]], &missing.items[i]);
+        note_item(store, &missing.items[i], tier, all->stays);
+    }
+    kvfi_free(missing.items);
 }
 
 /* A lookup that was not answered says nothing of how long an answer takes. */

@@ -49,31 +49,41 @@ static void save_state(kvf_llama *kv, kvf_llama_report *report, size_t index, si
     }
 }
 
-/* The state is exported even if it is known to be stored, for kinds that must be reseated: importing it again puts the
- * sequence into the same cells as a later load would, so both compute the same. */
+static bool is_known(kvf_llama *kv, kvf_llama_report *report, size_t index) {
+    kvf_block block = kvfl_state_block(kv, index);
+    bool known = kvf_knows(kv->space, &block.key);
+    report->known_blocks += known;
+    return known;
+}
+
+/* Exports the state into kv->cells->state. Returns its bytes, or 0: the sequence is not at the boundary, or there is no
+ * memory. */
+static size_t export_state(kvf_llama *kv, llama_seq_id seq, size_t index) {
+    size_t len = llama_state_seq_get_size_ext(kv->ctx, seq, PARTIAL);
+    bool out = ends_at(kv, seq, kvfl_position(kv, index)) && len > 0 && kvfl_has_room(kv, len) &&
+               llama_state_seq_get_data_ext(kv->ctx, kv->cells->state, len, seq, PARTIAL) == len;
+    return out ? len : 0;
+}
+
+/* Imports what was just exported. This puts the sequence into the same cells as a later load would, so both compute
+ * the same. False: llama.cpp has lost the state. */
+static bool reseat(kvf_llama *kv, llama_seq_id seq, size_t len) {
+    return llama_state_seq_set_data_ext(kv->ctx, kv->cells->state, len, seq, PARTIAL) == len;
+}
+
+/* Kinds that are reseated export the state even if it is stored already. */
 bool kvfl_pass_boundary(kvf_llama *kv, kvf_llama_report *report, llama_seq_id seq, size_t index, bool save) {
     if (!kvfl_has_states(kv) || !kvfl_is_boundary(kv, index)) {
         return true;
     }
-    kvf_key key = {{0}};
-    if (save) {
-        key = kvfl_state_block(kv, index).key;
-    }
-    bool known = save && kvf_knows(kv->space, &key);
-    report->known_blocks += known;
-    save = save && !known;
+    save = save && !is_known(kv, report, index);
     if (!save && !kv->kind.reseat) {
         return true;
     }
     int64_t begin = kvfl_now_us();
-    size_t len = llama_state_seq_get_size_ext(kv->ctx, seq, PARTIAL);
-    bool out = ends_at(kv, seq, kvfl_position(kv, index)) && len > 0 && kvfl_has_room(kv, len) &&
-               llama_state_seq_get_data_ext(kv->ctx, kv->cells->state, len, seq, PARTIAL) == len;
-    bool intact = true;
-    if (out && kv->kind.reseat) {
-        intact = llama_state_seq_set_data_ext(kv->ctx, kv->cells->state, len, seq, PARTIAL) == len;
-    }
-    if (out && intact && save && kvfl_is_state(kv, kv->cells->state, len, kvfl_position(kv, index))) {
+    size_t len = export_state(kv, seq, index);
+    bool intact = len == 0 || !kv->kind.reseat || reseat(kv, seq, len);
+    if (len > 0 && intact && save && kvfl_is_state(kv, kv->cells->state, len, kvfl_position(kv, index))) {
         save_state(kv, report, index, len);
     }
     report->export_us += kvfl_now_us() - begin;

@@ -2,7 +2,8 @@
  *
  * Blocks from the store into a sequence.
  *
- *   load.c     loads, or lets the front be computed meanwhile, whichever is faster
+ *   load.c     loads, or lets the front be computed meanwhile, whichever is faster (loading.h: its parts)
+ *   count.c    corrects the counts of a report
  *   flight.c   blocks on their way
  *
  * Blocks on their way from the store, while the engine does something else. A flight is one load of consecutive blocks,
@@ -74,6 +75,9 @@ typedef struct kvfl_front {
  * loads, limited by the budget alone. If front->status is a failure: as far as it came. If `have` is in the middle of a
  * block, only a later stored state can help: it replaces what the sequence has. */
 size_t kvfl_load(kvf_llama *, kvf_llama_report *, llama_seq_id, size_t have, kvfl_front *front);
+
+/* ---- count.c ---- */
+
 /* The last `tokens` that were counted are not in the sequence, or were brought in for nothing. */
 void kvfl_count_lost(kvf_llama_report *, size_t tokens);
 
@@ -86,10 +90,11 @@ bool kvfl_lookup_start(kvf_llama *, size_t first, size_t end, int64_t budget_us)
 bool kvfl_flight_start(kvf_llama *, size_t which, size_t first, size_t num, bool down, int64_t budget_us);
 /* The state of a block of a flight for the current prompt. *bytes is set when it has arrived. */
 kvfl_landing kvfl_flight_of(const kvf_llama *, size_t block, const struct iovec **bytes);
-/* Requests the state at boundary `index`, given its block and length; and the state of the last such request. */
+/* Requests the state at boundary `index`, given its block and length. kvfl_flight_of_state tells what became of the last
+ * such request. */
 bool kvfl_flight_start_state(kvf_llama *, size_t index, const kvf_block *, size_t len, int64_t budget_us);
 kvfl_landing kvfl_flight_of_state(const kvf_llama *, size_t index, const struct iovec **bytes);
-/* Bytes of it that have not arrived yet. */
+/* Bytes of that state that have not arrived yet. */
 uint64_t kvfl_flight_state_rest(const kvf_llama *);
 kvf_reason kvfl_flight_state_why(const kvf_llama *);
 /* Why a block was missed. */
@@ -101,9 +106,9 @@ void kvfl_flights_wait(const kvf_llama *, int64_t us);
 /* Bytes that have arrived of incomplete blocks in [first, end). */
 uint64_t kvfl_flights_partial(const kvf_llama *, size_t first, size_t end);
 bool kvfl_flights_moving(const kvf_llama *);
-/* The same, or one that was cancelled has not ended. */
+/* Also true while a cancelled flight has not ended. */
 bool kvfl_flights_busy(const kvf_llama *);
-/* Blocks before `front` need not be begun any more. */
+/* Blocks before `front` are no longer needed: those that have not begun are dropped. */
 void kvfl_flights_trim(kvf_llama *, size_t front);
 /* Cancels what the large flights have not begun: it will be requested in another order. */
 void kvfl_flights_settle(kvf_llama *);

@@ -18,7 +18,7 @@ static bool has(const kvfl_flight *f, size_t block) {
     return f->num > 0 && block >= f->first && block < f->first + f->num;
 }
 
-/* Blocks that were cancelled before they began differ from blocks that were not there by their place after `wanted`. */
+/* A block from number `wanted` on was cancelled before it began. Any other missed block was not there. */
 static kvfl_landing landing(const kvfl_flight *f, size_t item) {
     switch (kvf_arrival_of(&f->arrivals, item)) {
     case KVF_HERE:
@@ -297,7 +297,7 @@ static void cancel(kvf_llama *kv, kvfl_flight *f) {
     if (f->ticket != 0 && !f->over) {
         kvf_cancel(kv->fetch->queue, f->ticket);
     }
-    f->num = 0; /* it has no blocks of any prompt any more */
+    f->num = 0; /* its blocks belong to no prompt now */
 }
 
 void kvfl_flights_drop_small(kvf_llama *kv) {

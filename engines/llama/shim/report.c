@@ -16,7 +16,7 @@
 #define MAX_STORES     8u
 #define STATS_EVERY_US 1000000
 #define TOLD_TOKENS    64u /* shorter prompts are not reported */
-#define DRAFT_TOKENS   16u /* the most that speculation takes back at every step: not an answer */
+#define DRAFT_TOKENS   16u /* speculation takes back at most this many at a step; more is an answer */
 
 _Thread_local unsigned kvfl_shim_inside;
 

@@ -88,14 +88,14 @@ void kvfl_shim_close(struct llama_context *);
 /* Takes over `files`, which were opened before the load; NULL: not from files of known names. */
 void kvfl_shim_model_loaded(struct llama_model *, kvfl_files *files, const struct llama_model_params *);
 void kvfl_shim_model_freed(struct llama_model *);
-/* Its weights no longer are those of its file. */
+/* Training has changed the weights, so the file no longer names them. */
 void kvfl_shim_model_trained(const struct llama_model *);
 void kvfl_shim_set_mode(kvfl_shim_context *);
 
 /* ---- batch.c */
 typedef struct kvfl_shim_batch {
     const struct llama_batch_ext *batch;
-    struct llama_batch plain; /* the same, where `odd` is none */
+    struct llama_batch plain; /* the same batch, if `odd` is KVF_ASIDE_NONE */
     int32_t room;
     kvf_llama_aside odd;
     bool seqs[256];
