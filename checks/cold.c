@@ -232,7 +232,7 @@ static pair run_pair(bench *b, threads *of_model, uint64_t seed) {
     pair p;
     double written = cpu_of_others(of_model, false);
     new_prompt(b, seed);
-    /* By chance, but the same in every series: what comes and goes in a rhythm favours no side. */
+    /* Random, with the same seed in every series: a load that comes and goes in a rhythm favours no side. */
     int first = kvft_random(&seed) % 2 == 0 ? PLAIN : STORING;
     p.side[first] = run(b, first);
     p.side[1 - first] = run(b, 1 - first);
@@ -315,8 +315,7 @@ static void open_bench(bench *b, const char *folder) {
     if (b->ctx == NULL) {
         die("no context");
     }
-    /* So much that nothing is removed while a run is timed would fill a disk; what is older is removed as it always
-     * is. */
+    /* Room for all runs would fill a disk, so old records are evicted during the runs, as in any folder. */
     snprintf(url, sizeof url, "file:%s?max=256M", folder);
     b->store = kvft_store(url);
     b->side[PLAIN] = attach(b, &params, NULL, PLAIN);

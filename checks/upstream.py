@@ -23,7 +23,7 @@ CONFTEST = '''
 import os, signal, sys, types
 import pytest
 for name, attribute in (("wget", "download"), ("openai", "OpenAI")):
-    # Neither is needed by what we run, but both are imported; who uses one all the same fails in both runs.
+    # The tests that run here need neither, but import both. A test that uses one fails in both runs.
     module = types.ModuleType(name)
     setattr(module, attribute, None)
     sys.modules.setdefault(name, module)

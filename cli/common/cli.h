@@ -26,7 +26,7 @@ enum {
 /* ---- options: each verb has one table, which is parsed and printed by --help */
 #define KVFCLI_MAX_STORES 8u
 
-/* What the options say that several verbs have. */
+/* The values of options that several verbs have. */
 typedef struct kvfcli_common {
     const char *urls[KVFCLI_MAX_STORES];
     size_t num_urls;

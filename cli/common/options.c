@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The options of all verbs: one table a verb is parsed here, and printed by --help. Completes what was not given from
- * the environment.
+ * Parses the table of options of a verb, and prints it for --help. What was not given comes from the environment.
  */
 #include "common/cli.h"
 

@@ -31,7 +31,8 @@ typedef struct kvf_block {
     const uint32_t *tokens;
     /* 0 if tokens is NULL. */
     uint32_t num_tokens;
-    /* The position of the first token in the prompt. A load compares it too; not if there are no tokens and it is 0. */
+    /* The position of the first token in the prompt. A load compares it, unless it is 0 and the block has no
+     * tokens. */
     uint32_t first_token;
     /* Source or destination of the payload. The sum of the lengths is the payload's length. NULL: `slot` is used. */
     struct iovec *iov;
@@ -130,7 +131,7 @@ KVF_API int kvf_knows(kvf_space *, const kvf_key *key);
 /* kvf_forget drops what this process knows of these blocks: the next save writes them, without looking first whether
  * the store has them. It is for a process that saves while another one matches and loads, and notices that the server
  * has evicted blocks. Removes nothing from the store, and does no I/O. A block that is being written becomes known when
- * that is done. Of more than some thousand keys some may be forgotten only in part: a save then looks first. */
+ * that is done. Beyond some thousand keys, the save of some may look first after all. */
 KVF_API void kvf_forget(kvf_space *, const kvf_key *keys, size_t num);
 
 /* ---- without a copy: borrow, reserve -----------------------------------------------------------------------------
@@ -247,11 +248,11 @@ typedef enum kvf_op {
      *   KVF_MISS   KVF_WHY_ABSENT: no tier had it; any other reason is that of the first tier that failed, which may
      *              still have it
      * Takes one round trip for each tier (in a Cluster: each shard), and further ones for blocks of more than two parts
-     * (docs/stores-redis.md). Blocks that are still to be written are written afterwards: flush first. Where a
-     * connection breaks in between, a block that was removed may be told as absent. */
+     * (docs/stores-redis.md). Blocks that are still to be written are written afterwards: flush first. If a
+     * connection breaks meanwhile, a block that was removed may be reported as absent. */
     KVF_OP_REMOVE,
     /* Renews the blocks in every tier without reading them: their time to live begins anew, and they are the last to be
-     * evicted. Otherwise as KVF_OP_REMOVE. A block that lacks a part, so that it can't be loaded, is absent. */
+     * evicted. Otherwise as KVF_OP_REMOVE. A block of which a part is missing can't be loaded: it is absent. */
     KVF_OP_TOUCH
 } kvf_op;
 

@@ -49,9 +49,9 @@ KVF_API const char *kvf_absence_name(kvf_absence);
  * is kept. */
 KVF_API void kvf_earlier_keep(kvf_earlier *, uint64_t under, const uint32_t *tokens, size_t num);
 
-/* kvf_earlier_explain says why a prompt of which the first `found` tokens are stored, in blocks of `block_tokens` (1 or
- * more), is not stored further. *out_at is the number of leading tokens that it shares with the text that shares the
- * most. */
+/* kvf_earlier_explain says why the block after the first `found` tokens of a prompt is not stored. It looks for the
+ * text that shares the most leading tokens with the prompt: *out_at is their number. A block has `block_tokens` tokens,
+ * 1 or more. */
 KVF_API kvf_absence kvf_earlier_explain(const kvf_earlier *, size_t *out_at, uint64_t under, const uint32_t *tokens,
                                         size_t num, size_t found, size_t block_tokens);
 

@@ -71,8 +71,8 @@ typedef struct kvf_llama_options {
 
 /* kvf_llama_attach checks that the KV cache of this context and model can be taken apart and reassembled, byte for
  * byte, and names its space. It computes four tokens in the scratch sequence, two at a time, which takes two free
- * cells; outputs of an earlier llama_decode are lost. It ends a warm-up (llama_set_warmup), during which a mixture of
- * experts computes other KV; so do kvf_llama_prefill and kvf_llama_decode. docs/llama.md lists every setting of
+ * cells; outputs of an earlier llama_decode are lost. This call, kvf_llama_prefill and kvf_llama_decode end a warm-up
+ * (llama_set_warmup), because a mixture of experts computes other KV during one. docs/llama.md lists every setting of
  * llama.cpp, and whether it is in the space, without influence, or refused. With a NULL store kvferry only computes,
  * with the same cuts.
  *
@@ -194,9 +194,10 @@ KVF_API size_t kvf_llama_cut(const kvf_llama *, size_t num);
  * a hit. Tokens after the first output of their sequence in the batch are computed as they are.
  *
  * A prompt that continues what its sequence still holds (after an answer, or from the middle of a block) is computed
- * from there, because that is fastest. Its last bits may then differ from those of a cold run, so nothing of it is
- * stored or copied from the first block on that was not computed as a whole. But if at least 16 times as many tokens
- * follow as lie between that block and the end, these are computed again, and everything is cold.
+ * from there, because that is fastest. Its last bits may then differ from those of a cold run. So from the first block
+ * on that was not computed as a whole, nothing is stored or copied. There is one exception: if the new tokens are at
+ * least 16 times as many as those held after the beginning of that block, the latter are computed again, and everything
+ * is cold.
  *
  * All tokens of a sequence must come through this call (or kvf_llama_prefill, kvf_llama_load), from position 0 on.
  * Batches that it can't follow pass unchanged: embeddings as input, tokens of several sequences, positions with gaps.
@@ -226,9 +227,9 @@ KVF_API kvf_status kvf_llama_prompt_report(const kvf_llama *, kvf_llama_report *
 
 /* kvf_llama_set_adapters must be called after every llama_set_adapters_lora and llama_set_adapter_cvec that changes
  * something, before the next token is computed. `adapters` describes everything in use from now on, as in the options:
- * two descriptions are the same set exactly if they are the same text. KV of another set is not stored, copied or kept
- * as that of this one, and is known again when its set comes back. The last 32 sets are remembered, so switching
- * between them costs nothing. A new set is probed (unless `portable`), which takes two cells, and the outputs of an
+ * two descriptions are the same set exactly if they are the same text. KV of another set is neither stored, copied nor
+ * kept for this one. It is known again when its set comes back. The last 32 sets are remembered, so switching between
+ * them costs nothing. A new set is probed (unless `portable`), which takes two cells, and the outputs of an
  * earlier llama_decode.
  *
  * Returns KVF_OK; KVF_LIMIT (two cells are not free now, or loads of earlier sets are still under way: call it again

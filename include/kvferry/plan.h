@@ -53,8 +53,8 @@ KVF_API int64_t kvf_pace_us(const kvf_pace *, size_t num_tokens, size_t batch_to
 /* ---- the link to the store -----------------------------------------------------------------------------------------
  * A store measures itself: all loads, of all spaces, queues and threads of this process, count. */
 typedef struct kvf_link {
-    /* What arrives while something is loaded, all loads together. 0: unknown, because less than 256 KiB have been
-     * loaded, or nothing for 10 seconds. The last 300 milliseconds of loading count most. */
+    /* The rate of all loads together, over the time that any is under way. The last 300 milliseconds of it count most.
+     * 0: unknown, because less than 256 KiB have been loaded, or nothing for 10 seconds. */
     double bytes_per_s;
     /* The shortest time from a request to the first byte of the answer. 0: unknown. */
     int64_t round_trip_us;
@@ -94,10 +94,10 @@ typedef struct kvf_gap {
     uint32_t batch_tokens;
     /* What has already arrived of incomplete blocks of this gap. */
     uint64_t here_bytes;
-    /* What arrives besides the blocks, and must be waited for too: a state, other loads under way. */
+    /* Bytes besides the blocks that must arrive too: a state, other loads under way. */
     uint64_t other_bytes;
-    /* With KVF_GAP_WHOLE: how many blocks are computed if the gap is not loaded; 0 = num_blocks. They are more if some
-     * blocks have been loaded that are of no use without the rest. */
+    /* With KVF_GAP_WHOLE: how many blocks are computed if the gap is not loaded; 0 = num_blocks. It is more than
+     * num_blocks if blocks have been loaded that are of no use without the rest. */
     uint64_t instead_blocks;
     kvf_link link;
 } kvf_gap;
@@ -130,8 +130,8 @@ typedef struct kvf_plan {
     int64_t load_us;
     /* How long it takes to compute all of the gap (with KVF_GAP_WHOLE: instead_blocks). 0: unknown. */
     int64_t compute_us;
-    /* kvf_patience_us of that, but at most KVF_GUESS_US while the pace is a guess: the patience of an engine that begins
-     * now. */
+    /* The patience of an engine that begins now: kvf_patience_us(compute_us), but at most KVF_GUESS_US while the pace is
+     * a guess. */
     int64_t patience_us;
 } kvf_plan;
 
@@ -158,7 +158,7 @@ KVF_API size_t kvf_plan_batch(const kvf_pace *, size_t num_blocks, size_t block_
 /* The most patience while the pace is a guess. */
 #define KVF_GUESS_US 100000
 
-/* kvf_patience_us returns 3 % of that time, and at least KVF_TRIFLE_US. */
+/* kvf_patience_us returns 3 % of `compute_us`, and at least KVF_TRIFLE_US. */
 KVF_API int64_t kvf_patience_us(int64_t compute_us);
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@
  * done.
  *
  * Page faults cost more than the copy itself on many machines. So a large value has its own mapping, and the mapping of
- * an evicted value is reused for the next one: a full store with values of one size maps nothing any more.
+ * an evicted value is reused for the next one: a full store with values of one size maps no new memory.
  */
 #include "mem/mem.h"
 

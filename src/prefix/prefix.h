@@ -99,8 +99,8 @@ static inline kvf_block kvfi_block_of(const kvfi_item *item) {
 }
 
 /* ---- views */
-bool kvfi_view_is_ours(
-    const kvf_view *); /* NULL is everybody's; in a forked child one of the parent must not be used */
+/* False in a forked child for a view of the parent, which must not be used there. True for NULL. */
+bool kvfi_view_is_ours(const kvf_view *);
 size_t kvfi_view_num_runs(const kvf_view *); /* of one slot */
 size_t kvfi_view_slot_bytes(const kvf_view *);
 bool kvfi_view_has_slot(const kvf_view *, int64_t slot);

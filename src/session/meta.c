@@ -231,7 +231,7 @@ static kvf_status get_array(kvfi_array *out, kvf_error *err, const json_t *objec
         !get_text(out->dtype, sizeof out->dtype, array, "dtype") || !get_shape(out, array)) {
         return kvfi_fail(err, KVF_MISS, "the meta of the session does not describe its %s", name);
     }
-    /* A wrong argument of a save is a damaged session here. */
+    /* An error that means a wrong argument in a save means a damaged session here. */
     return kvfi_array_check(out, err, name) == KVF_OK ? KVF_OK
                                                       : kvfi_fail(err, KVF_MISS,
                                                                   "the meta of the session contradicts itself: "

@@ -392,7 +392,7 @@ static kvf_status load_at(const kvfi_session_call *call, kvfi_loaded **out, unsi
     return status;
 }
 
-/* The newer one; the other one if that can't be used. */
+/* Loads the newer of both places, or the other one if the newer can't be used. */
 static kvf_status load_newest(const kvfi_session_call *call, kvfi_loaded **out, bool *any) {
     stored is = find_stored(call);
     kvf_status status = load_at(call, out, is.place);

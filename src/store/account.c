@@ -109,7 +109,7 @@ void kvfi_store_note_miss(kvf_store *store, const kvfi_addr *addr, kvf_reason wh
 
 /* ---- the result of a put ---- */
 
-/* Memory before a lasting tier keeps only the fronts of prompts. That it has no room for more is not a failure. */
+/* Memory before a lasting tier keeps only the fronts of prompts. A lack of room there is not a failure. */
 static bool is_left_to_others(const kvf_store *store, const kvfi_item *item, size_t tier) {
     bool lasts = false;
     for (size_t i = 0; i < store->num_tiers; i++) {

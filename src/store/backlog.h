@@ -46,7 +46,7 @@ typedef struct kvfi_staged {
     bool rewrite;         /* as in kvfi_item */
     bool sealed;          /* it is a complete record: a promotion, or already written to another tier */
     bool seals;           /* to be sealed with `key`; then `key` is used up */
-    bool spoiled;         /* sealing failed: these bytes are of no use any more */
+    bool spoiled;         /* sealing failed: these bytes are useless */
     kvfi_record_key key;
     bool lent; /* a server may still read its pages (kvfi_item.lent): fresh ones take their place */
 } kvfi_staged;

@@ -65,8 +65,8 @@ void kvfi_store_count_unsaved(kvf_store *, kvf_reason why);
 void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kvfi_peek *out, int64_t deadline_us,
                      int64_t patience_us);
 
-/* kvfi_store_each does the deed in one tier, as in kvfi_tier_ops. What a removal was tried of, and what a lasting tier
- * lacks, is not known to be stored any more. */
+/* kvfi_store_each does the deed in one tier, as in kvfi_tier_ops. Keys that were to be removed, and keys that a lasting
+ * tier lacks, are no longer known to be stored. */
 void kvfi_store_each(kvf_store *, kvfi_deed, size_t tier, const kvfi_addr *, size_t num, kvf_reason *out,
                      int64_t deadline_us);
 

@@ -10,7 +10,7 @@ static bool is_behind(const kvfi_feed *feed, size_t index) {
            atomic_load_explicit(feed->whole != NULL ? &feed->whole->limit : &feed->limit, memory_order_relaxed);
 }
 
-/* Nobody needs the item with that number in the feed any more. */
+/* The caller no longer needs the item with that number in the feed. */
 static bool is_unwanted(const kvfi_feed *feed, size_t index) {
     return is_behind(feed, index) ||
            (feed->watch != NULL &&

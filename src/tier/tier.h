@@ -78,14 +78,14 @@ typedef struct kvfi_feed {
     int64_t deadline_us;
     _Atomic size_t next;      /* the next item to hand out */
     _Atomic uint32_t workers; /* threads that work on it, as far as the tier counts them */
-    /* Items from here on are not handed out any more. For a prefix: the first miss. 0 = cancelled */
+    /* Items from here on are no longer handed out. For a prefix: the first miss. 0 = cancelled */
     _Atomic size_t limit;
     bool prefix; /* a miss lowers `limit`: later items are of no use */
     /* Called by kvfi_feed_done for an item whose bytes have all arrived; returns the item's reason. Runs on the thread
      * that read the item, while it is in that CPU's cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
     /* Called for an unfinished item before it is sent, on the sending thread: writes its header, or the whole record,
-     * which then is not unfinished any more. NULL if no item is unfinished. */
+     * which is then finished. NULL if no item is unfinished. */
     kvf_reason (*prepare)(kvfi_item *);
     void (*release)(kvfi_item *); /* called when the item is complete, before its status is written; NULL = never */
     /* Once it is true nothing more is handed out, and items far from complete are dropped; NULL = never */

@@ -78,7 +78,7 @@ static bool is_usage(size_t i) {
     return strstr(files[i].path, "/usage") != NULL;
 }
 
-/* As far as that can be done: a file above it may be a fifo by now. */
+/* May fail: a file above it may be a fifo now. */
 static void write_there(const char *path, const kvft_buffer *b) {
     unlink(path);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NONBLOCK, 0600);

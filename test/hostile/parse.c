@@ -230,8 +230,8 @@ static kvft_buffer blob_head(const form *f) {
     return b;
 }
 
-/* What was taken is what was made, but for the values in rows and the order of a window; `varied` is the same with
- * others. */
+/* The blob that was accepted has the form of the one that was made. Only values in rows and the order of a window may
+ * differ. `varied` is made with other values. */
 static bool is_same_form(const kvft_buffer *blob, const kvft_buffer *made, const kvft_buffer *varied) {
     bool same = blob->len == made->len && varied->len == made->len;
     for (size_t i = 0; same && i < made->len; i++) {
@@ -375,7 +375,7 @@ static void run_cells(uint64_t *random) {
            j = (i + 1 + hostile_below(random, WINDOW_CELLS - 1)) % WINDOW_CELLS;
     if (open_shape(&shape, &rest, &f)) {
         kvft_buffer blob = make_blob(&f, &rest, false);
-        uint8_t *cells = blob.data + 16, first[24]; /* behind the head of the blob, and that of the cache */
+        uint8_t *cells = blob.data + 16, first[24]; /* after the head of the blob and the head of the cache */
         memcpy(first, cells + i * cell, cell);
         memcpy(cells + i * cell, cells + j * cell, cell);
         if (takes(&shape, &rest, &blob, false)) {

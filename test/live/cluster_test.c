@@ -162,7 +162,7 @@ static void test_resharding(void **state) {
     close_bench(&b);
 }
 
-/* A slot stays half moved: what has moved is found by ASK. */
+/* A slot stays half moved: keys that have moved are found by ASK. */
 /* The documented rules are enough. */
 static void test_minimal_acl(void **state) {
     NEEDS_CLUSTER();

@@ -278,7 +278,7 @@ static void touch_and_remove(const char *base, uint64_t seed, size_t payload_byt
     assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), 0);
     assert_int_equal(run(&b, KVF_OP_TOUCH, 0, NULL), 0);
     kvft_prompt_fill(b.prompt, seed);
-    kvft_save_all(b.space, b.store, b.prompt); /* they are not known any more */
+    kvft_save_all(b.space, b.store, b.prompt); /* they are no longer known */
     assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT), BLOCKS);
     close_bench(&b);
 }
@@ -363,7 +363,8 @@ static void test_all_tiers(void **state) {
     assert_int_equal(run(&b, KVF_OP_REMOVE, 0, NULL), 0);
     assert_int_equal(b.prompt->blocks[0].status, KVF_MISS);
     assert_int_not_equal(b.prompt->blocks[0].why, KVF_WHY_ABSENT);
-    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_MS(500)), 0); /* memory has none any more */
+    assert_int_equal(kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_MS(500)),
+                     0); /* the memory tier has none now */
     assert_true(lost > 0);
     close_bench(&b);
     kvft_server_stop(own);

@@ -607,7 +607,7 @@ static kvf_reason get_within(kvfi_tier *tier, uint64_t seed, size_t bytes, int64
     return why;
 }
 
-/* The answer to a load that timed out comes later: nobody must take it for that of the next. */
+/* The answer to a load that timed out comes later. It must not be taken for the answer to the next load. */
 static void a_late_reply_306(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier("conns=1");

@@ -179,7 +179,7 @@ static uint64_t connections_of_load(bool watched) {
     return kvft_proxy_stats_get(proxy).connections - before;
 }
 
-/* Who uses blocks as they land wants them one after the other. */
+/* A caller that uses blocks as they arrive wants them one after the other. */
 static void test_a_watched_load_has_one_connection(void **state) {
     if (server == NULL) {
         skip();

@@ -730,7 +730,7 @@ static void test_public_11_a_silent_address(void **state) {
     kvfi_tier *tier = kvft_tier(url);
     assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
     assert_true(silent_tries > 0);
-    /* It is known by now which address answers: the other is not tried any more, whatever connections are made. */
+    /* The store knows which address answers, so no new connection tries the other one. */
     unsigned before = silent_tries;
     for (int i = 0; i < 3; i++) {
         kvft_proxy_cut(proxy);

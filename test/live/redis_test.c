@@ -52,7 +52,7 @@ static int64_t ms_since(int64_t from_us) {
     return (kvfi_sys->now_us() - from_us) / 1000;
 }
 
-/* ---- what is written is read ---- */
+/* ---- reading what was written ---- */
 
 /* Every size that may be special: with and without a head's worth of tokens, around a part, around several. */
 static void round_trip(kvfi_tier *tier, size_t part) {

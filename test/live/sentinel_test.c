@@ -110,7 +110,7 @@ static void test_failover(void **state) {
     }
     printf("whole again %.0f ms after the master's death\n", kvft_now_ms() - begin);
     assert_int_equal(run, BLOCKS);
-    /* The old master returns; it is not used any more, or only as a replica. */
+    /* The old master returns. It is no longer used, or only as a replica. */
     kvft_server_restart(set->data[0]);
     kvft_server_restart(set->watch[0]);
     for (begin = kvft_now_ms(); kvft_now_ms() - begin < 1500;) {

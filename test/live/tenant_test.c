@@ -274,7 +274,8 @@ CHANGE(
         b[j] = t;
     })
 
-/* Who knows the payload can flip sealed bits so that they would open as what he wants: the tag is against that. */
+/* An attacker who knows the payload can flip sealed bits so that they decrypt to bytes of his choice. The tag prevents
+ * that. */
 static void known_plaintext(scene *s) {
     uint8_t bytes[RECORD_BYTES], wanted[PAYLOAD];
     memcpy(bytes, s->now[VICTIM].bytes, sizeof bytes);

@@ -52,7 +52,7 @@ static uint8_t *row_of(world *w, llama_seq_id seq, llama_pos pos) {
     return row;
 }
 
-/* Of positions [first, end), those whose KV is not that of the run alone. */
+/* The number of positions in [first, end) whose KV differs from that of the run alone. */
 static unsigned other_rows(world *w, llama_seq_id seq, llama_pos first, llama_pos end) {
     unsigned num = 0;
     for (llama_pos p = first; p < end; p++) {

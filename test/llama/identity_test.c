@@ -673,7 +673,7 @@ static site open_site(void) {
     write_toy(&plain, 1, s.path);
     write_toy(&plain, 2, s.other);
     assert_int_equal(symlink(s.path, s.link), 0);
-    kvft_nap_ms(50); /* the kernel's grain of times: what was written is older than what follows */
+    kvft_nap_ms(50); /* times of files are coarse: files written so far must be older than those that follow */
     return s;
 }
 
@@ -1147,7 +1147,7 @@ static void test_a_state_over_other_rows(void **state) {
     assert_int_equal(records_after(&window, "state-other"), front);
 }
 
-/* What was generated is no cold run's, in a copy of its sequence either: what follows is not stored. */
+/* Generated tokens are not cold, in a copy of their sequence either: nothing after them is stored. */
 static void test_a_copy_of_generated_tokens(void **state) {
     (void)state;
     need_kvferry();

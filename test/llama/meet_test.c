@@ -221,7 +221,7 @@ static void a_guess_of_the_pace_is_not_believed(void **state) {
     kvft_proxy_set(proxy, &(kvft_plan){.latency_ms = LATE_MS});
     free(lab_prefill(&l, &report, 0, tokens, NUM));
     assert_int_equal(report.computed_tokens, NUM);
-    assert_true(report.waited_us < 2500000); /* 3 % of what was guessed are 5 s */
+    assert_true(report.waited_us < 2500000); /* 3 % of the guess would be 5 s */
     kvft_proxy_set(proxy, &(kvft_plan){0});
     kvft_proxy_cut(proxy);
     lab_close(&l);

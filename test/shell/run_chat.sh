@@ -19,7 +19,7 @@ answer "${ask[@]}" "${store[@]}" --chat tea -p "And on the last day?"
 json "d['chat']['turn'] == 3 and d['chat']['known_tokens'] == $second and d['loaded_tokens'] >= 64"
 tokens=$(json_value 'd["tokens"]')
 
-# --- the same three turns in another store, none of whose blocks is loaded but by tokens that are equal, say the same
+# --- the same three turns in another store give the same answers; blocks are loaded only where the tokens are equal
 other=(--store "file:$dir/other")
 answer "${ask[@]}" "${other[@]}" --chat tea -p "$(document 8)"
 answer "${ask[@]}" "${other[@]}" --chat tea -p "How many seals were there?"

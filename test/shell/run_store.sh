@@ -41,7 +41,7 @@ json "d['answer'].strip() == '''$text'''.strip()"
 answer run -m "$KVF_MODEL" -p "Hello" -n 2 --quiet --no-store
 [[ ! -s $dir/err ]] || flunk "--quiet is not quiet"
 
-# --- what is damaged is computed again, with the same answer
+# --- damaged blocks are computed again, with the same answer
 find "$dir/store" -type f -size +100k | sort | while read -r file; do
     printf 'x' | dd of="$file" bs=1 seek=5000 conv=notrunc status=none
 done

@@ -16,11 +16,10 @@ typedef struct kvft_plan {
     uint32_t latency_ms;  /* each piece of a reply comes that much later */
     uint64_t bytes_per_s; /* of replies, on all connections together, as on one cable; 0 = unlimited */
     uint32_t slice_bytes; /* replies arrive in pieces of 1 to this many bytes */
-    int64_t
-        stall_after;   /* from this many reply bytes on nothing comes any more, the connection stays open; 0 = never */
-    bool stall_one;    /* ... on the first connection that gets so far only */
-    int64_t cut_after; /* the connection is closed in an orderly way after so many reply bytes; 0 = never */
-    bool reset;        /* ... with a reset instead (TCP) */
+    int64_t stall_after;  /* after this many reply bytes nothing more comes, and the connection stays open; 0 = never */
+    bool stall_one;       /* ... on the first connection that gets so far only */
+    int64_t cut_after;    /* the connection is closed in an orderly way after so many reply bytes; 0 = never */
+    bool reset;           /* ... with a reset instead (TCP) */
     int64_t half_open_after; /* requests are swallowed from this many reply bytes on, as by a peer that lost power; 0 =
                                 never */
     int64_t garbage_at;      /* 16 random bytes take the place of the reply's at this position; 0 = never */

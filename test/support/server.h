@@ -32,8 +32,8 @@ kvft_server *kvft_server_start(const char *const *args);
 kvft_server *kvft_server_start_conf(const char *const *args);
 /* One whose time of day runs ahead as the file says (clock_shim.c, whose path is $KVFT_CLOCK_SHIM). */
 kvft_server *kvft_server_start_clocked(const char *const *args, const char *clock);
-/* Those that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster; NULL: not
- * any more. The unix socket stays in plain. */
+/* Servers that are started from now on speak TLS on their ports, to clients, replicas and nodes of a Cluster. NULL ends
+ * that. The unix socket stays without TLS. */
 void kvft_server_use_tls(const kvft_certs *, const char *cert);
 /* Whether one starts at all as things are set now. */
 bool kvft_server_starts(void);

@@ -219,7 +219,7 @@ static void test_a_store_closes_with_reservations_out(void **state) {
     assert_int_equal(kvft_faults_live_allocs(), before);
 }
 
-/* What was saved is what is loaded, also when sizes, pieces and places in memory are odd. */
+/* A load returns the bytes that were saved, also when sizes, pieces and places in memory are odd. */
 static void test_copies_are_exact(void **state) {
     (void)state;
     static uint8_t from[3 * 8192 + 64], to[sizeof from];

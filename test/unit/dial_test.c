@@ -279,8 +279,8 @@ static void test_little_time_is_shared(void **state) {
     assert_string_equal(conn.said, strerror(ETIMEDOUT));
 }
 
-/* A peer that vanished is noticed after half a minute; what is written is not held back, and nothing paces it on the
- * loopback. */
+/* A peer that vanished is noticed after half a minute. Small writes are not held back, and on the loopback nothing paces
+ * them. */
 static void test_options(void **state) {
     (void)state;
     static const address one[] = {ANSWERS};

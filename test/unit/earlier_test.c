@@ -68,7 +68,7 @@ static void test_memory_that_runs_out(void **state) {
     assert_null(none);
     kvf_earlier_keep(e, UNDER, tokens, 4);
     kvfi_sys_table = &kvfi_sys_real;
-    expect(e, tokens, 4, 0, KVF_ABSENCE_ENDS, 2); /* what was there stays */
+    expect(e, tokens, 4, 0, KVF_ABSENCE_ENDS, 2); /* the earlier texts stay */
     kvf_earlier_close(e);
 }
 

@@ -898,8 +898,8 @@ static void test_when_nothing_can_be_evicted(void **state) {
     close_place(&p);
 }
 
-/* A folder so large, or a disk so slow, that no scan ends in time: what was seen is evicted, and not every value pays
- * for a scan. */
+/* A folder so large, or a disk so slow, that no scan ends in time: files that were seen are evicted, and not every save
+ * pays for a scan. */
 static int slow_fstatat(int dir, const char *path, struct stat *out, int flags) {
     slow_us += 1000;
     return kvfi_sys_real.fstatat(dir, path, out, flags);
@@ -1748,7 +1748,7 @@ static void test_processes(void **state) {
     close_place(&p);
 }
 
-/* kill -9 at any point: what is there is whole, and nothing of the dead stays for long. */
+/* kill -9 at any point: records that are there are whole, and leftovers of dead writers are soon removed. */
 static void test_killed_writers(void **state) {
     (void)state;
     place p = open_place("?max=1M");
@@ -1796,8 +1796,8 @@ static int visit(void *ctx, const kvfi_sight *sight) {
     return 0;
 }
 
-/* What is there is a hit, or a miss with a reason; which one depends on what failed. The third value makes it evict.
- * Returns how many calls were hits or done. */
+/* A stored value is a hit, or a miss with a reason; which one depends on the call that failed. The third value makes
+ * the folder evict. Returns how many calls were hits or done. */
 static unsigned scenario(const char *text, uint64_t salt) {
     enum { BIG = 400000 };
     unsigned fine = 0;

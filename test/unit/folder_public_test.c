@@ -683,7 +683,7 @@ static void test_damaged_files_heal_at_once(void **state) {
     }
 }
 
-/* Who is told of a miss at once, while others of its batch are still read, finds that it is to be written. */
+/* A caller that learns of a miss while other blocks of the batch are still read can save that block at once. */
 static void test_damage_is_known_when_it_is_told(void **state) {
     (void)state;
     place p = open_place("");

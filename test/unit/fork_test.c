@@ -191,7 +191,7 @@ static bool earlier_explain(void *scene_) {
 }
 static bool earlier_close(void *scene_) {
     (void)scene_;
-    kvf_earlier_close(NULL); /* earlier_open closes one; the rows after this one use that of the scene */
+    kvf_earlier_close(NULL); /* earlier_open closes its own; the rows after this one use that of the scene */
     return true;
 }
 static bool view_open(void *scene_) {
@@ -598,7 +598,7 @@ static void open_scene(scene *s, const char *dir) {
     char url[300];
     snprintf(url, sizeof url, "file:%s?max=4M", dir);
     *s = (scene){.store = kvft_store2("mem:?max=256K", url), .pool = calloc(SLOTS, PAYLOAD)};
-    s->space = kvft_sealed_space(s->store, "m", TOKENS, NULL); /* what is sealed is not lent */
+    s->space = kvft_sealed_space(s->store, "m", TOKENS, NULL); /* sealed records are not lent */
     s->sealed = kvft_sealed_space(s->store, "m", TOKENS, SECRET);
     s->prompt = kvft_prompt_new(s->space, 1, BLOCKS, PAYLOAD);
     kvf_region region = {.base = s->pool, .slot_stride = PAYLOAD, .run_bytes = PAYLOAD, .num_runs = 1};

@@ -128,7 +128,7 @@ static void it_lasts_so_long(void **state) {
     now += 1000000;
     assert_int_equal(kvfi_known_tiers(&known, &a), 0);
     assert_false(kvfi_known_missed(&known, &b));
-    kvfi_known_add(&known, &a, 2); /* what was known too long ago does not count any more */
+    kvfi_known_add(&known, &a, 2); /* keys that became known too long ago no longer count */
     assert_int_equal(kvfi_known_tiers(&known, &a), 2);
 }
 

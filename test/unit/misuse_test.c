@@ -47,7 +47,7 @@ static void take_blocks(bench *b) {
 static void open_bench(bench *b) {
     *b = (bench){.store = kvft_store("mem:"), .other = kvft_store("mem:"), .pool = calloc(SLOTS, PAYLOAD)};
     kvf_region region = {.base = b->pool, .slot_stride = PAYLOAD, .run_bytes = PAYLOAD, .num_runs = 1};
-    b->space = kvft_sealed_space(b->store, "m", TOKENS, NULL); /* what is sealed is not lent */
+    b->space = kvft_sealed_space(b->store, "m", TOKENS, NULL); /* sealed records are not lent */
     b->prompt = kvft_prompt_new(b->space, 3, BLOCKS, PAYLOAD);
     assert_int_equal(kvf_view_open(&b->view, NULL, &region, 1, SLOTS), KVF_OK);
     assert_int_equal(kvf_queue_open(&b->queue, NULL, b->store, 2), KVF_OK);

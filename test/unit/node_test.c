@@ -114,7 +114,7 @@ static int must_not_close(int fd) {
     return -1;
 }
 
-/* Where there is no descriptor left, none of somebody else's is used. */
+/* Without a free descriptor, no descriptor of somebody else is used. */
 static void test_no_socket(void **state) {
     (void)state;
     table.socket = no_socket;

@@ -192,7 +192,7 @@ static void wait_for_a_load(bool closes) {
     assert_int_equal(kvf_fence(f.view, &unused, 1, -2), KVF_LIMIT);
     pthread_t waits;
     assert_int_equal(pthread_create(&waits, NULL, closes ? close_view : fence, &f), 0);
-    kvft_nap_ms(20); /* it waits by now; where it does not, the test is only weaker */
+    kvft_nap_ms(20); /* now it waits; if it does not yet, the test is only weaker */
     assert_false(f.over);
     open_gate();
     join_in_time(waits);
@@ -221,7 +221,7 @@ static void test_a_view_is_closed_when_its_slots_are_free(void **state) {
 
 /* ---- queues ---- */
 
-/* What was cancelled is one batch, not the place in the queue that it had. */
+/* A cancel ends one batch, not a later one that takes its place in the queue. */
 static void test_a_place_in_the_queue_is_used_again(void **state) {
     (void)state;
     bench b;
@@ -692,7 +692,7 @@ static void test_a_tier_that_fails_to_remove(void **state) {
     }
 }
 
-/* What the first tier was at is done; the second is not asked any more, and the answer says so. */
+/* The first tier finishes its item. The second is no longer asked, and the answer says so. */
 static void test_a_cancelled_removal(void **state) {
     (void)state;
     bench b;
@@ -804,7 +804,7 @@ static void test_what_is_lent_is_promoted(void **state) {
         assert_memory_equal(borrowed.data, b.prompt->memory + 2 * PAYLOAD, PAYLOAD);
         kvf_release(b.space, &borrowed);
         assert_null(borrowed.opaque);
-        kvf_release(b.space, &borrowed); /* nothing is lent any more */
+        kvf_release(b.space, &borrowed); /* nothing is borrowed now */
         kvft_flush_all(b.store);
         assert_int_equal(stats_of(b.store).promoted, before + 1);
     }

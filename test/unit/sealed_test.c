@@ -100,7 +100,7 @@ static void golden_file(void **state) {
     kvfi_identity_cleanup(&s.identity);
 }
 
-/* In place, as what is staged is sealed, it comes out the same. */
+/* Sealing in place, as for a staged record, gives the same bytes. */
 static void in_place(void **state) {
     (void)state;
     sample s;

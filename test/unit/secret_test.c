@@ -539,8 +539,8 @@ static int spoil(const char *path, const struct stat *st, int type, struct FTW *
     return 0;
 }
 
-/* Who writes without the secret can't keep a block from being stored: a lookup that has seen what lies there writes
- * over it. */
+/* A writer without the secret can't keep a block from being stored: after a lookup has seen the foreign record, a save
+ * overwrites it. */
 static void spoiled_headers(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512];

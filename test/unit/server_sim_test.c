@@ -662,7 +662,7 @@ static const char *bulk(const char *text) {
 static const char loading[] = "$32\r\nredis_version:8.0.0\r\nloading:1\r\n\r\n";
 static const char ready[] = "$32\r\nredis_version:8.0.0\r\nloading:0\r\n\r\n";
 
-/* A question that ends the connection is not asked any more, and the other one is. */
+/* A command that ends the connection is not sent again. The other one is. */
 static void one_question_ends_the_connection(void **state) {
     (void)state;
     server.info = loading;

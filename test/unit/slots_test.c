@@ -108,7 +108,7 @@ static void test_public_6_hosts_that_are_unknown(void **state) {
         assert_int_equal(slots.owner[3], KVFI_NO_OWNER);
         assert_int_equal(slots.owner[5], 1);
     }
-    /* No host at all is that of the server asked; so is an empty one, if it has that port. */
+    /* Without a host it is that of the server that was asked; likewise an empty one with its port. */
     assert_true(parse(&slots, "*2\r\n*3\r\n:0\r\n:1\r\n" NODE("0\r\n", "7") "*3\r\n:2\r\n:3\r\n*2\r\n$-1\r\n:8\r\n"));
     assert_string_equal(slots.hosts[0].name, "");
     assert_true(slots.hosts[0].empty);

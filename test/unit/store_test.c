@@ -176,7 +176,7 @@ static void test_known_blocks_are_not_written_again(void **state) {
     close_bench(&b);
 }
 
-/* What was forgotten is written again, without a look: its header may be there and the rest not. */
+/* A forgotten block is written again without a look: its header may be there and the rest not. */
 static void test_what_was_forgotten_is_written_again(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[256];
