@@ -124,6 +124,13 @@ bool kvfp_space_init(PyObject *module);
 bool kvfp_view_init(PyObject *module);
 bool kvfp_queue_init(PyObject *module);
 bool kvfp_session_init(PyObject *module);
+#ifdef KVFP_LLAMA
+bool kvfp_llama_init(PyObject *module); /* llama/engine.c */
+#else
+static inline bool kvfp_llama_init(PyObject *module) {
+    return module != NULL;
+}
+#endif
 /* kvfp_add_type makes a type and adds it to the module. `public`: its name in the module, or NULL. */
 PyTypeObject *kvfp_add_type(PyObject *module, PyType_Spec *spec);
 

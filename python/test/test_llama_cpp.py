@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvferry.llama_cpp: the answer with a hit is that of a cold run, token by token and logit by logit, whatever happens
+to the store; and what is not the same model with the same settings is a miss. On toy models, with the real libllama."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy_gguf
+from conftest import RedisServer
+
+import kvferry
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="KVF_LLAMA_PYTHON and LLAMA_CPP_LIB_PATH name llama-cpp-python")
+np = pytest.importorskip("numpy")
+
+from llama_cpp import Llama, LlamaRAMCache  # noqa: E402
+
+import kvferry.llama_cpp  # noqa: E402
+from kvferry.llama_cpp import KvferryCache  # noqa: E402
+
+pytestmark = pytest.mark.skipif(kvferry.llama_cpp.LlamaEngine is None, reason="built without llama.cpp")
+
+TEXT = "The-quick-brown-fox-jumps-over-the-lazy-dog,-and-the-dog-sleeps-on.-"
+PROMPT = TEXT * 8  # of bytes, which are tokens: 544
+ANSWER = 16
+
+
+class Toys:
+    """Models in a folder, written once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plain = toy_gguf.write_model(folder / "plain.gguf")
+        self.other = toy_gguf.write_model(folder / "other.gguf", seed=2)
+        self.windows = toy_gguf.write_model(folder / "windows.gguf", arch="gemma3", window=128)
+        self.lora = toy_gguf.write_lora(folder / "lora.gguf")
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
+    return Toys(tmp_path_factory.mktemp("toys"))
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes a Llama, with a KvferryCache of its own for `url`, or none; closes both."""
+    with contextlib.ExitStack() as stack:
+
+        def make(path: Path, url: str | None, *, cache: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+            settings = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False} | kwargs
+            llm = Llama(str(path), **settings)
+            stack.callback(llm.close)
+            llm.set_cache(None)
+            if url is not None:
+                kept = KvferryCache(url, **({"block_tokens": 64} | (cache or {})))
+                stack.callback(kept.close)
+                llm.set_cache(kept)
+            return llm
+
+        yield make
+
+
+def answer(llm: Any, prompt: str, num: int = ANSWER) -> tuple[list[int], bytes]:
+    """The first tokens, and the logits that the first of them was chosen from."""
+    tokens: list[int] = []
+    logits = b""
+    for token in llm.generate(llm.tokenize(prompt.encode(), add_bos=False), temp=0.0):
+        if not tokens:
+            row = llm._ctx.get_logits_ith(-1)
+            logits = bytes((ctypes.c_float * llm.n_vocab()).from_address(ctypes.addressof(row.contents)))
+        tokens.append(token)
+        if len(tokens) == num:
+            break
+    return tokens, logits
+
+
+def hit(llm: Any) -> int:
+    """Tokens that the last prompt found in the store. The engine may compute some of them while others arrive."""
+    report = llm.cache.report
+    return int(report.get("stored_tokens", report["loaded_tokens"]))
+
+
+def flushed(llm: Any) -> dict[str, Any]:
+    assert llm.cache.flush(60)
+    return dict(llm.cache.report)
+
+
+WAYS = ["engine", "states"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With kvferry's engine, and as with another libllama than it was built with."""
+    if request.param == "states":
+        monkeypatch.setattr(kvferry.llama_cpp, "LlamaEngine", None)
+    return str(request.param)
+
+
+# ---- a hit is what a cold run is
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"flash_attn": True}, {"logits_all": True}, {"n_batch": 128, "n_ubatch": 64}])
+def test_the_same_prompt(toys: Toys, make: Make, folder_url: str, way: str, kwargs: dict[str, Any]) -> None:
+    cold_llm = make(toys.plain, folder_url, **kwargs)
+    cold = answer(cold_llm, PROMPT)
+    report = flushed(cold_llm)
+    assert report["how"] == way and report["loaded_tokens"] == 0 and report["computed_tokens"] == len(PROMPT)
+    warm_llm = make(toys.plain, folder_url, **kwargs)
+    warm = answer(warm_llm, PROMPT)
+    assert hit(warm_llm) == len(PROMPT) - 1
+    assert warm == cold
+    plain = answer(make(toys.plain, None, **kwargs), PROMPT)
+    assert np.allclose(np.frombuffer(plain[1], "f4"), np.frombuffer(warm[1], "f4"), atol=1e-3)
+    assert plain[0] == warm[0]
+
+
+@pytest.mark.parametrize("kwargs", [{"swa_full": True}, {"swa_full": False}])
+def test_sliding_windows(toys: Toys, make: Make, folder_url: str, way: str, kwargs: dict[str, Any]) -> None:
+    cold_llm = make(toys.windows, folder_url, **kwargs)
+    cold = answer(cold_llm, PROMPT)
+    assert flushed(cold_llm)["how"] == way
+    warm_llm = make(toys.windows, folder_url, **kwargs)
+    assert answer(warm_llm, PROMPT) == cold
+    assert hit(warm_llm) == len(PROMPT) - 1
+    shorter = answer(make(toys.windows, "mem:", **kwargs), PROMPT[:300])
+    assert answer(warm_llm, PROMPT[:300])[0] == shorter[0]
+
+
+def test_a_window_does_not_go_back(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    """The rows of a sliding window that lie before it are gone, so a Llama must not cut its context there."""
+    settings = {"swa_full": False, "n_ctx": 2048, "n_batch": 64, "n_ubatch": 64}
+    llm = make(toys.windows, folder_url, **settings)
+    for prompt in (PROMPT * 3, PROMPT[:300], PROMPT):
+        tokens, logits = answer(llm, prompt)
+        cold = answer(make(toys.windows, "mem:", **settings), prompt)
+        assert tokens == cold[0]
+        assert np.allclose(np.frombuffer(logits, "f4"), np.frombuffer(cold[1], "f4"), atol=1e-2)
+
+
+@pytest.mark.parametrize("at", [70, 300, 530])
+def test_an_edited_prompt_loads_what_is_before_the_edit(
+    toys: Toys, make: Make, folder_url: str, way: str, at: int
+) -> None:
+    llm = make(toys.plain, folder_url)
+    answer(llm, PROMPT)
+    flushed(llm)
+    edited = PROMPT[:at] + "#" + PROMPT[at + 1 :]
+    warm_llm = make(toys.plain, folder_url)
+    warm = answer(warm_llm, edited)
+    assert hit(warm_llm) == at // 64 * 64
+    assert warm == answer(make(toys.plain, "mem:"), edited)
+
+
+def test_a_longer_and_a_shorter_prompt(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    llm = make(toys.plain, folder_url)
+    answer(llm, PROMPT)
+    flushed(llm)
+    for prompt in (PROMPT + TEXT * 2, PROMPT[:400]):
+        warm_llm = make(toys.plain, folder_url)
+        warm = answer(warm_llm, prompt)
+        assert hit(warm_llm) >= min(len(prompt) - 1, len(PROMPT)) // 64 * 64
+        assert warm == answer(make(toys.plain, "mem:"), prompt)
+
+
+def test_short_prompts_are_left_alone(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    llm, plain = make(toys.plain, folder_url), make(toys.plain, None)
+    for prompt in ("a", "fox", TEXT[:63]):
+        assert answer(llm, prompt) == answer(plain, prompt)
+        assert llm.cache.report["loaded_tokens"] == 0
+
+
+def test_many_prompts_in_one_llama(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    """Each answer is that of a Llama that starts from nothing, whatever was in the context before."""
+    prompts = [PROMPT, PROMPT[:200] + "and-then-" + PROMPT[200:], "something-else.-" * 30, PROMPT, TEXT, PROMPT[:-3]]
+    cold = []
+    for prompt in prompts:
+        cold.append(answer(make(toys.plain, "mem:"), prompt))
+    for _ in range(2):
+        llm = make(toys.plain, folder_url)
+        got = [answer(llm, prompt) for prompt in prompts]
+        assert [g[0] for g in got] == [c[0] for c in cold]
+        flushed(llm)
+
+
+def test_what_the_llama_holds_is_not_computed_again(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    """A chat in one Llama goes on from its answer, as without a cache."""
+    llm, plain = make(toys.plain, folder_url), make(toys.plain, None)
+    text = PROMPT
+    for turn in range(3):
+        tokens, _ = answer(llm, text, 24)
+        assert tokens == answer(plain, text, 24)[0]
+        if turn > 0:
+            assert llm.cache.report["computed_tokens"] <= 16 + 24
+            assert llm.cache.report["resident_tokens"] >= len(text) - 16 - 24
+        text += llm.detokenize(tokens).decode("latin-1").encode("ascii", "replace").decode() + "go-on,-dog.-"
+
+
+# ---- completions and chats
+
+
+def complete(llm: Any, **kwargs: Any) -> dict[str, Any]:
+    result: dict[str, Any] = llm.create_completion(**({"max_tokens": ANSWER, "temperature": 0.0} | kwargs))
+    return result
+
+
+def test_chat_completions(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    system = {"role": "system", "content": TEXT * 4}
+    first = [system, {"role": "user", "content": "Does the dog sleep?"}]
+    llm = make(toys.plain, folder_url)
+    cold = llm.create_chat_completion(first, max_tokens=ANSWER, temperature=0.0)
+    flushed(llm)
+    warm_llm = make(toys.plain, folder_url)
+    warm = warm_llm.create_chat_completion(first, max_tokens=ANSWER, temperature=0.0)
+    assert warm["choices"] == cold["choices"] and warm["usage"] == cold["usage"]
+    assert hit(warm_llm) == warm["usage"]["prompt_tokens"] - 1
+    other = [system, {"role": "user", "content": "And what does the fox do?"}]
+    asked = make(toys.plain, folder_url)
+    again = asked.create_chat_completion(other, max_tokens=ANSWER, temperature=0.0)
+    assert hit(asked) >= len(TEXT) * 4 // 64 * 64
+    want = make(toys.plain, "mem:").create_chat_completion(other, max_tokens=ANSWER, temperature=0.0)
+    assert again["choices"] == want["choices"]
+
+
+def test_streams_that_are_left_early(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    llm = make(toys.plain, folder_url)
+    stream = llm.create_completion(PROMPT, max_tokens=50, temperature=0.0, stream=True)
+    next(stream)
+    stream.close()
+    assert complete(llm, prompt=PROMPT)["choices"] == complete(make(toys.plain, "mem:"), prompt=PROMPT)["choices"]
+
+
+def test_sampling_with_a_seed(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    llm = make(toys.plain, folder_url)
+    cold = complete(llm, prompt=PROMPT, temperature=1.0, seed=7)
+    flushed(llm)
+    warm = complete(make(toys.plain, folder_url), prompt=PROMPT, temperature=1.0, seed=7)
+    assert warm["choices"] == cold["choices"]
+
+
+def close_logprobs(a: Any, b: Any) -> bool:
+    assert a["tokens"] == b["tokens"] and a["text_offset"] == b["text_offset"]
+    pairs = zip(a["token_logprobs"], b["token_logprobs"], strict=True)
+    return all(x is y is None or abs(x - y) < 1e-2 for x, y in pairs)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_logprobs(toys: Toys, make: Make, folder_url: str, way: str, echo: bool) -> None:
+    """With echo they are of the whole prompt, so all of it is computed."""
+    want = complete(make(toys.plain, None, logits_all=True), prompt=PROMPT, logprobs=2, echo=echo)
+    for _ in range(2):
+        llm = make(toys.plain, folder_url, logits_all=True)
+        complete(llm, prompt=PROMPT)
+        got = complete(llm, prompt=PROMPT, logprobs=2, echo=echo)
+        assert close_logprobs(got["choices"][0]["logprobs"], want["choices"][0]["logprobs"])
+        assert got["choices"][0]["text"] == want["choices"][0]["text"]
+        assert isinstance(llm.cache, KvferryCache)
+        flushed(llm)
+
+
+def test_states_of_the_program(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    llm = make(toys.plain, folder_url)
+    first = answer(llm, PROMPT)
+    state = llm.save_state()
+    answer(llm, "something-else.-" * 20)
+    llm.load_state(state)
+    assert answer(llm, PROMPT)[0] == first[0]
+    assert answer(llm, PROMPT + TEXT)[0] == answer(make(toys.plain, "mem:"), PROMPT + TEXT)[0]
+
+
+def test_speculative_decoding(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    want = complete(make(toys.plain, None), prompt=PROMPT)
+    for _ in range(2):
+        llm = make(toys.plain, folder_url, logits_all=True, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4))
+        assert complete(llm, prompt=PROMPT)["choices"][0]["text"] == want["choices"][0]["text"]
+        flushed(llm)
+
+
+# ---- identity
+
+
+def loads(make: Make, path: Path, url: str, **kwargs: Any) -> int:
+    llm = make(path, url, **kwargs)
+    got = answer(llm, PROMPT)
+    assert got == answer(make(path, "mem:", **kwargs), PROMPT)
+    return hit(llm)
+
+
+def test_another_model_of_the_same_shape(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    assert loads(make, toys.plain, folder_url) == 0
+    assert loads(make, toys.other, folder_url) == 0
+
+
+def test_a_model_that_was_replaced(toys: Toys, make: Make, folder_url: str, way: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(toys.plain.read_bytes())
+    llm = make(path, None)
+    aside = tmp_path / "aside.gguf"
+    aside.write_bytes(toys.other.read_bytes())
+    os.replace(aside, path)
+    cache = KvferryCache(folder_url, block_tokens=64)
+    llm.set_cache(cache)
+    assert answer(llm, PROMPT)[0] == answer(make(toys.plain, None), PROMPT)[0]
+    assert cache.report["how"] == "none" and "changed" in cache.report["why"]
+    cache.close()
+
+
+OTHERS = [
+    {"rope_freq_base": 5000.0},
+    {"rope_freq_scale": 0.5},
+    {"flash_attn": True},
+    {"type_k": 8},  # q8_0
+    {"kv_overrides": {"llama.attention.layer_norm_rms_epsilon": 1e-2}},
+    {"cache": {"tenant": "somebody else"}},
+    {"cache": {"secret": b"0123456789abcdef"}},
+]
+
+
+@pytest.mark.parametrize("kwargs", OTHERS, ids=[str(*k) for k in OTHERS])
+def test_other_settings_are_a_miss(toys: Toys, make: Make, folder_url: str, way: str, kwargs: dict[str, Any]) -> None:
+    assert loads(make, toys.plain, folder_url) == 0
+    assert loads(make, toys.plain, folder_url, **kwargs) == 0
+
+
+@pytest.mark.parametrize("kwargs", [{"n_ctx": 2048}, {"n_threads": 2}, {"n_batch": 64}, {"use_mmap": False}])
+def test_settings_that_change_no_kv_are_a_hit(toys: Toys, make: Make, folder_url: str, kwargs: dict[str, Any]) -> None:
+    assert loads(make, toys.plain, folder_url) == 0
+    assert loads(make, toys.plain, folder_url, **kwargs) == len(PROMPT) - 1
+
+
+def test_lora_is_part_of_the_identity(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    lora = {"lora_path": str(toys.lora)}
+    assert loads(make, toys.plain, folder_url) == 0
+    assert loads(make, toys.plain, folder_url, **lora) == 0
+    assert loads(make, toys.plain, folder_url, **lora, lora_scale=0.5) == 0
+    assert loads(make, toys.plain, folder_url, **lora) == len(PROMPT) - 1
+
+
+def test_adapters_that_are_changed_by_hand(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    """It is not known then what computes."""
+    llm = make(toys.plain, folder_url)
+    before = answer(llm, PROMPT)[0]
+    flushed(llm)
+    adapter = llama_cpp.llama_adapter_lora_init(llm.model, str(toys.lora).encode())
+    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+    llama_cpp.llama_cpp.llama_set_adapters_lora(llm.ctx, adapters, 1, (ctypes.c_float * 1)(1.0))
+    llm.reset()
+    after = answer(llm, PROMPT)[0]
+    assert llm.cache.report["how"] == "none" and "adapters" in llm.cache.report["why"]
+    assert after != before
+    assert after == answer(make(toys.plain, None, lora_path=str(toys.lora)), PROMPT)[0]
+
+
+def test_no_cache_for_embeddings(toys: Toys, make: Make, folder_url: str) -> None:
+    llm = make(toys.plain, folder_url, embedding=True)
+    assert len(llm.embed("The fox")) > 0
+    assert llm.context_params.n_seq_max > 2
+
+
+# ---- faults of the store
+
+
+def records(url: str) -> list[Path]:
+    folder = Path(url.removeprefix("file:"))
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size > 200]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def exchange(paths: list[Path]) -> None:
+    bodies = [path.read_bytes() for path in paths]
+    for path, body in zip(paths, bodies[1:] + bodies[:1], strict=True):
+        path.write_bytes(body)
+
+
+@pytest.mark.parametrize("fault", ["flip", "truncate", "exchange", "one"])
+def test_records_that_are_not_what_they_should_be(
+    toys: Toys, make: Make, folder_url: str, way: str, fault: str
+) -> None:
+    llm = make(toys.plain, folder_url)
+    cold = answer(llm, PROMPT)
+    flushed(llm)
+    paths = records(folder_url)
+    assert paths
+    if fault == "exchange":
+        exchange(paths)
+    elif fault == "one":
+        flip(paths[len(paths) // 2])
+    else:
+        for path in paths:
+            (flip if fault == "flip" else truncate)(path)
+    warm_llm = make(toys.plain, folder_url)
+    assert answer(warm_llm, PROMPT) == cold
+    if fault != "one":
+        assert warm_llm.cache.report["loaded_tokens"] == 0
+    flushed(warm_llm)
+    assert answer(make(toys.plain, folder_url), PROMPT) == cold
+
+
+def test_a_store_that_is_down(toys: Toys, make: Make, own_redis: RedisServer, way: str) -> None:
+    cold = answer(make(toys.plain, "mem:"), PROMPT)
+    llm = make(toys.plain, own_redis.tcp_url)
+    assert answer(llm, PROMPT) == cold
+    flushed(llm)
+    own_redis.stop()
+    for _ in range(2):
+        assert answer(make(toys.plain, own_redis.tcp_url, cache={"timeout": 1.0}), PROMPT) == cold
+    assert answer(llm, PROMPT[:500])[0] == answer(make(toys.plain, None), PROMPT[:500])[0]
+
+
+def test_a_store_that_hangs(toys: Toys, make: Make, own_redis: RedisServer, way: str) -> None:
+    llm = make(toys.plain, own_redis.tcp_url)
+    cold = answer(llm, PROMPT)
+    flushed(llm)
+    own_redis.pause()
+    hung = make(toys.plain, own_redis.tcp_url, cache={"timeout": 1.0})
+    assert answer(hung, PROMPT) == cold
+    assert hung.cache.report["loaded_tokens"] == 0
+    own_redis.resume()
+    assert answer(make(toys.plain, own_redis.tcp_url), PROMPT) == cold
+
+
+def test_a_store_that_is_closed(toys: Toys, make: Make, way: str) -> None:
+    with kvferry.Store("mem:") as store:
+        llm = make(toys.plain, None)
+        llm.set_cache(KvferryCache(store, block_tokens=64))
+        cold = answer(llm, PROMPT)
+    llm.reset()
+    assert answer(llm, PROMPT)[0] == cold[0]
+    assert llm.cache.report["how"] == "none" and "closed" in llm.cache.report["why"]
+
+
+@pytest.mark.parametrize("url", ["unix", "tcp", "file"])
+def test_every_kind_of_store(toys: Toys, make: Make, redis: RedisServer, folder_url: str, way: str, url: str) -> None:
+    where = {"unix": redis.unix_url, "tcp": redis.tcp_url, "file": folder_url}[url]
+    llm = make(toys.plain, where)
+    cold = answer(llm, PROMPT)
+    flushed(llm)
+    warm_llm = make(toys.plain, where)
+    assert answer(warm_llm, PROMPT) == cold
+    assert hit(warm_llm) == len(PROMPT) - 1
+
+
+# ---- the interface
+
+
+def test_one_cache_for_several_llamas(toys: Toys, make: Make, folder_url: str, way: str) -> None:
+    with contextlib.closing(KvferryCache(folder_url, block_tokens=64)) as cache:
+        llms = [make(path, None) for path in (toys.plain, toys.plain, toys.other)]
+        for llm in llms:
+            llm.set_cache(cache)
+        first = answer(llms[0], PROMPT)
+        assert cache.flush(60)
+        assert answer(llms[1], PROMPT) == first
+        assert hit(llms[1]) == len(PROMPT) - 1
+        assert answer(llms[2], PROMPT) == answer(make(toys.other, "mem:"), PROMPT)
+        assert answer(llms[0], PROMPT)[0] == first[0]
+        assert cache.cache_size > 0
+
+
+def test_it_takes_the_place_of_their_caches_and_gives_it_back(toys: Toys, make: Make, folder_url: str) -> None:
+    llm = make(toys.plain, folder_url)
+    want = complete(llm, prompt=PROMPT)["choices"]
+    llm.set_cache(LlamaRAMCache())
+    assert complete(llm, prompt=PROMPT)["choices"] == want
+    llm.set_cache(None)
+    assert complete(llm, prompt=PROMPT)["choices"] == want
+
+
+def test_a_wrong_url(toys: Toys) -> None:
+    with pytest.raises(kvferry.ConfigError):
+        KvferryCache("nonsense://here")
+
+
+# ---- other processes
+
+CHILD = """
+import json, sys
+import kvferry.llama_cpp
+from llama_cpp import Llama
+path, prompt, block_tokens = sys.argv[1:4]
+llm = Llama(path, n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+if int(block_tokens) > 0:
+    llm.set_cache(kvferry.llama_cpp.KvferryCache(block_tokens=int(block_tokens)))
+text = llm.create_completion(prompt, max_tokens=16, temperature=0.0)["choices"][0]["text"]
+llm.cache.flush(60)
+print(json.dumps({"text": text, **llm.cache.report}))
+"""
+
+
+def start(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | env)
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    got: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return got
+
+
+def test_processes_share_a_store(toys: Toys, redis: RedisServer) -> None:
+    def child() -> subprocess.Popen[str]:
+        return start(CHILD, str(toys.plain), PROMPT, "64", KVFERRY_STORE=redis.unix_url)
+
+    both = [child(), child()]
+    first, second = [result(process) for process in both]
+    assert first["text"] == second["text"]
+    third = result(child())
+    assert third["text"] == first["text"] and third["stored_tokens"] == len(PROMPT) - 1
+
+
+def test_the_import_is_enough(toys: Toys, folder_url: str) -> None:
+    prompt = PROMPT[:200]
+    for loaded in (0, len(prompt) - 1):
+        # "states" has blocks of 64 tokens whatever the size of a record
+        code = CHILD.replace("from llama_cpp import", "kvferry.llama_cpp.LlamaEngine = None\nfrom llama_cpp import")
+        got = result(start(code, str(toys.plain), prompt, "0", KVFERRY_STORE=folder_url))
+        assert got["how"] == "states" and got["loaded_tokens"] == loaded
+
+
+LATE = """
+import sys
+from llama_cpp import Llama
+llm = Llama(sys.argv[1], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False)
+import json, kvferry.llama_cpp
+cache = kvferry.llama_cpp.KvferryCache(sys.argv[2], block_tokens=64)
+llm.set_cache(cache)
+text = llm.create_completion(sys.argv[3], max_tokens=16, temperature=0.0)["choices"][0]["text"]
+print(json.dumps({"text": text, **cache.report}))
+"""
+
+
+def test_a_llama_from_before_the_import(toys: Toys, make: Make, folder_url: str) -> None:
+    got = result(start(LATE, str(toys.plain), folder_url, PROMPT))
+    assert got["how"] == "none" and "imported" in got["why"]
+    assert got["text"] == complete(make(toys.plain, None), prompt=PROMPT)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("flash", ["off", "auto"])
+def test_blocks_are_those_of_kvferry_run(make: Make, folder_url: str, tmp_path: Path, flash: str) -> None:
+    program, model = os.environ.get("KVFERRY", ""), Path(os.environ.get("KVF_MODEL", ""))
+    if not os.access(program, os.X_OK) or not model.is_file():
+        pytest.skip("KVFERRY names the program kvferry, built with llama.cpp, and KVF_MODEL a model")
+    text = tmp_path / "prompt.txt"
+    text.write_text(TEXT * 8)
+    command = [program, "run", "--store", folder_url, "-m", str(model), "--raw", "-f", str(text), "-n", "1",
+               "--threads", "1", "--flash-attn", flash, "--json"]  # fmt: skip
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["saved_blocks"] > 0
+    llm = make(model, folder_url, cache={"block_tokens": 0}, flash_attn=flash != "off")
+    next(iter(llm.generate(llm.tokenize(text.read_bytes(), add_bos=False), temp=0.0)))
+    report = llm.cache.report
+    assert report["how"] == "engine" and report["num_tokens"] == said["prompt_tokens"]
+    assert hit(llm) == report["num_tokens"] - 1
