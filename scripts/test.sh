@@ -152,6 +152,8 @@ stage_python() {
     one "ruff" "$pytest" -m ruff check python checks/python_wire.py
     one "ruff format" "$pytest" -m ruff format --check python checks/python_wire.py
     pytests "python tests" "$pytest" python/test
+    LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
+        pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py
     if [[ -x ${KVF_ENGINES:-} ]]; then
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py
         pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py
