@@ -6,8 +6,9 @@
     llm.set_cache(kvferry.llama_cpp.KvferryCache("redis://cache"))    # or in a store of your choice
 
 Importing this module is enough: each `Llama` that is made afterwards has a `KvferryCache` of the store in KVFERRY_STORE
-(several URLs with spaces between), or of ~/.cache/kvferry/store. `Llama.set_cache` replaces it, and `set_cache(None)`
-switches it off. The default store is opened at the first prompt.
+(several URLs with spaces between), or of ~/.cache/kvferry/store. KVFERRY_TENANT, KVFERRY_SECRET_FILE,
+KVFERRY_BLOCK_TOKENS, KVFERRY_PORTABLE and KVFERRY_BUDGET_MS mean what they mean for `kvferry exec`. `Llama.set_cache`
+replaces the cache, and `set_cache(None)` switches it off.
 
     python -m kvferry.llama_cpp --model model.gguf              # is python -m llama_cpp.server, with the store
 
@@ -39,6 +40,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -103,8 +105,13 @@ class KvferryCache(BaseLlamaCache):  # type: ignore[misc]  # its types are not f
         timeout: float | None = None,
     ) -> None:
         super().__init__(0)
-        self._own = not isinstance(store, Store)
-        self._store = store if isinstance(store, Store) else Store(_default_urls() if store is None else store)
+        self._closer: weakref.finalize[[], KvferryCache] | None = None
+        if isinstance(store, Store):
+            self._store = store
+        else:
+            secret_files = os.environ.get("KVFERRY_SECRET_FILE") or None
+            self._store = Store(_default_urls() if store is None else store, secret_files=secret_files)
+            self._closer = weakref.finalize(self, self._store.close)  # also at the end of the process
         self._secrets = {"secret": secret, "previous_secret": previous_secret}
         self._tenant = tenant
         self._block_tokens = block_tokens
@@ -123,9 +130,10 @@ class KvferryCache(BaseLlamaCache):  # type: ignore[misc]  # its types are not f
         return done and unwritten == 0
 
     def close(self) -> None:
-        """Waits for blocks that are being written, and closes the store if it was opened here."""
-        if self._own:
-            self._store.close()
+        """Waits up to 5 s for blocks that are being written, and closes the store if it was opened here. The end of the
+        process does the same."""
+        if self._closer is not None:
+            self._closer()
 
     # -- what BaseLlamaCache asks for
 
@@ -673,12 +681,24 @@ def _init(plain: Callable[..., None]) -> Callable[..., None]:
 _default: list[KvferryCache] = []
 
 
+def _cache_of_environment() -> KvferryCache:
+    """With the variables that `kvferry exec` has for llama-server."""
+    env = os.environ
+    milliseconds = int(env.get("KVFERRY_BUDGET_MS") or 0)
+    return KvferryCache(
+        tenant=env.get("KVFERRY_TENANT") or None,
+        block_tokens=int(env.get("KVFERRY_BLOCK_TOKENS") or 0),
+        portable=env.get("KVFERRY_PORTABLE", "0") not in ("", "0"),
+        timeout=milliseconds / 1000 if milliseconds > 0 else None,
+    )
+
+
 def _default_cache() -> KvferryCache | None:
     """One for all Llamas of the process."""
     if not _default or _default[0].store.closed:
         try:
-            _default[:] = [KvferryCache()]
-        except Error as error:
+            _default[:] = [_cache_of_environment()]
+        except (Error, ValueError) as error:
             log.warning("llama_cpp: no store, so nothing is loaded or stored: %s", error)
             return None
     return _default[0]

@@ -10,13 +10,14 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy_gguf
-from conftest import RedisServer
+from conftest import RedisServer, free_port, until
 
 import kvferry
 
@@ -533,6 +534,12 @@ def test_processes_share_a_store(toys: Toys, redis: RedisServer) -> None:
     assert third["text"] == first["text"] and third["stored_tokens"] == len(PROMPT) - 1
 
 
+def test_what_is_saved_is_written_at_the_end_of_the_process(toys: Toys, folder_url: str) -> None:
+    code = CHILD.replace("llm.cache.flush(60)\n", "")
+    results = [result(start(code, str(toys.plain), PROMPT, "64", KVFERRY_STORE=folder_url)) for _ in range(2)]
+    assert results[1]["stored_tokens"] == len(PROMPT) - 1 and results[1]["text"] == results[0]["text"]
+
+
 def test_the_import_is_enough(toys: Toys, folder_url: str) -> None:
     prompt = PROMPT[:200]
     for loaded in (0, len(prompt) - 1):
@@ -558,6 +565,66 @@ def test_a_llama_from_before_the_import(toys: Toys, make: Make, folder_url: str)
     got = result(start(LATE, str(toys.plain), folder_url, PROMPT))
     assert got["how"] == "none" and "imported" in got["why"]
     assert got["text"] == complete(make(toys.plain, None), prompt=PROMPT)["choices"][0]["text"]
+
+
+# ---- their server
+
+IN_FRONT = {
+    "program": ["-m", "kvferry.llama_cpp"],
+    "import": ["-c", "import kvferry.llama_cpp, runpy; runpy.run_module('llama_cpp.server', run_name='__main__')"],
+}
+
+
+@contextlib.contextmanager
+def serving(command: list[str], folder: Path, *args: str, **env: str) -> Iterator[tuple[str, Path]]:
+    """python -m llama_cpp.server, which has answered: its URL and its stderr. Stopped as a service manager does it."""
+    port = free_port()
+    said = folder / f"server-{port}.log"
+    with open(said, "wb") as log:
+        words = [sys.executable, *command, "--port", str(port), "--n_ctx", "1024", "--n_threads", "1", *args]
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | env)
+    try:
+        url = f"http://localhost:{port}/v1"
+
+        def answers() -> bool:
+            assert process.poll() is None, said.read_text()
+            try:
+                return bool(urllib.request.urlopen(f"{url}/models", timeout=60).status == 200)
+            except OSError:
+                return False
+
+        until(answers, "llama_cpp.server answers", 120)
+        yield url, said
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def post(url: str, **body: Any) -> dict[str, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        got: dict[str, Any] = json.load(reply)
+    return got
+
+
+@pytest.mark.parametrize("front", list(IN_FRONT))
+def test_their_server(toys: Toys, make: Make, redis: RedisServer, tmp_path: Path, front: str) -> None:
+    pytest.importorskip("fastapi")
+    ask = {"max_tokens": ANSWER, "temperature": 0.0, "stream": False}
+    chat = [{"role": "user", "content": PROMPT}]
+    env = {"KVFERRY_STORE": redis.unix_url, "KVFERRY_BLOCK_TOKENS": "64"}
+    texts = []
+    for _ in range(2):
+        with serving(IN_FRONT[front], tmp_path, "--model", str(toys.plain), **env) as (url, said):
+            texts.append(post(f"{url}/completions", prompt=PROMPT, **ask)["choices"][0]["text"])
+            texts.append(post(f"{url}/chat/completions", messages=chat, **ask)["choices"][0]["message"]["content"])
+        reports = [line for line in said.read_text().splitlines() if line.startswith("KvferryCache: ")]
+        assert len(reports) == 2 and "'how': 'engine'" in reports[0]
+        found = [int(report.split("'stored_tokens': ")[1].split(",")[0]) for report in reports]
+    assert found[0] == len(PROMPT) - 1 and found[1] > len(PROMPT)
+    assert texts[:2] == texts[2:]
+    llm = make(toys.plain, "mem:", logits_all=True)
+    assert complete(llm, prompt=PROMPT)["choices"][0]["text"] == texts[0]
 
 
 @pytest.mark.parametrize("flash", ["off", "auto"])
