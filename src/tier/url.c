@@ -287,7 +287,7 @@ static kvf_status take_userinfo(kvfi_url *url, kvf_error *err, span in) {
     return KVF_OK;
 }
 
-/* ---- parameters */
+/* ---- parameters ---- */
 static kvfi_url_param *find(const kvfi_url *url, const char *name) {
     for (size_t i = 0; i < url->num_params; i++) {
         if (strcmp(url->params[i].name, name) == 0) {
@@ -423,14 +423,22 @@ void kvfi_url_free(kvfi_url *url) {
     kvfi_free(url);
 }
 
-/* ---- taking parameters */
+/* ---- taking parameters ---- */
+
+/* The value of a parameter, which counts as known from now on. NULL: it is absent. */
+static const char *take(kvfi_url *url, const char *name) {
+    kvfi_url_param *param = find(url, name);
+    if (param == NULL) {
+        return NULL;
+    }
+    param->taken = true;
+    return param->value;
+}
+
 kvf_status kvfi_url_take_text(kvfi_url *url, kvf_error *err, const char *name, const char **out) {
     (void)err; /* any text will do: the caller judges it */
-    kvfi_url_param *param = find(url, name);
-    if (param != NULL) {
-        param->taken = true;
-        *out = param->value;
-    }
+    const char *text = take(url, name);
+    *out = text != NULL ? text : *out;
     return KVF_OK;
 }
 
@@ -448,17 +456,16 @@ static const char *size_text(char out[24], uint64_t bytes) {
 
 kvf_status kvfi_url_take_size(kvfi_url *url, kvf_error *err, const char *name, uint64_t *out, uint64_t min,
                               uint64_t max) {
-    kvfi_url_param *param = find(url, name);
-    if (param == NULL) {
+    const char *text = take(url, name);
+    uint64_t value = 0;
+    if (text == NULL) {
         return KVF_OK;
     }
-    param->taken = true;
-    uint64_t value = 0;
-    if (!kvfi_parse_size(&value, param->value, strlen(param->value)) || value < min || value > max) {
+    if (!kvfi_parse_size(&value, text, strlen(text)) || value < min || value > max) {
         char low[24], high[24];
         return kvfi_fail(err, KVF_CONFIG,
-                         "%s=%.64s must be a size from %s to %s, in bytes or with the suffix K, M, G or T", name,
-                         param->value, size_text(low, min), size_text(high, max));
+                         "%s=%.64s must be a size from %s to %s, in bytes or with the suffix K, M, G or T", name, text,
+                         size_text(low, min), size_text(high, max));
     }
     *out = value;
     return KVF_OK;
@@ -466,15 +473,13 @@ kvf_status kvfi_url_take_size(kvfi_url *url, kvf_error *err, const char *name, u
 
 kvf_status kvfi_url_take_u32(kvfi_url *url, kvf_error *err, const char *name, uint32_t *out, uint32_t min,
                              uint32_t max) {
-    kvfi_url_param *param = find(url, name);
-    if (param == NULL) {
+    const char *text = take(url, name);
+    uint64_t value = 0;
+    if (text == NULL) {
         return KVF_OK;
     }
-    param->taken = true;
-    uint64_t value = 0;
-    if (!kvfi_parse_u64(&value, param->value, strlen(param->value)) || value < min || value > max) {
-        return kvfi_fail(err, KVF_CONFIG, "%s=%.64s must be a whole number from %u to %u", name, param->value, min,
-                         max);
+    if (!kvfi_parse_u64(&value, text, strlen(text)) || value < min || value > max) {
+        return kvfi_fail(err, KVF_CONFIG, "%s=%.64s must be a whole number from %u to %u", name, text, min, max);
     }
     *out = (uint32_t)value;
     return KVF_OK;
