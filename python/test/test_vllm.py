@@ -2,8 +2,12 @@
 """The connector for vLLM, both halves, on real stores: what vLLM calls, in its order, without the minutes that it takes
 to start (test_vllm_engine.py has those)."""
 
+import contextlib
 import json
 import os
+import socket
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +21,7 @@ from vllm.lora.request import LoRARequest
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
 import kvferry
-from kvferry.vllm import identity, weights
+from kvferry.vllm import identity, plan, weights
 from kvferry.vllm.connector import HOOKS, KvferryConnector
 from kvferry.vllm.messages import Step
 from kvferry.vllm.settings import Settings
@@ -115,6 +119,7 @@ def test_all_ranks_must_have_a_block(engine, redis):
     rank_1 = space.keys_of(hashes, (1).to_bytes(4, "little") + bytes(4))
     with kvferry.Store(redis.unix_url) as store:
         assert store.remove(space.digest, rank_1[5 * 32 : 6 * 32])
+    assert second.ask(request) == 20
     assert second.load(request) == 20
     second.check(request, range(5))
 
@@ -337,6 +342,94 @@ def test_a_change_of_the_weights_forgets_what_was_stored(engine, redis):
     assert one.run(IDS) == 0
     assert one.run(IDS) == 40
     assert engine(redis.unix_url).run(IDS) == 40
+
+
+# ---- a store that is slower than computing
+
+
+class SlowProxy:
+    """Passes on what a client and a server say to each other; the server's part at a rate."""
+
+    def __init__(self, port, bytes_per_second):
+        self.rate = bytes_per_second
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self.server.getsockname()[1]}"
+        self.port = port
+        self.open = [self.server]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client = self.server.accept()[0]
+                server = socket.create_connection(("127.0.0.1", self.port))
+                self.open += [client, server]
+                for source, target, rate in ((client, server, None), (server, client, self.rate)):
+                    threading.Thread(target=self._pump, args=(source, target, rate), daemon=True).start()
+
+    def _pump(self, source, target, rate):
+        with contextlib.suppress(OSError):
+            while data := source.recv(512 if rate else 65536):
+                if rate:
+                    time.sleep(len(data) / rate)
+                target.sendall(data)
+
+    def close(self):
+        for one in self.open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+@pytest.mark.parametrize("seconds_per_token, loads_all", [(1e-6, False), (60.0, True)])
+def test_a_load_goes_on_as_long_as_it_is_worth_it(engine, redis, tmp_path, seconds_per_token, loads_all):
+    """Ten blocks of about 600 bytes at 3 kB a second, for an engine that computes faster, or slower."""
+    engine(redis.tcp_url).run(IDS)
+    trace = tmp_path / "trace"
+    proxy = SlowProxy(redis.port, 3000)
+    try:
+        second = engine(proxy.url, patience=None, load_timeout=300, lookup_timeout=60, trace=str(trace))
+        request = second.request(IDS)
+        assert second.ask(request, steps=100000) == 40
+        second.scheduler._scheduler._pace.seconds_per_token = seconds_per_token
+        loaded = second.load(request, steps=100000)
+        second.check(request, range(loaded // BLOCK))
+        assert (loaded == 40) == loads_all
+        given_up = [e["given_up"] for e in map(json.loads, trace.read_text().splitlines()) if e["event"] == "load"]
+        assert given_up == [not loads_all]
+    finally:
+        proxy.close()
+
+
+def test_an_account_pays_for_what_arrives(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(plan.time, "monotonic", lambda: now[0])
+    account = plan.Account(0.3, 0.1)
+    steps = [(0.2, 0, False), (0.4, 2, False), (0.6, 2, True)]  # 0.1, 0.1, -0.1 seconds are left
+    for at, arrived, is_empty in steps:
+        now[0] = at
+        assert account.is_empty(arrived) == is_empty
+    now[0] = 0.0
+    account = plan.Account(1.0, None)
+    for at, arrived, is_empty in [(0.9, 0, False), (1.8, 1, False), (2.7, 2, False), (3.8, 2, True)]:
+        now[0] = at
+        assert account.is_empty(arrived) == is_empty
+
+
+def test_the_pace_is_that_of_large_steps(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(plan.time, "monotonic", lambda: now[0])
+    pace = plan.Pace()
+    assert (pace.patience(1000), pace.lookup_time(1000, 0.25)) == (plan.GUESS, 0.25)
+    for tokens, seconds in ((10, 50.0), (100, 10.0), (100, 30.0)):
+        pace.begin(tokens)
+        now[0] += seconds
+        pace.end()
+    assert pace.compute_time(10) == pytest.approx(2.0)
+    assert pace.patience(1000) == pytest.approx(6.0)
+    assert pace.lookup_time(1000, 0.25) == 0.25
+    assert pace.lookup_time(10, 0.25) == pytest.approx(0.06)
+    assert pace.lookup_time(1, 0.25) == plan.LEAST_LOOKUP
 
 
 # ---- faults of our own

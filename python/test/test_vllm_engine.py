@@ -14,6 +14,8 @@ if vllm_lab.missing() is not None:
 
 BLOCK, TOKENS = 32, 300
 WHOLE = (TOKENS - 1) // BLOCK * BLOCK
+# Few pages, so that requests are preempted, and steps smaller than a prompt.
+SMALL = {"num_gpu_blocks_override": 65, "max_model_len": 1024, "max_num_batched_tokens": 256}
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,9 @@ def trace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def first(server, prompt, trace):
     """What the first engine says: computed, from its own prefix cache, and what faults make of it."""
-    options = {"store": [server.unix_url], "trace": str(trace), "lookup_timeout": 10}
+    options = {"store": [server.unix_url], "trace": str(trace), "lookup_timeout": 10, "patience": 30}
     answers = {}
-    with vllm_lab.EngineProcess(options, num_gpu_blocks_override=128, disable_log_stats=False) as engine:
+    with vllm_lab.EngineProcess(options, **SMALL, disable_log_stats=False) as engine:
         answers["computed"] = engine.run(prompt, num=4)
         answers["own cache"] = engine.run(prompt, num=4)
         engine.reset()
@@ -53,8 +55,8 @@ def first(server, prompt, trace):
         engine.reset()
         answers["repaired"] = engine.run(prompt, num=4)
         # Preemption: more requests than pages for them.
-        many = [prompt[i : i + 250] for i in range(16)]
-        answers["many"] = engine.run(*many, num=40)
+        many = [prompt[i : i + 250] for i in range(8)]
+        answers["prompts"], answers["many"] = many, engine.run(*many, num=12)
         answers["metrics"] = engine.do(do="metrics")
         # A silent server, and a dead one.
         engine.reset()
@@ -81,6 +83,7 @@ def test_faults_change_no_answer(first, case):
 def test_requests_side_by_side(first):
     for answer in first["both"]:
         assert answer["ids"] == first["computed"]["ids"]
+    assert first["metrics"]["vllm:num_preemptions"] > 0
     assert all(answer["finish"] == "length" for answer in first["many"])
 
 
@@ -99,12 +102,16 @@ def test_vllm_shows_the_counters(first):
 
 def test_a_new_process_loads_it(first, server, prompt, tmp_path):
     trace = tmp_path / "trace"
-    options = {"store": [server.unix_url], "trace": str(trace), "lookup_timeout": 10}
-    with vllm_lab.EngineProcess(options, num_gpu_blocks_override=128) as engine:
+    options = {"store": [server.unix_url], "trace": str(trace), "lookup_timeout": 10, "patience": 30}
+    with vllm_lab.EngineProcess(options, **SMALL) as engine:
         answer = engine.run(prompt, num=4)
         assert answer["cached"] == WHOLE
         assert answer["ids"] == first["computed"]["ids"]
         assert answer["logprobs"] == first["own cache"]["logprobs"], "to the bit"
+        for ids, before in zip(first["prompts"], first["many"], strict=True):
+            after = engine.run(ids)
+            assert after["cached"] >= 6 * BLOCK, "saved by requests that were preempted, and right:"
+            assert abs(after["logprobs"][0] - before["logprobs"][0]) < 1e-3
         server.stop()
         engine.reset()
         assert engine.run(prompt, num=4)["ids"] == first["computed"]["ids"], "without the store"

@@ -5,7 +5,7 @@ CONFIG: {"model": folder, "llm": {arguments of LLM}, "kvferry": {options} or nul
 each line of stdout that begins with "@" its result:
     {"do": "run", "prompts": [[ids], ...], "max_tokens": n, "salt": text}    tokens, log-probabilities, seconds
     {"do": "reset"}      drops vLLM's own prefix cache, not the store
-    {"do": "metrics"}    vLLM's counters of kvferry
+    {"do": "metrics"}    vLLM's counters of kvferry, and of preemptions
 """
 
 import json
@@ -19,6 +19,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
+    OMP_WAIT_POLICY="passive",  # threads that wait leave the core to others, on a busy machine too
 )
 
 
@@ -46,7 +47,8 @@ def run(llm, command):
 
 
 def metrics(llm):
-    return {m.name: m.value for m in llm.get_metrics() if "kvferry" in m.name}
+    counters = [m for m in llm.get_metrics() if hasattr(m, "value")]
+    return {m.name: m.value for m in counters if "kvferry" in m.name or "preempt" in m.name}
 
 
 def make(config):

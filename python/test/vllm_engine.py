@@ -9,6 +9,7 @@ import hashlib
 from types import SimpleNamespace
 
 import torch
+from conftest import until
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -63,7 +64,7 @@ class Engine:
         monkeypatch.setattr(
             identity, "fields_of", lambda c, k, epoch="": {**fields, **({"epoch": epoch} if epoch else {})}
         )
-        options = {"store": url, "lookup_timeout": 5.0, **options}
+        options = {"store": url, "lookup_timeout": 5.0, "patience": 20.0, **options}
 
         def make(which, rank):
             config, kv_config = configs(options, role=role, hash_tokens=hash_tokens, tp=tp, rank=rank)
@@ -240,8 +241,4 @@ class Engine:
 
     def settle(self):
         """Empty steps until all saves have ended."""
-        for _ in range(5000):
-            if not any(c._worker._flights for c in self.workers):
-                return
-            self.step({})
-        raise AssertionError("a save never ends")
+        until(lambda: self.step({}) and not any(c._worker._flights for c in self.workers), "the saves end")

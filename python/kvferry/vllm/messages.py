@@ -24,7 +24,10 @@ class Move:
     tokens: "array[int]"
     first_token: int
     timeout: float
-    patience: float | None = None
+    patience: float = 0.0
+    """Of a load: what it may cost if its blocks arrive too late."""
+    block_seconds: float | None = None
+    """What computing one of the blocks takes, if that is known."""
 
     def keys(self, space: kvferry.Space, rank: int) -> bytes:
         return keys_of(space, self.hashes, self.suffix, rank)
@@ -41,6 +44,7 @@ class Move:
             self.first_token + skip,
             timeout,
             self.patience,
+            self.block_seconds,
         )
 
 

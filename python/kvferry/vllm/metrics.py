@@ -14,7 +14,6 @@ NAMES = {
     "load_failures": "Blocks that were to be loaded and were computed instead.",
     "saved_blocks": "Blocks that were written to the store, or that it was known to have.",
     "saved_bytes": "Bytes of these blocks.",
-    "save_seconds": "Seconds from the beginning to the end of saves, of all saves together.",
     "save_failures": "Blocks that were not written.",
 }
 

@@ -125,8 +125,9 @@ class Scheduler:
         tracked = self._requests[request.request_id]
         first = tracked.offered
         move = self._move(tracked, first, first + num, slots)
-        move.timeout = self._pace.load_timeout(num_tokens, self._settings.load_timeout)
-        move.patience = self._pace.patience(num_tokens)
+        move.timeout = self._settings.load_timeout
+        move.patience = self._settings.patience or self._pace.patience(num_tokens)
+        move.block_seconds = self._pace.compute_time(self._block)
         self._next.loads.append(move)
         self._next.fence.extend(move.slots)
         self._loading[request.request_id] = move.hashes[0]
@@ -147,7 +148,10 @@ class Scheduler:
         lookup = Lookup(first, last - first, time.monotonic())
         tracked.lookups += 1
         keys = self._keys(tracked, first, last) if tracked.lookups <= MAX_LOOKUPS else b""
-        ticket = self._queue.submit_match(self._space, keys, timeout=self._settings.lookup_timeout) if keys else None
+        timeout = self._settings.lookup_timeout
+        if self._settings.patience is None:
+            timeout = self._pace.lookup_time(lookup.num * self._block, timeout)
+        ticket = self._queue.submit_match(self._space, keys, timeout=timeout) if keys else None
         if ticket is None:
             lookup.end = first
         else:

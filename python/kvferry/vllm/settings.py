@@ -21,9 +21,11 @@ class Settings:
     secret_files: str | None = None
     """A file with the secret that seals all records, or two as "NEW:OLD" (docs/tenants.md)."""
     lookup_timeout: float = 0.25
-    """How long a request may wait for the answer to what is stored of it."""
+    """How long a request may wait at most for the answer to what is stored of it."""
     load_timeout: float = 30.0
-    """How long a load may take at most. It is also given up when computing would have been done."""
+    """How long a load may take at most."""
+    patience: float | None = None
+    """What a load may cost at most if its blocks arrive too late. None: 3 % of the time that computing them takes."""
     save_timeout: float = 10.0
     """How long a save may take before its blocks are dropped."""
     trace: str | None = None
@@ -38,8 +40,9 @@ class Settings:
                 raise ValueError(f"kvferry has no option {name!r}; its options are {', '.join(names)}")
         values = dict(options)
         values["store"] = _urls(values.get("store"))
-        for name in ("lookup_timeout", "load_timeout", "save_timeout"):
-            values[name] = _seconds(name, values.get(name, getattr(cls, name)))
+        for name in ("lookup_timeout", "load_timeout", "save_timeout", "patience"):
+            if values.get(name) is not None:
+                values[name] = _seconds(name, values[name])
         return cls(**values)
 
 

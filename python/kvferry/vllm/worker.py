@@ -10,9 +10,11 @@ from typing import Any
 import kvferry
 from kvferry.vllm.messages import Move, Report, Step
 from kvferry.vllm.metrics import Counters
+from kvferry.vllm.plan import Account
 from kvferry.vllm.settings import Settings, Trace, log
 
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for loads, so that they have the core
+LEAST_PATIENCE = 0.1  # seconds: a busy machine needs this much for any answer
 DRAIN = 3.0  # seconds: what the end of the engine waits for saves; vLLM kills its processes after 5
 # A load that ends for one of these reasons is tried once more: the server may be there again, and the rest is worth it.
 PASSING = ("stalled", "unreachable", "server")
@@ -25,7 +27,9 @@ class Flight:
     move: Move
     is_load: bool
     started: float
+    account: Account | None = None
     is_retry: bool = False
+    is_given_up: bool = False
 
 
 class Worker:
@@ -113,7 +117,7 @@ class Worker:
     def start_loads(self, step: Step) -> None:
         for move in step.loads:
             if self._has_other_space or not self._submit_load(move):
-                self._end_load(move, 0)
+                self._end_load(move, 0, "misuse" if self._has_other_space else "full")
 
     def refuse_loads(self, step: Step) -> None:
         """Reports all loads of a step as missing, instead of doing them. The engine waits for each."""
@@ -130,10 +134,12 @@ class Worker:
             slots=move.slots,
             tokens=move.tokens,
             first_token=move.first_token,
+            arrivals=True,
             timeout=move.timeout,
-            patience=move.patience,
+            patience=max(LEAST_PATIENCE, move.patience / 2),  # a silent server is tried twice
         )
-        return self._took_off(ticket, Flight(move, True, time.monotonic(), is_retry))
+        account = Account(move.patience, move.block_seconds)
+        return self._took_off(ticket, Flight(move, True, time.monotonic(), account, is_retry))
 
     def start_saves(self, step: Step) -> None:
         for move in [] if self._has_other_space else step.saves:
@@ -157,11 +163,22 @@ class Worker:
 
     def finished_loads(self) -> set[str]:
         """Requests whose load has ended, well or not. Waits a moment if there is nothing else to do."""
-        if self._idle and self._flights and not self._loaded:
-            self._queue.wait(IDLE_WAIT)
-        for done in self._queue.reap():
-            self._land(self._flights.pop(done.ticket), done)
+        end = time.monotonic() + (IDLE_WAIT if self._idle else 0)
+        self._land_all()
+        while (
+            not self._loaded and any(f.is_load for f in self._flights.values()) and (left := end - time.monotonic()) > 0
+        ):
+            self._queue.wait(left)
+            self._land_all()
+        self._give_up_late_loads()
         return self.take_loaded()
+
+    def _give_up_late_loads(self) -> None:
+        for ticket, flight in self._flights.items():
+            arrived = self._queue.arrived(ticket) if flight.account is not None and not flight.is_given_up else None
+            if arrived is not None and flight.account is not None and flight.account.is_empty(arrived[1].count(1)):
+                self._queue.cancel(ticket)
+                flight.is_given_up = True
 
     def take_loaded(self) -> set[str]:
         loaded, self._loaded = self._loaded, set()
@@ -177,35 +194,44 @@ class Worker:
 
     # ---- completions
 
+    def _land_all(self) -> None:
+        for done in self._queue.reap():
+            self._land(self._flights.pop(done.ticket), done)
+
     def _land(self, flight: Flight, done: kvferry.Completion) -> None:
         move, took = flight.move, time.monotonic() - flight.started
-        why = next((reason for reason in done.reasons if reason is not None), None)
-        self._count(flight, done.num_ok, why, took)
+        first_bad, why = next(((i, r) for i, r in enumerate(done.reasons) if r is not None), (len(move.slots), None))
+        num_ok = first_bad if flight.is_load else done.num_ok
+        self._note(flight, num_ok, why, took)
         if not flight.is_load:
             return
-        may_retry = why in PASSING and not flight.is_retry and took < move.timeout
-        if not may_retry or not self._submit_load(move.rest(done.num_ok, move.timeout - took), is_retry=True):
-            self._end_load(move, done.num_ok)
+        may_retry = why in PASSING and not flight.is_retry and not flight.is_given_up and took < move.timeout
+        if not may_retry or not self._submit_load(move.rest(num_ok, move.timeout - took), is_retry=True):
+            self._end_load(move, num_ok, "too late" if flight.is_given_up else why)
 
-    def _end_load(self, move: Move, num_ok: int) -> None:
-        if num_ok < len(move.slots):
+    def _end_load(self, move: Move, num_ok: int, why: str | None) -> None:
+        missing = len(move.slots) - num_ok
+        if missing > 0:
+            log.warning("kvferry: %d blocks were not loaded (%s); the engine computes them", missing, why)
+            self.counters.add("load_failures", missing)
             self._bad.update(move.slots[num_ok:])
             self._failed.add(move.request)
         self._loaded.add(move.request)
 
-    def _count(self, flight: Flight, num_ok: int, why: str | None, took: float) -> None:
-        op, num = "load" if flight.is_load else "save", len(flight.move.slots)
+    def _note(self, flight: Flight, num_ok: int, why: str | None, took: float) -> None:
+        op, num, first = "load" if flight.is_load else "save", len(flight.move.slots), flight.move.first_token
         num_bytes = num_ok * self._pages.slot_bytes
-        self._trace(op, request=flight.move.request, first=flight.move.first_token // self._block, of=num, ok=num_ok,
-                    why=why, bytes=num_bytes, seconds=took, retry=flight.is_retry)  # fmt: skip
-        self.counters.add("loaded_blocks" if flight.is_load else "saved_blocks", num_ok)
-        self.counters.add("loaded_bytes" if flight.is_load else "saved_bytes", num_bytes)
-        self.counters.add(f"{op}_seconds", took)
-        self.counters.add(f"{op}_failures", num - num_ok)
-        if flight.is_load and num_ok < num:
-            log.warning(
-                "kvferry: %d of %d blocks were not loaded (%s); the engine computes them", num - num_ok, num, why
-            )
+        values = {"first": first // self._block, "of": num, "ok": num_ok, "why": why, "bytes": num_bytes}
+        more = {"retry": flight.is_retry, "given_up": flight.is_given_up} if flight.is_load else {}
+        self._trace(op, request=flight.move.request, **values, seconds=took, **more)
+        if flight.is_load:
+            self.counters.add("loaded_blocks", num_ok)
+            self.counters.add("loaded_bytes", num_bytes)
+            self.counters.add("load_seconds", took)
+        else:
+            self.counters.add("saved_blocks", num_ok)
+            self.counters.add("saved_bytes", num_bytes)
+            self.counters.add("save_failures", num - num_ok)
 
     # ---- the end
 
@@ -223,9 +249,8 @@ class Worker:
     def close(self) -> None:
         end = time.monotonic() + DRAIN
         while self._flights and time.monotonic() < end:
-            self._queue.wait(end - time.monotonic() if end > time.monotonic() else 0)
-            for done in self._queue.reap():
-                self._land(self._flights.pop(done.ticket), done)
+            self._queue.wait(max(0.0, end - time.monotonic()))
+            self._land_all()
         for ticket in self._flights:
             self._queue.cancel(ticket)
         self._store.close()
