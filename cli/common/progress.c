@@ -57,8 +57,11 @@ static const char *bar(char out[BAR_WIDTH + 4], uint32_t done, uint32_t total) {
 }
 
 static const char *time_left(char out[KVFCLI_TEXT], const kvfcli_progress *p, uint32_t done, uint32_t total) {
-    double us_each = (double)(kvfcli_now_us() - p->started_us) / (done > p->first ? done - p->first : 1);
-    snprintf(out, KVFCLI_TEXT, done > p->first ? ", %.0f s left" : "", (double)(total - done) * us_each / 1e6);
+    if (done <= p->first) {
+        return "";
+    }
+    double us_each = (double)(kvfcli_now_us() - p->started_us) / (done - p->first);
+    snprintf(out, KVFCLI_TEXT, ", %.0f s left", (double)(total - done) * us_each / 1e6);
     return out;
 }
 
