@@ -104,41 +104,41 @@ static size_t smallest(const kvfi_part *parts, size_t num) {
     return best;
 }
 
-/* While the server stores one field, the next is already on its way. */
-static kvf_status put_rest(kvfi_talk *talk, const char *key, const kvfi_part *parts, size_t num, size_t first) {
-    for (size_t i = 0; i < num; i++) {
-        if (i == first) {
-            continue;
-        }
-        KVFI_TRY(say_field(talk, key, &parts[i]));
-        if (talk->unheard > 1) {
-            KVFI_TRY(hear_int(talk, "writing a session"));
-        }
-    }
-    return talk->unheard > 0 ? hear_int(talk, "writing a session") : KVF_OK;
+static kvf_status say_ttl(kvfi_talk *talk, const char *key, uint32_t ttl_s) {
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%u", ttl_s);
+    return ttl_s > 0 ? kvfi_talk_say(talk, "EXPIRE", key, seconds, NULL) : kvfi_talk_say(talk, "PERSIST", key, NULL);
 }
 
-static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num) {
+/* The replies to what begins a put: the type of the id, the first field, its time to live. */
+static kvf_status hear_begin(kvfi_talk *talk, const char *id) {
+    KVFI_TRY(hear_type(talk, id));
+    KVFI_TRY(hear_int(talk, "writing a session"));
+    return hear_int(talk, "setting a time to live");
+}
+
+/* While the server answers one command and stores its field, the next field is already on its way. */
+static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
+                             uint32_t ttl_s) {
     size_t first = smallest(parts, num);
+    bool begun = false;
     KVFI_TRY(kvfi_talk_say(talk, "TYPE", id, NULL));
     KVFI_TRY(say_field(talk, key, &parts[first]));
     KVFI_TRY(kvfi_talk_say(talk, "PEXPIRE", key, TEMPORARY_MS, NULL));
-    KVFI_TRY(hear_type(talk, id));
-    KVFI_TRY(hear_int(talk, "writing a session"));
-    KVFI_TRY(hear_int(talk, "setting a time to live"));
-    return put_rest(talk, key, parts, num, first);
+    for (size_t i = 0; i < num; i++) {
+        if (i != first) {
+            KVFI_TRY(say_field(talk, key, &parts[i]));
+            KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
+            begun = true;
+        }
+    }
+    KVFI_TRY(say_ttl(talk, key, ttl_s));
+    KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
+    return hear_int(talk, "setting a time to live");
 }
 
-static kvf_status publish(kvfi_talk *talk, const char *key, const char *id, uint32_t ttl_s) {
+static kvf_status publish(kvfi_talk *talk, const char *key, const char *id) {
     kvfi_reply reply;
-    char seconds[16];
-    snprintf(seconds, sizeof seconds, "%u", ttl_s);
-    if (ttl_s > 0) {
-        KVFI_TRY(kvfi_talk_say(talk, "EXPIRE", key, seconds, NULL));
-    } else {
-        KVFI_TRY(kvfi_talk_say(talk, "PERSIST", key, NULL));
-    }
-    KVFI_TRY(hear_int(talk, "setting a time to live"));
     KVFI_TRY(kvfi_talk_say(talk, "RENAME", key, id, NULL));
     KVFI_TRY(kvfi_talk_hear(talk, &reply));
     return reply.kind == KVFI_RESP_STATUS ? KVF_OK : kvfi_talk_refused(talk, &reply, "publishing a session");
@@ -161,9 +161,9 @@ static void clean_up(kvfi_talk *talk, const char *key) {
 
 static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
                            uint32_t ttl_s) {
-    kvf_status status = put_fields(talk, key, id, parts, num);
+    kvf_status status = put_fields(talk, key, id, parts, num, ttl_s);
     if (status == KVF_OK) {
-        status = publish(talk, key, id, ttl_s);
+        status = publish(talk, key, id);
     }
     if (status != KVF_OK) {
         clean_up(talk, key);
