@@ -113,6 +113,9 @@ check-evict: build ## loadable prefixes at 2x overcommit, by eviction policy: th
 check-faults-public: build ## eleven kinds of faults that users have reported, each by the inputs that failed
 	@$(script)faults_public.sh
 
+check-manager: build ## kvferry.KVCacheManager in place of an article's class of redis-py: same tokens, both ways, faster
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_PYTEST checks/manager.py
+
 check-python-wire: build ## kvferry.Queue from Python beside C: load and save of 1 and 4 MiB have at least 0.9 of the speed
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_PYTEST checks/python_wire.py
 

@@ -149,18 +149,23 @@ stage_python() {
     local pytest=${KVF_PYTEST:-python3}
     one "build release" scripts/build.sh release
     one "mypy --strict" "$pytest" -m mypy
-    one "ruff" "$pytest" -m ruff check python checks/python_wire.py
-    one "ruff format" "$pytest" -m ruff format --check python checks/python_wire.py
+    one "ruff" "$pytest" -m ruff check python checks/manager.py checks/manager checks/python_wire.py
+    one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager \
+        checks/python_wire.py
     pytests "python tests" "$pytest" python/test
     LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py
     if [[ -x ${KVF_ENGINES:-} ]]; then
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py
         pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py
+        pytests "KVCacheManager with torch" "$KVF_ENGINES" python/test/test_manager_torch.py
     else
         one "vLLM tests: make setup-engines" sh -c 'exit 77'
         one "Transformers tests: make setup-engines" sh -c 'exit 77'
+        one "KVCacheManager with torch: make setup-engines" sh -c 'exit 77'
     fi
+    # Checks the answers. `make check-manager` checks how fast it is, on a machine that does nothing else.
+    PYTHONPATH=build/release/python one "check-manager" "$pytest" checks/manager.py --short
     # Checks the bytes and the memory. `make check-python-wire` checks the bound of 0.9, on a machine that does nothing else.
     BOUND=0.4 KVF_BUILD=build/release PYTHONPATH=build/release/python one "check-python-wire" "$pytest" checks/python_wire.py \
         --short
