@@ -214,7 +214,7 @@ def check_killed_writers(port: int, num: int) -> None:
 
 
 class Peer:
-    """A process of its own with one of the managers: what one does to the allocator would change the times of another."""
+    """A process of its own with one of the managers: what one does to the allocator changes the times of another."""
 
     def __init__(self, name: str, place: dict[str, object]) -> None:
         words = [sys.executable, __file__, "--peer", name, json.dumps(place)]
