@@ -24,6 +24,9 @@ typedef struct world {
     struct llama_batch batch;
 } world;
 
+/* No world computes any of so many first tokens of a prompt: it stops. */
+static uint32_t must_load;
+
 static world open_world(const char *url, uint32_t n_ctx, bool portable) {
     const lab_meta more[] = {{"block_count", LAYERS}, {NULL, 0}};
     world w = {.model = lab_toy_with("llama", false, 1, more),
@@ -33,7 +36,7 @@ static world open_world(const char *url, uint32_t n_ctx, bool portable) {
     for (size_t i = 0; i < 600; i++) {
         w.tokens[i] %= (llama_token)VOCAB;
     }
-    w.l = lab_open(w.model, &config, url, MODEL_PATH);
+    w.l = lab_open_with(w.model, &config, url, MODEL_PATH, lab_stop_below, &must_load);
     assert_int_equal(w.l.status, KVF_OK);
     w.mem = llama_get_memory(w.l.ctx);
     return w;
@@ -82,6 +85,10 @@ static void put(world *w, llama_seq_id seq, size_t from, size_t end) {
     }
 }
 
+static void drop(const world *w, llama_seq_id seq) {
+    assert_true(llama_memory_seq_rm(w->mem, seq, -1, -1));
+}
+
 static int32_t decode(world *w) {
     int32_t rc = kvf_llama_decode(w->l.kv, w->batch);
     w->batch.n_tokens = 0;
@@ -92,6 +99,23 @@ static kvf_llama_report ask(world *w, llama_seq_id seq, size_t from, size_t end)
     kvf_llama_report r = {.struct_size = sizeof r};
     put(w, seq, from, end);
     assert_int_equal(decode(w), 0);
+    kvf_llama_prompt_report(w->l.kv, &r, seq);
+    return r;
+}
+
+/* The same of a prompt that is stored, all but its last token, in an empty sequence. On a busy machine the store's answer
+ * may come so late that computing it begins: then it is stopped, and asked again. */
+static kvf_llama_report ask_for_stored(world *w, llama_seq_id seq, size_t num) {
+    kvf_llama_report r = {.struct_size = sizeof r};
+    int32_t rc = 2;
+    must_load = (uint32_t)num - 1;
+    for (int tries = 0; tries < LAB_PATIENCE && rc == 2; tries++) {
+        drop(w, seq);
+        put(w, seq, 0, num);
+        rc = decode(w);
+    }
+    must_load = 0;
+    assert_int_equal(rc, 0);
     kvf_llama_prompt_report(w->l.kv, &r, seq);
     return r;
 }
@@ -132,10 +156,6 @@ static uint64_t aside(const world *w) {
     return c.aside_tokens[KVF_ASIDE_FOREIGN];
 }
 
-static void drop(const world *w, llama_seq_id seq) {
-    assert_true(llama_memory_seq_rm(w->mem, seq, -1, -1));
-}
-
 /* ---- */
 
 static void blocks_of_each_set(bool portable) {
@@ -155,7 +175,7 @@ static void blocks_of_each_set(bool portable) {
     llama_memory_clear(w.mem, true);
     for (int i = 0; i < 3; i++) { /* 0, 1, 2: of the last nothing is stored */
         expect_change(&w, i);
-        kvf_llama_report r = ask(&w, i, 0, NUM);
+        kvf_llama_report r = i < 2 ? ask_for_stored(&w, i, NUM) : ask(&w, i, 0, NUM);
         assert_int_equal(r.loaded_tokens, i < 2 ? NUM - 1 : 0);
         expect_computed_under(&w, i, NUM);
     }
@@ -321,11 +341,11 @@ static void test_any_number_of_sets(void **state) {
         drop(&w, 1);
     }
     expect_change(&w, 0);
-    assert_int_equal(ask(&w, 0, 0, NUM).loaded_tokens, NUM - 1);
+    assert_int_equal(ask_for_stored(&w, 0, NUM).loaded_tokens, NUM - 1);
     expect_computed_under(&w, 0, NUM);
     kvft_flush_all(w.l.store);
     expect_change(&w, 1);
-    assert_int_equal(ask(&w, 1, 0, 100).loaded_tokens, 99);
+    assert_int_equal(ask_for_stored(&w, 1, 100).loaded_tokens, 99);
     expect_computed_under(&w, 1, 100);
     close_world(&w);
 }
