@@ -307,7 +307,8 @@ class Scratch:
         return False
 
     def environment(self):
-        tree = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "HOME": f"{self.dir}/home", "KVFERRY_QUIET": "1"}
+        tree = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "HOME": f"{self.dir}/home", "KVFERRY_QUIET": "1",
+                "PYTHONPATH": str(Path(env("KVFERRY")).resolve().parent / "python")}
         return {**{k: v for k, v in os.environ.items() if not k.startswith(("KVFERRY_", "XDG_"))}, **tree}
 
     def run(self, command, text):

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs in examples/python run, in every kind of store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+
+pytest.importorskip("numpy")
+
+
+def run(name: str, *args: str) -> list[str]:
+    words = [sys.executable, str(EXAMPLES / name), *args]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    return done.stdout.splitlines()
+
+
+def test_manager(any_url):
+    lines = run("manager.py", any_url)
+    assert lines[0].endswith("s to live") and 0 < int(lines[0].split()[0]) <= 600
+    assert lines[1:] == [
+        "loaded (4, 2, 12, 8) float16; the same: True",
+        "layer 2 in its place: True",
+        "deleted: True",
+    ]
