@@ -101,6 +101,9 @@ check-stall: build ## loads beside a connection that stalls are at most 10 % slo
 check-staging: build ## staged saves beside queue saves and a bare socket: at most 1.3 times the CPU and the time
 	@$(run)staging
 
+check-hf: build ## Transformers in a second process: 2,000 tokens, first token 10 times sooner, logits equal to the bit
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/hf.py
+
 check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times sooner, log-probabilities as from its own cache
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm.py
 
