@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "redis/cluster/servers.h"
 #include "support/kit.h"
 #include "support/proxy.h"
 #include "support/server.h"
@@ -157,6 +158,25 @@ static void check(const char *base) {
     loading->ops->close(loading);
 }
 
+/* While a load is under way each value of a save waits for it, for 10 ms at most. */
+static void test_each_value_waits(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    kvfi_tier *tier = kvft_tier(server->unix_url);
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    _Atomic unsigned *loads = &kvfi_redis_of(tier)->node.lanes[KVFI_LANE_LOAD].num_taken;
+    lot *l = lot_new(tier, 5000);
+    (*loads)++;
+    double begin = kvft_now_ms();
+    (void)save(l);
+    assert_true(kvft_now_ms() - begin >= 10 * VALUES);
+    (*loads)--;
+    lot_check_and_free(l);
+    tier->ops->close(tier);
+}
+
 static void test_paced_unix(void **state) {
     (void)state;
     if (server == NULL) {
@@ -174,6 +194,7 @@ static void test_paced_tcp(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_paced_unix), cmocka_unit_test(test_paced_tcp)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_value_waits), cmocka_unit_test(test_paced_unix),
+                                       cmocka_unit_test(test_paced_tcp)};
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -294,6 +294,49 @@ static void test_options(void **state) {
     assert_int_equal(net.options[TCP_KEEPCNT], 3);
 }
 
+/* Congestion is controlled where something can get lost: everywhere but on the loopback of either family. */
+static int six_resolve(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
+    return getaddrinfo(host, service, hints, out);
+}
+
+static int six_socket(int family, int type, int protocol) {
+    (void)type, (void)protocol;
+    net.is_reno = false;
+    assert_true(family == AF_INET || family == AF_INET6);
+    return FIRST_FD;
+}
+
+static int six_connect(int fd, const struct sockaddr *to, socklen_t len) {
+    (void)fd, (void)to, (void)len;
+    return 0;
+}
+
+static int six_close(int fd) {
+    assert_int_equal(fd, FIRST_FD);
+    return 0;
+}
+
+static void test_the_loopback_is_not_paced(void **state) {
+    (void)state;
+    static const struct {
+        const char *host;
+        bool is_reno;
+    } rows[] = {{"::1", true}, {"2001:db8::1", false}, {"127.1.2.3", true}, {"192.0.2.1", false}};
+    table.resolve = six_resolve;
+    table.socket = six_socket;
+    table.connect = six_connect;
+    table.close = six_close;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvfi_endpoint to = {.port = 6379};
+        kvfi_tls_peer plain = {.tls = NULL};
+        snprintf(to.host, sizeof to.host, "%s", rows[i].host);
+        kvfi_conn_init(&conn, 100, &disconnects);
+        assert_int_equal(kvfi_conn_open(&conn, &to, &plain, &answered, net.now_us + DEADLINE_US), KVF_WHY_NONE);
+        assert_int_equal(net.is_reno, rows[i].is_reno);
+        kvfi_conn_close(&conn);
+    }
+}
+
 /* What answered last is tried first the next time, and the others behind it in their order. */
 static void test_what_answered_is_first(void **state) {
     (void)state;
@@ -394,6 +437,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_the_next_begins_beside_the_last),
                                        TEST(test_nobody_answers),
                                        TEST(test_little_time_is_shared),
+                                       TEST(test_the_loopback_is_not_paced),
                                        TEST(test_what_answered_is_first),
                                        TEST(test_many_addresses),
                                        TEST(test_waits_that_fail),

@@ -4,6 +4,7 @@
  * has many keys, or one connection to it ends. Tests what is sent, when, and what the answers lead to.
  */
 #include <errno.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -40,6 +41,7 @@ static struct {
     bool mute_name;           /* no answer to CLIENT SETNAME */
     const char *falls_silent; /* no answer to this command, nor to any after it on the connection; NULL: answers all */
     const char *pauses_at;    /* the same, once, at a PEXPIRE of this key */
+    bool master;              /* the answer of a sentinel: the server itself, which is the only one there */
     bool is_silent;
     unsigned refuses; /* the n-th SET from now on; 0 = none */
     unsigned sets, gets, refreshed, removed, infos, configs, names, pages, maps;
@@ -61,6 +63,8 @@ static void count_log(void *ctx, kvf_log_level level, const char *text) {
     (void)text;
     logged++;
 }
+
+static unsigned only_port; /* the others are down */
 
 static void replace(kvft_buffer *reply, const char *text) {
     if (text != NULL) {
@@ -119,6 +123,13 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
         replace(reply, server.has_field);
     } else if (strcmp(command, "SCAN") == 0) {
         say_page(reply);
+    }
+    if (server.master && strcmp(command, "SENTINEL") == 0) {
+        char text[64];
+        snprintf(text, sizeof text, "*2\r\n$9\r\n127.0.0.1\r\n$4\r\n%u\r\n", only_port);
+        replace(reply, text);
+    } else if (server.master && strcmp(command, "ROLE") == 0) {
+        replace(reply, "*1\r\n$6\r\nmaster\r\n");
     }
     server.is_silent = strcmp(command, "PING") != 0 &&
                        (server.is_silent || (server.falls_silent != NULL && strcmp(command, server.falls_silent) == 0));
@@ -292,6 +303,52 @@ static void patience_is_for_each_round_trip(void **state) {
         named->ops->close(named);
         tier->ops->close(tier);
     }
+}
+
+/* A server that connects and then is silent at what a store tries when it opens: that takes connect_ms, and no more. */
+static void opening_has_its_time(void **state) {
+    (void)state;
+    static const int64_t times_ms[] = {300, 3000};
+    server.falls_silent = "GETRANGE";
+    for (size_t i = 0; i < 2; i++) {
+        char url[128];
+        snprintf(url, sizeof url, KVFT_SIM_URL "?stall_ms=60000&connect_ms=%d", (int)times_ms[i]);
+        int64_t from_us = kvfi_sys->now_us();
+        kvfi_tier *tier = kvft_tier(url);
+        assert_in_range(kvfi_sys->now_us() - from_us, times_ms[i] * 1000, times_ms[i] * 1000 + 10000);
+        tier->ops->close(tier);
+    }
+}
+
+static int connect_to_one(int fd, const struct sockaddr *address, socklen_t len) {
+    struct sockaddr_in to;
+    memcpy(&to, address, sizeof to);
+    if (ntohs(to.sin_port) != only_port) {
+        errno = ECONNREFUSED;
+        return -1;
+    }
+    return sim->connect(fd, address, len);
+}
+
+/* From the sentinel that answered last on, each of them is asked once. */
+static void each_sentinel_is_asked(void **state) {
+    (void)state;
+    static const unsigned ports[] = {7000, 7001, 7002, 7000, 7002, 7001, 7000};
+    kvfi_tier *tier = NULL;
+    server.master = true;
+    table.connect = connect_to_one;
+    for (size_t i = 0; i < sizeof ports / sizeof *ports; i++) {
+        only_port = ports[i];
+        if (tier == NULL) {
+            tier = kvft_tier("redis+sentinel://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002/kvferry");
+        }
+        kvfi_topology *topology = kvfi_redis_of(tier)->topology;
+        kvft_sim_sleep_ms(31000); /* no connection is used again */
+        kvfi_topology_refresh(topology, kvfi_deadline(1000000));
+        assert_int_equal(kvfi_topology_trouble(topology).status, KVF_OK);
+        assert_int_equal(topology->asked, ports[i] - 7000);
+    }
+    tier->ops->close(tier);
 }
 
 static void *no_memory(size_t bytes) {
@@ -1208,6 +1265,8 @@ int main(void) {
         TEST(an_introduction),
         TEST(a_mute_server_has_stalled),
         TEST(patience_is_for_each_round_trip),
+        TEST(opening_has_its_time),
+        TEST(each_sentinel_is_asked),
         cmocka_unit_test_setup_teardown(no_memory_for_a_lookup, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(pauses_are_measured, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(a_server_is_asked_once, set_up_cluster, tear_down),

@@ -215,9 +215,7 @@ static void wait_for_any(lookups *all) {
                 (struct pollfd){.fd = l->conn->fd, .events = kvfi_conn_all_sent(l->conn) ? POLLIN : POLLIN | POLLOUT};
         }
     }
-    if (num > 0) {
-        (void)kvfi_sys->poll(fds, num, kvfi_poll_ms(until_us)); /* a failure is like waking up early */
-    }
+    (void)kvfi_sys->poll(fds, num, kvfi_poll_ms(until_us)); /* a failure is like waking up early */
 }
 
 static bool run_all(lookups *all) {

@@ -108,7 +108,7 @@ kvfi_cmd *kvfi_conn_room(kvfi_conn *conn, size_t bytes) {
     if (conn->sent > 0 && out->cap - out->len < bytes) {
         memmove(out->data, out->data + conn->sent, out->len - conn->sent);
         out->len -= conn->sent;
-        conn->mark -= conn->mark < conn->sent ? conn->mark : conn->sent;
+        conn->mark -= kvfi_conn_body_sent(conn) ? 0 : conn->sent;
         conn->sent = 0;
     }
     return out->cap - out->len < bytes ? NULL : out;
@@ -261,7 +261,6 @@ kvf_reason kvfi_conn_send(kvfi_conn *conn) {
         }
     }
     conn->sent = 0;
-    conn->mark = 0;
     conn->out.len = 0;
     return KVF_WHY_NONE;
 }

@@ -51,7 +51,7 @@ typedef struct kvfi_conn {
     bool lends; /* if the socket accepts it and the body may be lent; set by the maker of the connection */
     bool lent;  /* the body */
     kvfi_lender lender;
-    size_t mark;
+    size_t mark;       /* only while there is a body */
     uint64_t received; /* total bytes */
     uint64_t owed;     /* replies that nobody will read: they precede those of the next command */
     bool tcp;

@@ -378,7 +378,6 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     kvfi_resp_init(&conn->in, conn->scratch, sizeof conn->scratch);
     conn->out = (kvfi_cmd){.data = conn->out_buffer, .cap = sizeof conn->out_buffer};
     conn->sent = 0;
-    conn->mark = 0;
     conn->body = (kvfi_place){0};
     conn->held = 0;
     conn->lent = false;
