@@ -456,6 +456,49 @@ static void test_a_slow_link_is_no_stall(void **state) {
     close_before();
 }
 
+/* ---- waits that fail */
+
+static int wait_errors[4]; /* of the waits, in order; 0: nothing comes; -1: something does */
+static unsigned num_waits;
+
+static int failing_poll(struct pollfd *fds, nfds_t num, int timeout_ms) {
+    assert_int_equal(num, 1);
+    assert_true(num_waits < 4);
+    int error = wait_errors[num_waits++];
+    fds->revents = (short)(error < 0 ? POLLIN : 0);
+    now_us += error == 0 ? (int64_t)timeout_ms * 1000 : 0;
+    errno = error > 0 ? error : ENOMEM; /* without an error it says nothing */
+    return error > 0 ? -1 : error < 0;
+}
+
+/* A signal ends no wait. A failure does, and a wait that sees nothing until the end is a stall, whatever errno says. */
+static void test_waits_that_fail(void **state) {
+    (void)state;
+    static const struct {
+        int errors[4];
+        kvf_reason why;
+        unsigned waits;
+    } rows[] = {{{EINTR, EAGAIN, -1}, KVF_WHY_NONE, 3},
+                {{EINTR, ENOMEM}, KVF_WHY_UNREACHABLE, 2},
+                {{0}, KVF_WHY_STALLED, 1},
+                {{EAGAIN, 0}, KVF_WHY_STALLED, 2}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kvfi_systable table = kvfi_sys_real;
+        table.now_us = standing_clock;
+        table.poll = failing_poll;
+        memcpy(wait_errors, rows[i].errors, sizeof wait_errors);
+        num_waits = 0;
+        now_us = 1000000;
+        open_conn(false);
+        kvfi_sys_table = &table;
+        assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), rows[i].why);
+        assert_int_equal(num_waits, rows[i].waits);
+        assert_int_equal(kvfi_conn_is_open(conn), rows[i].why == KVF_WHY_NONE);
+        kvfi_sys_table = &kvfi_sys_real;
+        close_conn();
+    }
+}
+
 static ssize_t write_nothing(int fd, const struct iovec *iov, int num) {
     (void)fd, (void)iov, (void)num;
     errno = EIO;
@@ -521,6 +564,7 @@ int main(void) {
                                        TEST(patience),
                                        TEST(test_a_batch_is_waited_for),
                                        TEST(test_a_slow_link_is_no_stall),
+                                       TEST(test_waits_that_fail),
                                        TEST(test_a_write_of_nothing_ends_the_connection),
                                        TEST(test_a_cancelled_send_ends)};
     return cmocka_run_group_tests(tests, NULL, NULL);
