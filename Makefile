@@ -122,6 +122,9 @@ check-manager: build ## kvferry.KVCacheManager in place of an article's class of
 check-python-wire: build ## kvferry.Queue from Python beside C: load and save of 1 and 4 MiB have at least 0.9 of the speed
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_PYTEST checks/python_wire.py
 
+check-llama-cpp-python: build ## llama-cpp-python, 2,000 tokens, second process: first token 50 times sooner; beside its LlamaDiskCache
+	@$(paths); $(programs); LLAMA_CPP_LIB_PATH=$$KVF_LLAMA_DIR/lib PYTHONPATH=$(release)/python $$KVF_LLAMA_PYTHON checks/llama_cpp_python.py
+
 check-wheel: setup ## the wheel, repaired, in clean environments of Python 3.11, 3.12, 3.13 at hand; at most 3 MB
 	@$(paths); checks/wheel.sh
 

@@ -223,6 +223,8 @@ stage_checks() {
     # Short forms: check the answers, and what is computed.
     RATIO=5 TOKENS=800 RESTARTS=1 one "check-server-restart" python3 checks/server_restart.py
     CLIENTS=4 TOKENS=600 one "check-shared" python3 checks/shared.py
+    RATIO=10 TOKENS=600 ROUNDS=3 LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib PYTHONPATH=build/release/python \
+        one "check-llama-cpp-python" "${KVF_LLAMA_PYTHON:-python3}" checks/llama_cpp_python.py
 }
 
 stage_format() {
