@@ -2,9 +2,9 @@
 """check-llama-cpp-python: a prompt of 2,000 tokens in llama-cpp-python, in a process that has not seen it.
 
 The time to the first token with a KvferryCache must be at least 50 times shorter than without a cache, and shorter than
-with llama-cpp-python's own LlamaDiskCache, with the same tokens. Each run is a process of its own, on the real model with
-the settings that Llama has by default. Warm runs of both caches alternate, ROUNDS (5) times; medians count. TOKENS (2000)
-and RATIO (50) change that for CI."""
+with llama-cpp-python's own LlamaDiskCache, with the same tokens. Each run is a process of its own, on the real model
+with the settings that Llama has by default. Warm runs of both caches alternate, ROUNDS (5) times; medians count. TOKENS
+(2000) and RATIO (50) change that for CI."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ def child(kind: str, folder: str) -> None:
     """One completion in this process: prints its time to the first token, and its tokens."""
     import time
 
-    import kvferry.llama_cpp
     from llama_cpp import Llama, LlamaDiskCache
 
+    import kvferry.llama_cpp
+
     threads = os.cpu_count() or 1
-    llm = Llama(
-        os.environ["KVF_MODEL"], n_ctx=TOKENS + 256, n_threads=threads, n_threads_batch=threads, verbose=False
-    )
+    llm = Llama(os.environ["KVF_MODEL"], n_ctx=TOKENS + 256, n_threads=threads, n_threads_batch=threads, verbose=False)
     llm.set_cache(None)
     llm.create_completion("Once upon a time", max_tokens=4)  # the first one of a process is slower in any case
     llm.reset()
@@ -56,7 +55,7 @@ def child(kind: str, folder: str) -> None:
 def run(kind: str, folder: str) -> dict:
     env = os.environ | {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "100")}
     command = [sys.executable, __file__, "--child", kind, folder]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:
         sys.exit(f"check-llama-cpp-python: a run failed:\n{done.stderr}")
     said = json.loads(done.stdout.splitlines()[-1])
@@ -72,7 +71,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         print(f"cold runs of {TOKENS} tokens: without a cache, and with each cache empty", flush=True)
         cold = {kind: run(kind, folder) for kind in ("none", "kvferry", "disk")}
-        print(f"stored: kvferry {size_mb(folder + '/kvferry'):.0f} MB, LlamaDiskCache {size_mb(folder + '/disk'):.0f} MB")
+        kept, theirs_kept = size_mb(f"{folder}/kvferry"), size_mb(f"{folder}/disk")
+        print(f"stored: kvferry {kept:.0f} MB, LlamaDiskCache {theirs_kept:.0f} MB")
         print("warm runs, each in a new process", flush=True)
         warm: dict[str, list[dict]] = {"kvferry": [], "disk": []}
         for _ in range(ROUNDS):
@@ -83,10 +83,14 @@ def main() -> int:
     same = all(r["tokens"] == cold["none"]["tokens"] for r in [*cold.values(), *warm["kvferry"], *warm["disk"]])
     found = min(r["report"]["stored_tokens"] for r in warm["kvferry"])
     good = sooner >= RATIO and ours < theirs and same and found == TOKENS - 1
-    print(f"first token: cold {cold['none']['first']:.2f} s, kvferry {ours * 1e3:.0f} ms, LlamaDiskCache {theirs * 1e3:.0f} ms; "
-          f"found {found} of {TOKENS} tokens; {len(cold['none']['tokens'])} tokens of the answer the same: {same}")  # fmt: skip
-    print(f"check-llama-cpp-python: {'ok' if good else 'FAILED'}: {sooner:.0f} times sooner than cold (>= {RATIO:.0f}), "
-          f"{theirs / ours:.1f} times sooner than LlamaDiskCache, same tokens")  # fmt: skip
+    print(
+        f"first token: cold {cold['none']['first']:.2f} s, kvferry {ours * 1e3:.0f} ms, LlamaDiskCache "
+        f"{theirs * 1e3:.0f} ms; found {found} of {TOKENS} tokens; the answer's tokens are the same: {same}"
+    )
+    print(
+        f"check-llama-cpp-python: {'ok' if good else 'FAILED'}: {sooner:.0f} times sooner than cold (>= {RATIO:.0f}), "
+        f"{theirs / ours:.1f} times sooner than LlamaDiskCache, same tokens"
+    )
     return 0 if good else 1
 
 

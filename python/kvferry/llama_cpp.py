@@ -20,7 +20,8 @@ There are two ways, and each Llama takes the first that its libllama and its set
 - **states**: with any other llama.cpp, the state of the sequence is stored as it is, and loaded where the same
   libraries run the same model with the same settings.
 
-A cache never makes a completion fail: a store that is down, slow or corrupt is a miss. docs/python.md tells the rest.
+A cache never makes a completion fail: a store that is down, slow or corrupt is a miss. docs/llama-cpp-python.md tells
+the rest.
 """
 
 from __future__ import annotations
@@ -523,7 +524,7 @@ def _cut(llm: Llama, num: int) -> int:
 def _fields(cache: KvferryCache, llm: Llama) -> dict[str, str]:
     """Everything that may change the bytes of a state, or what a model computes after it."""
     context = _scalars(llm.context_params)
-    for harmless in ("n_threads", "n_threads_batch", "no_perf", "n_seq_max", "kv_unified"):
+    for harmless in ("no_perf", "n_seq_max", "kv_unified"):
         context.pop(harmless, None)
     fields = {
         "engine": f"llama-cpp-python {llama_cpp.__version__} state",

@@ -567,6 +567,30 @@ def test_a_llama_from_before_the_import(toys: Toys, make: Make, folder_url: str)
     assert got["text"] == complete(make(toys.plain, None), prompt=PROMPT)["choices"][0]["text"]
 
 
+def test_the_example(folder_url: str, tmp_path: Path) -> None:
+    model = Path(os.environ.get("KVF_MODEL", ""))
+    if not model.is_file():
+        pytest.skip("KVF_MODEL names a model")
+    document = tmp_path / "document.txt"
+    document.write_text("The quick brown fox jumps over the lazy dog. " * 8)
+    example = Path(__file__).parents[2] / "examples" / "python" / "llama_cpp_documents.py"
+    command = [sys.executable, str(example), str(model), str(document), "What does the fox do?"]
+    said = []
+    for _ in range(2):
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=os.environ | {"KVFERRY_STORE": folder_url, "GOMP_SPINCOUNT": "100"},
+        )
+        assert ran.returncode == 0, ran.stderr
+        said.append(ran.stdout.splitlines())
+    assert said[0][0] == said[1][0] == "What does the fox do?" and said[0][1] == said[1][1] != ""
+    loaded = [int(lines[-2].removeprefix("[").split(" of ")[0]) for lines in said]
+    assert loaded[0] == 0 and loaded[1] > 0
+
+
 # ---- their server
 
 IN_FRONT = {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * llama.cpp's functions, found at run time.
+ */
 #include "llama/late/late.h"
 
 #include <dlfcn.h>
