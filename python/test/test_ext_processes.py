@@ -38,6 +38,9 @@ def in_child(work) -> None:
 
 # ---- fork
 
+# The allocator of a sanitizer is not made for fork: in the child it may wait for a thread that is not there.
+SANITIZED = "san.so" in os.environ.get("LD_PRELOAD", "")
+
 
 def test_a_forked_child_can_use_nothing_of_its_parent(any_url):
     with kvferry.Store(any_url) as store:
@@ -48,6 +51,9 @@ def test_a_forked_child_can_use_nothing_of_its_parent(any_url):
         keys = space.chain(range(8))
         space.save(keys, [b"1234567890"] * 2)
         queue.submit_match(space, keys)
+        if SANITIZED:
+            assert store.flush().done
+            assert queue.wait(60)
         store.session_save("s", b"k", b"v")
         session = store.session_load("s")
 
@@ -89,6 +95,7 @@ def test_a_forked_child_can_use_nothing_of_its_parent(any_url):
         assert space.match(keys) == 2
 
 
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer's allocator is not made for fork")
 def test_fork_while_others_work(redis):
     with kvferry.Store(redis.unix_url) as store:
         space = kvferry.Space(store, FIELDS, block_tokens=4)
