@@ -234,6 +234,16 @@ def test_a_store_that_is_down_at_the_start_is_a_miss(engine, own_redis):
     until(lambda: one.run(IDS) == 0 and engine(own_redis.tcp_url).run(IDS) == 40, "the store is used when it is back")
 
 
+def test_connections_that_break_between_lookup_and_load_cost_nothing(engine, redis):
+    engine(redis.tcp_url).run(IDS)
+    second = engine(redis.tcp_url)
+    request = second.request(IDS)
+    assert second.ask(request) == 40
+    redis.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert second.load(request) == 40
+    second.check(request, range(10))
+
+
 def test_a_store_that_dies_while_loading_is_a_miss(engine, own_redis):
     engine(own_redis.tcp_url).run(IDS)
     second = engine(own_redis.tcp_url)
@@ -274,6 +284,22 @@ def test_pages_are_not_written_while_a_save_reads_them(engine, own_redis):
     first.settle()
     assert engine(own_redis.tcp_url).run([9] * 42) in range(41)  # checks each page that it loads
     engine(own_redis.tcp_url).run(IDS)
+
+
+def test_every_page_that_a_step_writes_is_fenced(engine, redis):
+    """New pages of a prefill, and those that a load fills; not pages that it only reads."""
+    engine(redis.unix_url).run(IDS[:22])
+    one = engine(redis.unix_url)
+    fences = []
+    before_step = one.workers[0]._worker.before_step
+    one.workers[0]._worker.before_step = lambda step: fences.append(list(step.fence)) or before_step(step)
+    request = one.request(IDS)
+    assert one.load(request) == 20
+    own = one.slots[request.request_id]
+    assert next(f for f in fences if f) == own[:5]
+    fences.clear()
+    one.prefill(request, 20)
+    assert [f for f in fences if f] == [own[5:]]
 
 
 def test_an_aborted_request_still_ends_its_load(engine, redis):

@@ -41,7 +41,7 @@ class EngineProcess:
     def __init__(self, kvferry: dict[str, Any] | None, **llm: Any) -> None:
         more = {"max_model_len": 2560, "max_num_batched_tokens": 2560, "enable_prefix_caching": True, **llm}
         config = {"model": os.environ["KVF_HF_MODEL"], "llm": more, "kvferry": kvferry}
-        self.log = tempfile.NamedTemporaryFile("w+", prefix="vllm-", suffix=".log")  # noqa: SIM115
+        self.log = tempfile.NamedTemporaryFile("a+", prefix="vllm-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
             [os.environ["KVF_ENGINES"], str(HERE / "vllm_driver.py"), json.dumps(config)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
@@ -68,6 +68,8 @@ class EngineProcess:
         for line in self.process.stdout:
             if line.startswith("@"):
                 return json.loads(line[1:])
+            self.log.write(line)  # vLLM logs to stdout
+            self.log.flush()
         raise RuntimeError(f"the engine has died:\n{self.text()[-8000:]}")
 
     def do(self, **command: Any) -> Any:

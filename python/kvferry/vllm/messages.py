@@ -32,21 +32,6 @@ class Move:
     def keys(self, space: kvferry.Space, rank: int) -> bytes:
         return keys_of(space, self.hashes, self.suffix, rank)
 
-    def rest(self, num: int, timeout: float) -> "Move":
-        """Without the first `num` blocks."""
-        skip = num * (len(self.tokens) // len(self.slots))
-        return Move(
-            self.request,
-            self.hashes[num:],
-            self.suffix,
-            self.slots[num:],
-            self.tokens[skip:],
-            self.first_token + skip,
-            timeout,
-            self.patience,
-            self.block_seconds,
-        )
-
 
 def keys_of(space: kvferry.Space, hashes: list[bytes], suffix: bytes, rank: int, group: int = 0) -> bytes:
     """Each rank has other bytes of a block, and each group of layers."""

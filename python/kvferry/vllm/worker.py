@@ -16,8 +16,6 @@ from kvferry.vllm.settings import Settings, Trace, log
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for loads, so that they have the core
 LEAST_PATIENCE = 0.1  # seconds: a busy machine needs this much for any answer
 DRAIN = 3.0  # seconds: what the end of the engine waits for saves; vLLM kills its processes after 5
-# A load that ends for one of these reasons is tried once more: the server may be there again, and the rest is worth it.
-PASSING = ("stalled", "unreachable", "server")
 
 
 @dataclass(slots=True)
@@ -28,7 +26,6 @@ class Flight:
     is_load: bool
     started: float
     account: Account | None = None
-    is_retry: bool = False
     is_given_up: bool = False
 
 
@@ -126,7 +123,7 @@ class Worker:
             self._failed.add(request)
             self._loaded.add(request)
 
-    def _submit_load(self, move: Move, is_retry: bool = False) -> bool:
+    def _submit_load(self, move: Move) -> bool:
         ticket = self._queue.submit_load(
             self._space,
             move.keys(self._space, self._rank),
@@ -139,7 +136,7 @@ class Worker:
             patience=max(LEAST_PATIENCE, move.patience / 2),  # a silent server is tried twice
         )
         account = Account(move.patience, move.block_seconds)
-        return self._took_off(ticket, Flight(move, True, time.monotonic(), account, is_retry))
+        return self._took_off(ticket, Flight(move, True, time.monotonic(), account))
 
     def start_saves(self, step: Step) -> None:
         for move in [] if self._has_other_space else step.saves:
@@ -203,10 +200,7 @@ class Worker:
         first_bad, why = next(((i, r) for i, r in enumerate(done.reasons) if r is not None), (len(move.slots), None))
         num_ok = first_bad if flight.is_load else done.num_ok
         self._note(flight, num_ok, why, took)
-        if not flight.is_load:
-            return
-        may_retry = why in PASSING and not flight.is_retry and not flight.is_given_up and took < move.timeout
-        if not may_retry or not self._submit_load(move.rest(num_ok, move.timeout - took), is_retry=True):
+        if flight.is_load:
             self._end_load(move, num_ok, "too late" if flight.is_given_up else why)
 
     def _end_load(self, move: Move, num_ok: int, why: str | None) -> None:
@@ -222,7 +216,7 @@ class Worker:
         op, num, first = "load" if flight.is_load else "save", len(flight.move.slots), flight.move.first_token
         num_bytes = num_ok * self._pages.slot_bytes
         values = {"first": first // self._block, "of": num, "ok": num_ok, "why": why, "bytes": num_bytes}
-        more = {"retry": flight.is_retry, "given_up": flight.is_given_up} if flight.is_load else {}
+        more = {"given_up": flight.is_given_up} if flight.is_load else {}
         self._trace(op, request=flight.move.request, **values, seconds=took, **more)
         if flight.is_load:
             self.counters.add("loaded_blocks", num_ok)
