@@ -6,8 +6,11 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -579,6 +582,23 @@ def test_the_short_name_is_registered_once_or_twice():
     register()
     register()
     assert KVConnectorFactory.get_connector_class_by_name("KvferryConnector") is KvferryConnector
+
+
+def test_vllm_finds_the_plugin_of_an_installed_package(tmp_path):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
+    info = tmp_path / "kvferry-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvferry\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]) + "\n")
+    code = (
+        "from vllm.plugins import load_general_plugins as load; load();"
+        "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F;"
+        "print(F.get_connector_class_by_name('KvferryConnector').__module__)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "VLLM_LOGGING_LEVEL": "ERROR"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "kvferry.vllm.connector"
 
 
 def test_the_trace_tells_what_was_done(engine, redis, tmp_path):
