@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,24 +140,36 @@ def test_several_sequences_of_a_prompt(llama, mem: kvferry.Store, options: dict)
 
 
 def test_a_second_process_loads_what_the_first_has_stored(folder_url: str, tmp_path: Path) -> None:
+    batch = hf_toys.batch(4, TOKENS)
+    with kvferry.Store(folder_url) as store:
+        cold = logits(prefix_of(hf_toys.make("gemma", "bfloat16"), store).generate, batch)
     program = (
-        "import sys, torch, kvferry, hf_toys; from kvferry.hf import PrefixCache; torch.set_num_threads(1)\n"
-        "store = kvferry.Store(sys.argv[1])\n"
-        "prefix = PrefixCache(hf_toys.make('gemma', 'bfloat16'), store, block_tokens=32)\n"
-        "answer = prefix.generate(**hf_toys.batch(4, 130), max_new_tokens=2, do_sample=False, pad_token_id=0,\n"
-        "                         output_logits=True, return_dict_in_generate=True)\n"
-        "store.close(); torch.save([answer.logits, prefix.counters.computed_tokens], sys.argv[2])\n"
+        "import sys, torch, kvferry, hf_toys\n"
+        "from test_hf import BLOCK, TOKENS, counted, prefix_of\n"
+        "torch.set_num_threads(1)\n"
+        "with kvferry.Store(sys.argv[1]) as store:\n"
+        "    prefix = prefix_of(hf_toys.make('gemma', 'bfloat16'), store)\n"
+        "    torch.save(counted(prefix, hf_toys.batch(4, TOKENS)), sys.argv[2])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parent)])}
-    results = []
-    for run in ("cold", "warm"):
-        subprocess.run(
-            [sys.executable, "-c", program, folder_url, tmp_path / run], env=environment, check=True, timeout=600
-        )
-        results.append(torch.load(tmp_path / run))
-    (cold, computed), (warm, computed_again) = results
-    assert computed > 0 and computed_again == 0
-    assert equal(cold, warm)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", program, folder_url, tmp_path / "warm"], env=environment, check=True)
+    warm, loaded, computed = torch.load(tmp_path / "warm")
+    assert loaded > 0 and computed == 0
+    assert torch.equal(cold, warm)
+
+
+def test_the_example(folder_url: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples/python/prefix_cache.py"
+    monkeypatch.setattr(sys, "argv", [str(example), folder_url])
+    outputs = []
+    for _ in range(2):
+        runpy.run_path(str(example), run_name="__main__")
+        outputs.append(capsys.readouterr().out.splitlines())
+    first, second = outputs
+    assert first[0] == "0 tokens loaded, 512 computed"
+    assert second[0] == "512 tokens loaded, 0 computed"
+    assert first[1:] == second[1:]
+    assert first[2].startswith("512 tokens in the cache, next token ") and first[2].split()[-1] in first[1]
 
 
 # ---- faults
