@@ -54,7 +54,7 @@ build() {
     PATH=$(dirname "$python"):$PATH
     echo "building the source archive and, of it, the wheel ..."
     quietly sdist "$python" -m build --sdist --no-isolation --outdir "$work" .
-    quietly wheel "${offline[@]}" nice "$python" -m pip wheel --disable-pip-version-check --no-index --no-deps \
+    quietly wheel "${offline[@]}" env -u KVF_LLAMA_DIR "$python" -m pip wheel --disable-pip-version-check --no-index --no-deps \
         --no-build-isolation --wheel-dir "$work" "$work"/kvferry-*.tar.gz
     quietly repair "$python" -m auditwheel repair --wheel-dir "$work/repaired" "$work"/kvferry-*.whl
     wheel=$(echo "$work"/repaired/kvferry-*.whl)

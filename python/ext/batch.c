@@ -35,11 +35,11 @@ static bool take_keys(kvfp_batch *batch, PyObject *keys) {
 }
 
 /* ---- tokens */
+/* The last block may have fewer tokens, or there may be more than its own: the rest of a prompt, which fills no block. */
 static bool share_tokens(kvfp_batch *batch, size_t num_tokens) {
-    size_t per_block = kvf_space_block_tokens(space_of(batch));
-    if ((num_tokens + per_block - 1) / per_block != batch->num) {
-        kvfp_limit("tokens: %zu tokens for %zu blocks of %zu; only the last block may have fewer", num_tokens,
-                   batch->num, per_block);
+    size_t per_block = kvf_space_block_tokens(space_of(batch)), num_whole = num_tokens / per_block;
+    if (num_whole != batch->num && (num_tokens + per_block - 1) / per_block != batch->num) {
+        kvfp_limit("tokens: %zu tokens for %zu blocks of %zu", num_tokens, batch->num, per_block);
         return false;
     }
     for (size_t i = 0; i < batch->num; i++) {

@@ -6,10 +6,15 @@
         keys = space.chain(tokens)
         num = space.load(keys, memory, tokens=tokens).num_ok
         ...  # compute the rest
-        space.save(keys[32 * num :], memory[num:], tokens=tokens[256 * num :], first_token=256 * num)
+        space.save(keys[32 * num :], memory[num:], tokens=tokens[256 * num :], first_token=256 * num)  # what is new
 
 docs/python.md has five minutes for each way in.
 """
+
+import sys
+
+if "t" in sys.abiflags:
+    raise ImportError("kvferry does not support free-threaded Python: use a build with the GIL")
 
 from ._kvferry import (
     KEY_BYTES,

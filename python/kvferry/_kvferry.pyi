@@ -502,9 +502,10 @@ class Space:
 
         into: a View (then slots name one slot for each key), or a sequence with the memory of each block, writable and
         of the payload's length. Memory of a block that is not loaded is undefined.
-        tokens: those of all blocks, block_tokens each (the last may have fewer): compared with the record. None = only
-        the keys count. first_token: the position of the first of them in the prompt, default 0; without tokens it is
-        compared only if it is given. Pass neither for keys that are not in the order of a prompt.
+        tokens: those of all blocks, block_tokens each: compared with the record. The last block may have fewer, as a
+        tail, and the rest of a prompt, which fills no block, may follow. None = only the keys count. first_token: the
+        position of the first of them in the prompt, default 0; without tokens it is compared only if it is given. Pass
+        neither for keys that are not in the order of a prompt.
         each: the blocks are independent. A missing block does not end the others, and num_ok counts all that are there.
         timeout: default 10 s; 0 polls (memory tiers answer). patience: how long to wait for a server that has fallen
         silent (None = as the store does: stall_ms of its URL).

@@ -11,8 +11,6 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
 
-pytest.importorskip("numpy")
-
 
 def run(name: str, *args: str) -> list[str]:
     words = [sys.executable, str(EXAMPLES / name), *args]
@@ -21,6 +19,7 @@ def run(name: str, *args: str) -> list[str]:
 
 
 def test_manager(any_url):
+    pytest.importorskip("numpy")
     lines = run("manager.py", any_url)
     assert lines[0].endswith("s to live") and 0 < int(lines[0].split()[0]) <= 600
     assert lines[1:] == [
@@ -28,3 +27,10 @@ def test_manager(any_url):
         "layer 2 in its place: True",
         "deleted: True",
     ]
+
+
+def test_engine(any_url):
+    (first, kv), (second, same) = run("engine.py", any_url), run("engine.py", any_url)
+    assert first.startswith("0 of 1000 tokens loaded")
+    assert second.startswith("0 of 1000" if any_url == "mem:" else "960 of 1000")
+    assert kv == same

@@ -308,6 +308,12 @@ def test_the_import_brings_neither_numpy_nor_torch():
     assert done.stdout == "[]\n"
 
 
+def test_free_threaded_pythons_are_refused():
+    code = "import sys; sys.abiflags = 't'; import kvferry"  # as such a build calls itself
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: kvferry does not support free-threaded Python" in done.stderr
+
+
 def test_subinterpreters_are_refused():
     interpreters = pytest.importorskip("_xxsubinterpreters")
     one = interpreters.create()

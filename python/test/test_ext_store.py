@@ -91,6 +91,18 @@ def test_a_last_block_may_have_fewer_tokens(store, space):
     assert [bytes(b) for b in into] == source
 
 
+def test_the_rest_of_a_prompt_may_follow(store, space):
+    prompt = list(range(11))
+    keys = space.chain(prompt)
+    assert space.save(keys, payloads(2), tokens=prompt).num_ok == 2
+    store.flush()
+    assert space.load(keys, [bytearray(1000), bytearray(1000)], tokens=prompt[:8]).num_ok == 2
+    assert space.load(keys, [bytearray(1000), bytearray(1000)], tokens=prompt).num_ok == 2
+    for tokens in (prompt[:4], [*prompt, 11], []):
+        with pytest.raises(kvferry.LimitError, match="tokens for 2 blocks of 4"):
+            space.load(keys, [bytearray(1000), bytearray(1000)], tokens=tokens)
+
+
 def test_views_load_into_slots(store, space):
     _, keys, source = saved(store, space)
     pool = array.array("B", bytes(8 * 1000))
