@@ -285,6 +285,23 @@ def test_nothing_stored_is_an_empty_cache(llama, mem: kvferry.Store) -> None:
     assert num == 0 and cache.get_seq_length() == 0
 
 
+def test_settings_of_the_model_itself(llama, mem: kvferry.Store) -> None:
+    """A static cache that generation_config asks for, and inference mode."""
+    batch = hf_toys.batch(1, TOKENS)
+    llama.generation_config.cache_implementation = "static"
+    prefix = prefix_of(llama, mem)
+    cold, _, computed = counted(prefix, batch)
+    with torch.inference_mode():
+        warm, loaded, _ = counted(prefix, batch)
+    assert (computed, loaded) == (4 * BLOCK, 4 * BLOCK)
+    assert torch.equal(cold, warm)
+    llama.generation_config.cache_implementation = None
+    dynamic = transformers.GenerationConfig(**SETTINGS)
+    answer = prefix.generate(**batch, generation_config=dynamic)
+    assert prefix.why is None
+    assert torch.equal(answer, llama.generate(**batch, generation_config=dynamic))
+
+
 def test_blocks_are_separate_by_secret(llama, mem: kvferry.Store) -> None:
     batch = hf_toys.batch(1, TOKENS)
     counted(prefix_of(llama, mem, secret=b"0123456789abcdef"), batch)

@@ -11,6 +11,13 @@
 docs/python.md tells what is stored, what names it, and what is refused.
 """
 
+import transformers
+
+if not transformers.__version__.startswith("5."):
+    raise ImportError(
+        f"kvferry.hf needs Transformers 5, and this is {transformers.__version__}: pip install -U transformers"
+    )
+
 from ._prefix import Counters, PrefixCache
 
 __all__ = ["Counters", "PrefixCache"]

@@ -322,10 +322,14 @@ class PrefixCache:
         if first >= row.num_blocks:
             return 0
         try:
-            return space.match(row.keys[32 * first :], self._timeout)
+            return space.match(row.keys[32 * first :], self._patience(row.num_blocks - first))
         except Error as error:
             logger.warning("the store is not used: %s", error)
             return 0
+
+    def _patience(self, num: int) -> float | None:
+        """What the store may take for blocks: as long as computing them."""
+        return self._timeout if self._timeout is not None or self._pace is None else max(1.0, num * self._pace)
 
     def _longest(self, state: State, row: Row) -> tuple[Space, int]:
         """The space that has more of the prompt; `prefill`'s if they have the same."""
@@ -338,7 +342,7 @@ class PrefixCache:
             return 0
         size, keys = self.block_tokens, row.keys[32 * first : 32 * (first + num)]
         tokens = row.tokens[first * size : (first + num) * size]
-        timeout = self._timeout if self._timeout is not None or self._pace is None else max(1.0, num * self._pace)
+        timeout = self._patience(num)
         try:
             with memory.view(index, row.end(first, size), num, size) as view:
                 done = space.load(
