@@ -2,14 +2,10 @@
 """The connector for vLLM, both halves, on real stores: what vLLM calls, in its order, without the minutes that it takes
 to start (test_vllm_engine.py has those)."""
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here (make setup-engin
 pytest.importorskip("torch")
 
 from conftest import until
+from slow_proxy import SlowProxy
 from vllm.lora.request import LoRARequest
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
@@ -376,40 +373,6 @@ def test_a_change_of_the_weights_forgets_what_was_stored(engine, redis):
 # ---- a store that is slower than computing
 
 
-class SlowProxy:
-    """Passes on what a client and a server say to each other; the server's part at a rate."""
-
-    def __init__(self, port, bytes_per_second):
-        self.rate = bytes_per_second
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self.server.getsockname()[1]}"
-        self.port = port
-        self.open = [self.server]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client = self.server.accept()[0]
-                server = socket.create_connection(("127.0.0.1", self.port))
-                self.open += [client, server]
-                for source, target, rate in ((client, server, None), (server, client, self.rate)):
-                    threading.Thread(target=self._pump, args=(source, target, rate), daemon=True).start()
-
-    def _pump(self, source, target, rate):
-        with contextlib.suppress(OSError):
-            while data := source.recv(512 if rate else 65536):
-                if rate:
-                    time.sleep(len(data) / rate)
-                target.sendall(data)
-
-    def close(self):
-        for one in self.open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
 @pytest.mark.parametrize("seconds_per_token, loads_all", [(1e-6, False), (60.0, True)])
 def test_a_load_goes_on_as_long_as_it_is_worth_it(engine, redis, tmp_path, seconds_per_token, loads_all):
     """Ten blocks of about 600 bytes at 3 kB a second, for an engine that computes faster, or slower."""
@@ -637,26 +600,6 @@ def test_every_byte_of_a_model_counts_and_its_tokenizer_does_not(model):
     assert weights.folder_digest(str(model)) == digest
     (model / "more.safetensors").write_bytes(b"")
     assert weights.folder_digest(str(model)) != digest
-
-
-def test_a_hash_is_remembered_when_the_file_has_settled(model, monkeypatch):
-    read = []
-    compute = weights._compute
-    monkeypatch.setattr(weights, "_compute", lambda file, path, *a: read.append(path.name) or compute(file, path, *a))
-    monkeypatch.setattr(weights, "SETTLED", -1.0)
-    digest = weights.folder_digest(str(model))
-    assert sorted(read) == ["config.json", "model.safetensors"]
-    assert weights.folder_digest(str(model)) == digest
-    assert len(read) == 2, "remembered"
-    (model / "model.safetensors").write_bytes(b"x" * 1000)
-    assert weights.folder_digest(str(model)) != digest
-    assert len(read) == 3
-    for memo in Path(os.environ["XDG_CACHE_HOME"]).rglob("*"):
-        if memo.is_file():
-            memo.write_text("not a hash")
-    monkeypatch.setattr(weights, "SETTLED", 1e9)
-    changed = weights.folder_digest(str(model))
-    assert changed == weights.folder_digest(str(model)) and len(read) == 7, "a file of a moment ago is read again"
 
 
 def test_a_folder_without_weights_is_refused(model):

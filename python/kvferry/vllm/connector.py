@@ -102,7 +102,12 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             log.info("kvferry is on: blocks of %d tokens, %s", block, ", ".join(map(_without_password, settings.store)))
         else:
             self._worker = Worker(
-                store, fields, settings, block_tokens=block, rank=parallel.rank, layers=list(group.layer_names)
+                store,
+                fields,
+                settings,
+                block_tokens=block,
+                rank=parallel.rank % parallel.tensor_parallel_size,
+                layers=list(group.layer_names),
             )
 
     def _turn_off(self, where: str) -> None:

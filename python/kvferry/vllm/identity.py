@@ -10,6 +10,7 @@ import vllm
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+import kvferry
 from kvferry.vllm.settings import log
 from kvferry.vllm.weights import folder_digest
 
@@ -70,7 +71,8 @@ def layout_of(kv_config: Any) -> str:
 
 
 def fields_of(config: Any, kv_config: Any, epoch: str = "") -> dict[str, str]:
-    """The fields of the space: whatever changes a block's bytes. Raises ValueError: the model can't be identified."""
+    """The fields of the space: whatever changes a block's bytes. Raises ValueError or
+    kvferry.RefusedError: the model can't be identified."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     group = kv_config.kv_cache_groups[0]
     spec = group.kv_cache_spec
@@ -150,7 +152,7 @@ class Adapters:
         if name not in self._digests or getattr(lora, "load_inplace", False):
             try:
                 self._digests[name] = bytes.fromhex(folder_digest(_folder(lora.lora_path, None)))
-            except ValueError as error:
+            except (ValueError, kvferry.Error) as error:
                 log.warning("kvferry: requests of the LoRA adapter %s are not stored: %s", lora.lora_name, error)
                 self._digests[name] = b""
         return self._digests[name] or None

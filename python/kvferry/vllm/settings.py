@@ -40,6 +40,7 @@ class Settings:
                 raise ValueError(f"kvferry has no option {name!r}; its options are {', '.join(names)}")
         values = dict(options)
         values["store"] = _urls(values.get("store"))
+        values.setdefault("secret_files", os.environ.get("KVFERRY_SECRET_FILE"))
         for name in ("lookup_timeout", "load_timeout", "save_timeout", "patience"):
             if values.get(name) is not None:
                 values[name] = _seconds(name, values[name])
