@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -495,6 +496,37 @@ def test_a_wrong_url(toys: Toys) -> None:
         KvferryCache("nonsense://here")
 
 
+def test_another_libllama_is_not_taken() -> None:
+    takes = kvferry.llama_cpp.LlamaEngine.takes
+    lib = llama_cpp.llama_cpp
+    sizes = [ctypes.sizeof(lib.llama_model_params), ctypes.sizeof(lib.llama_context_params)]
+    assert takes(lib._lib._handle, *sizes)
+    assert not takes(lib._lib._handle, sizes[0] + 8, sizes[1])
+    assert not takes(lib._lib._handle, sizes[0], sizes[1] - 8)
+    assert not takes(ctypes.CDLL(None)._handle, *sizes)
+    assert not takes(0, *sizes)
+
+
+def test_an_interrupt_ends_a_prefill(toys: Toys, make: Make) -> None:
+    """As Ctrl-C does: the exception of the handler leaves the call, and the next prompt is answered as ever."""
+    llm = make(toys.plain, "mem:", n_ctx=4096, n_batch=64, n_ubatch=64)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)  # it hits a prefill, or what is around it
+            while True:
+                answer(llm, PROMPT * 7, 1)
+                llm.reset()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert answer(llm, PROMPT) == answer(make(toys.plain, "mem:"), PROMPT)
+
+
 # ---- other processes
 
 CHILD = """
@@ -565,6 +597,38 @@ def test_a_llama_from_before_the_import(toys: Toys, make: Make, folder_url: str)
     got = result(start(LATE, str(toys.plain), folder_url, PROMPT))
     assert got["how"] == "none" and "imported" in got["why"]
     assert got["text"] == complete(make(toys.plain, None), prompt=PROMPT)["choices"][0]["text"]
+
+
+def test_blocks_are_those_of_llama_server(make: Make, folder_url: str, tmp_path: Path) -> None:
+    """With its default settings, but that Llama switches flash attention off unless told."""
+    program, server = os.environ.get("KVFERRY", ""), os.environ.get("KVF_LLAMA_SERVER", "")
+    model = Path(os.environ.get("KVF_MODEL", ""))
+    if not (os.access(program, os.X_OK) and os.access(server, os.X_OK) and model.is_file()):
+        pytest.skip("KVFERRY names the program kvferry, KVF_LLAMA_SERVER llama-server, and KVF_MODEL a model")
+    llm = make(model, None, flash_attn=True)
+    tokens = llm.tokenize((TEXT * 8).encode())
+    port = free_port()
+    command = [program, "exec", "--store", folder_url, "--", server, "-m", str(model), "-c", "1024", "-t", "1"]
+    with open(tmp_path / "server.log", "wb") as log:
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log)
+    try:
+
+        def answers() -> bool:
+            assert process.poll() is None, (tmp_path / "server.log").read_text()
+            try:
+                return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60).status == 200)
+            except OSError:
+                return False
+
+        until(answers, "llama-server answers", 300)
+        said = post(f"http://127.0.0.1:{port}/completion", prompt=tokens, n_predict=8, temperature=0.0)
+    finally:
+        process.terminate()
+        process.wait(60)
+    llm.set_cache(KvferryCache(folder_url))
+    assert complete(llm, prompt=tokens, max_tokens=8)["choices"][0]["text"] == said["content"]
+    assert hit(llm) == len(tokens) - 1
+    llm.cache.close()
 
 
 def test_the_example(folder_url: str, tmp_path: Path) -> None:
