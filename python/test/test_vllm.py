@@ -143,6 +143,14 @@ def test_a_lookup_is_one_question_however_often_it_is_asked(engine, redis):
     assert second.scheduler._scheduler._requests[request.request_id].lookups == 1
 
 
+def test_a_call_has_no_more_blocks_than_it_may(engine, redis, monkeypatch):
+    monkeypatch.setattr(kvferry, "MAX_BLOCKS", 7)
+    first = engine(redis.unix_url)
+    first.run(IDS)
+    first.run(IDS)
+    assert engine(redis.unix_url).run(IDS) == 28
+
+
 def test_requests_that_can_not_be_named_are_left_alone(engine, redis):
     one = engine(redis.unix_url)
     adapters = identity.Adapters()

@@ -98,7 +98,9 @@ class Scheduler:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.failed or not self._loads or request.skip_reading_prefix_cache:
             return 0, False
-        first, last = computed // self._block, (request.num_tokens - 1) // self._block  # at least one token is computed
+        first = computed // self._block
+        # At least one token is computed, and a call has at most MAX_BLOCKS keys.
+        last = min((request.num_tokens - 1) // self._block, first + kvferry.MAX_BLOCKS // self._ranks)
         if first >= last:
             return 0, False
         if self._is_loaded_by_another(tracked, first):
@@ -222,6 +224,7 @@ class Scheduler:
 
     def _save_up_to(self, step: Step, output: Any, tracked: Tracked, end: int) -> None:
         """Blocks from the beginning of the prompt on, also those that the engine had: known ones cost nothing."""
+        end = min(end, tracked.saved + kvferry.MAX_BLOCKS)
         if end > tracked.saved:
             slots = output.kv_connector_block_state.get_block_ids(tracked.request.request_id)[0]
             step.saves.append(self._move(tracked, tracked.saved, end, slots))
