@@ -280,6 +280,25 @@ def test_load_gives_a_batch_what_all_rows_have(model, mem: kvferry.Store) -> Non
     assert equal(layers_of(loaded), layers_of(expected))
 
 
+def test_a_block_that_did_not_load_leaves_nothing_in_a_static_cache(llama, tmp_path: Path) -> None:
+    """Attention multiplies what is masked by zero, and zero times NaN is NaN."""
+    batch = hf_toys.batch(1, TOKENS)
+    with kvferry.Store(f"file:{tmp_path}") as store:
+        expected, _ = prefix_of(llama, store).prefill(**batch)
+        assert store.flush(60).done
+    for path in block_files(tmp_path):
+        content = path.read_bytes()
+        last = expected.layers[1].values[0, -1, 2 * BLOCK : 3 * BLOCK].contiguous().view(torch.uint8).numpy().tobytes()
+        path.write_bytes(content.replace(last, b"\xff" * len(last)))  # all NaN, in the third block only
+    with kvferry.Store(f"file:{tmp_path}") as store:
+        cache, num = prefix_of(llama, store).load(
+            **batch, cache=transformers.StaticCache(config=llama.config, max_cache_len=TOKENS)
+        )
+    assert num == 2 * BLOCK
+    for layer in cache.layers:
+        assert not layer.keys[:, :, num:].any() and not layer.values[:, :, num:].any()
+
+
 def test_nothing_stored_is_an_empty_cache(llama, mem: kvferry.Store) -> None:
     cache, num = prefix_of(llama, mem).load(torch.arange(3, 103))
     assert num == 0 and cache.get_seq_length() == 0

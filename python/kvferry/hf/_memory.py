@@ -98,11 +98,11 @@ class Memory:
             for tensor in pair:
                 tensor[row, :, start : start + tokens].copy_(tensor[other, :, other_start : other_start + tokens])
 
-    def clear_padding(self, row: int, tokens: int) -> None:
-        """Nobody attends to padding, but what is multiplied by zero must be finite."""
+    def clear(self, row: int, start: int, end: int) -> None:
+        """For padding and blocks that did not load: nobody attends to them, but zero times NaN is NaN."""
         for pair in self.layers:
             for tensor in pair:
-                tensor[row, :, :tokens].zero_()
+                tensor[row, :, start:end].zero_()
 
     def fill(self, cache: Any, rows: slice, start: int, end: int) -> None:
         """Makes an empty cache hold the tokens from start to end."""

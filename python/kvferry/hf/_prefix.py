@@ -340,22 +340,26 @@ class PrefixCache:
         """Loads blocks of a row straight into the cache's memory; returns how many of them are there."""
         if num == 0:
             return 0
-        size, keys = self.block_tokens, row.keys[32 * first : 32 * (first + num)]
-        tokens = row.tokens[first * size : (first + num) * size]
-        timeout = self._patience(num)
+        done = self._read(memory, index, row, space, num, first)
+        self.counters.loaded_tokens += done * self.block_tokens
+        if done < num:
+            space.forget(row.keys[32 * (first + done) : 32 * (first + num)])  # what is computed now replaces them
+            memory.clear(index, row.end(first + done, self.block_tokens), row.end(first + num, self.block_tokens))
+        return done
+
+    def _read(self, memory: Memory, index: int, row: Row, space: Space, num: int, first: int) -> int:
+        start, end = first * self.block_tokens, (first + num) * self.block_tokens
+        keys, tokens = row.keys[32 * first : 32 * (first + num)], row.tokens[start:end]
         try:
-            with memory.view(index, row.end(first, size), num, size) as view:
+            with memory.view(index, row.padding + start, num, self.block_tokens) as view:
                 done = space.load(
-                    keys, view, slots=range(num), tokens=tokens, first_token=first * size, timeout=timeout
+                    keys, view, slots=range(num), tokens=tokens, first_token=start, timeout=self._patience(num)
                 )
-            if done.num_ok < num:
-                space.forget(keys[32 * done.num_ok :])  # what is computed now replaces what could not be read
-                why = done.reasons[done.num_ok]
-                logger.info("%d of %d blocks could not be loaded: %s", num - done.num_ok, num, why)
         except Error as error:
             logger.warning("the store is not used: %s", error)
             return 0
-        self.counters.loaded_tokens += done.num_ok * size
+        if done.num_ok < num:
+            logger.info("%d of %d blocks could not be loaded: %s", num - done.num_ok, num, done.reasons[done.num_ok])
         return done.num_ok
 
     def _compute(self, state: State, memory: Memory, index: int, row: Row, first: int) -> None:
@@ -392,7 +396,7 @@ class PrefixCache:
         self.counters.prompt_tokens += sum(len(row.tokens) for row in rows)
         columns = min(row.end(num, self.block_tokens) for row, num in zip(rows, blocks, strict=True))
         for index, row in enumerate(rows):
-            memory.clear_padding(index, row.padding)
+            memory.clear(index, 0, row.padding)
         if columns > 0:
             memory.fill(cache, slice(None), 0, columns)
         return columns
