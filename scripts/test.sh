@@ -149,6 +149,8 @@ stage_python() {
     local pytest=${KVF_PYTEST:-python3}
     one "build release" scripts/build.sh release
     one "mypy --strict" "$pytest" -m mypy
+    PYTHONPATH=build/release/python one "the stubs are those of the extension" "$pytest" -m mypy.stubtest kvferry._kvferry \
+        --allowlist python/test/stubs.allow
     one "ruff" "$pytest" -m ruff check python checks/manager.py checks/manager checks/python_wire.py
     one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager \
         checks/python_wire.py

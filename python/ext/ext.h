@@ -108,10 +108,10 @@ PyObject *kvfp_object_of(PyObject *self, void *unused);
 PyObject *kvfp_object_new(PyTypeObject *type, kvfp_handle *handle, PyObject *of);
 /* The handle of `object` if it is of `type` and open; it is entered. TypeError, ClosedError. */
 kvfp_handle *kvfp_enter_object(PyObject *object, PyTypeObject *type, const char *name);
-#define KVFP_COMMON_METHODS                                                         \
-    {"close", kvfp_object_close, METH_NOARGS, "Closes it; closing twice is fine."}, \
-        {"__enter__", kvfp_object_enter, METH_NOARGS, NULL}, {                      \
-        "__exit__", kvfp_object_exit, METH_VARARGS, NULL                            \
+#define KVFP_COMMON_METHODS                                                                                    \
+    {"close", kvfp_object_close, METH_NOARGS, "close($self, /)\n--\n\nCloses it; closing twice is fine."},     \
+        {"__enter__", kvfp_object_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nItself, if it is open."}, {  \
+        "__exit__", kvfp_object_exit, METH_VARARGS, "__exit__($self, kind, value, trace, /)\n--\n\nCloses it." \
     }
 
 /* A method with keyword arguments, in a PyMethodDef. */

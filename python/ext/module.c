@@ -55,7 +55,7 @@ static PyObject *run_main(PyObject *module, PyObject *from) {
 
 static PyMethodDef functions[] = {
     {"_main", run_main, METH_O,
-     "_main(argv) -> int\n\nThe program kvferry, without `run`. argv: bytes; argv[0] is its name. Once a process."},
+     "_main($module, argv, /)\n--\n\nThe program kvferry, without `run`. argv: bytes; argv[0] is its name. Once a process."},
     {NULL, NULL, 0, NULL},
 };
 

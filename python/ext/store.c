@@ -202,30 +202,31 @@ static PyObject *store_num_tiers(PyObject *self, void *unused) {
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
     {"flush", KVFP_KEYWORDS(store_flush),
-     "flush(timeout=None) -> Flushed\n\n"
+     "flush($self, /, timeout=None)\n--\n\n"
      "Waits until the blocks that were handed over before are written or given up. Default 10 s; 0 polls."},
-    {"stats", store_stats, METH_NOARGS, "stats() -> dict\n\nCounters since the store was opened (kvferry/store.h)."},
+    {"stats", store_stats, METH_NOARGS,
+     "stats($self, /)\n--\n\nCounters since the store was opened (kvferry/store.h)."},
     {"walk", KVFP_KEYWORDS(kvfp_store_walk),
-     "walk(*, whole=False, space=None, key=None, timeout=None) -> Iterator[Entry]\n\n"
+     "walk($self, /, *, whole=False, space=None, key=None, timeout=None)\n--\n\n"
      "Iterates over every record and session of every tier, or of one space."},
     {"describe", KVFP_KEYWORDS(kvfp_store_describe),
-     "describe(space) -> dict | None\n\nThe fields of a space, by its digest. None: there is no card of it."},
+     "describe($self, /, space)\n--\n\nThe fields of a space, by its digest. None: there is no card of it."},
     {"clear", KVFP_KEYWORDS(kvfp_store_clear),
-     "clear(space=None) -> int\n\nRemoves all records of one space, or all records and sessions of kvferry."},
+     "clear($self, /, space=None)\n--\n\nRemoves all records of one space, or all records and sessions of kvferry."},
     {"remove", KVFP_KEYWORDS(kvfp_store_remove),
-     "remove(space, key) -> bool\n\nRemoves one record from all tiers, by its stored key."},
+     "remove($self, /, space, key)\n--\n\nRemoves one record from all tiers, by its stored key."},
     {"doctor", kvfp_store_doctor, METH_NOARGS,
-     "doctor() -> list[Finding]\n\nWhat is wrong with the tiers, and how to fix it."},
-    {"tiers", kvfp_store_tiers, METH_NOARGS, "tiers() -> list[Tier]\n\nOne Tier for each URL."},
+     "doctor($self, /)\n--\n\nWhat is wrong with the tiers, and how to fix it."},
+    {"tiers", kvfp_store_tiers, METH_NOARGS, "tiers($self, /)\n--\n\nOne Tier for each URL."},
     {"session_save", KVFP_KEYWORDS(kvfp_session_save),
-     "session_save(id, k, v, *, dtype=None, shape=None, v_dtype=None, v_shape=None, ttl=None, num_tokens=0,\n"
-     "             layout=None, space=None, timeout=None, owner=None)\n\nReplaces the session as a whole."},
+     "session_save($self, /, id, k, v, *, dtype=None, shape=None, v_dtype=None, v_shape=None, ttl=None, "
+     "num_tokens=0, layout=None, space=None, timeout=None, owner=None)\n--\n\nReplaces the session as a whole."},
     {"session_load", KVFP_KEYWORDS(kvfp_session_load),
-     "session_load(id, *, into=None, raw=False, timeout=None, owner=None) -> Session | None\n\nLoads a session."},
+     "session_load($self, /, id, *, into=None, raw=False, timeout=None, owner=None)\n--\n\nLoads a session."},
     {"session_look", KVFP_KEYWORDS(kvfp_session_look),
-     "session_look(id, *, timeout=None) -> SessionInfo | None\n\nWhat is known of a session without its arrays."},
+     "session_look($self, /, id, *, raw=False, timeout=None)\n--\n\nWhat is known of a session without its arrays."},
     {"session_remove", KVFP_KEYWORDS(kvfp_session_remove),
-     "session_remove(id) -> bool\n\nRemoves a session from all tiers."},
+     "session_remove($self, /, id)\n--\n\nRemoves a session from all tiers."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef properties[] = {
@@ -235,8 +236,8 @@ static PyGetSetDef properties[] = {
 };
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None,\n"
-     "      backlog_bytes=0, load_threads=0, store_threads=0)\n\n"
+     "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None, "
+     "backlog_bytes=0, load_threads=0, store_threads=0)\n--\n\n"
      "Where blocks and sessions are stored: one URL is one tier, several are tiers of one store, fastest first."},
     {Py_tp_new, store_new},
     {Py_tp_dealloc, kvfp_object_dealloc},

@@ -148,7 +148,7 @@ static PyObject *view_slot_bytes(PyObject *self, void *unused) {
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
     {"fence", KVFP_KEYWORDS(view_fence),
-     "fence(slots, timeout=None) -> bool\n\n"
+     "fence($self, /, slots, timeout=None)\n--\n\n"
      "Waits until no operation reads or writes these slots. False: some are still in use."},
     {NULL, NULL, 0, NULL},
 };
@@ -159,7 +159,7 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "View(regions, num_slots, owner=None)\n\n"
+    {Py_tp_doc, "View(regions, num_slots, owner=None)\n--\n\n"
                 "Memory that holds many payloads at equal distances, such as an engine's KV pool, described once.\n"
                 "regions: tuples (address, slot_stride, run_bytes, run_stride, num_runs), all in bytes."},
     {Py_tp_new, view_new},

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, SupportsIndex, TypeAlias, final
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 Part: TypeAlias = Buffer | tuple[int, int]
 BlockMemory: TypeAlias = Part | list[Part] | list[Buffer] | list[tuple[int, int]]
@@ -465,20 +465,20 @@ class Space:
 
         parent: the key of the block before the first of these tokens, or a salt key; None = the beginning of a
         prompt."""
-    def salt_key(self, parent: Buffer | None, salt: Buffer) -> bytes:
+    def salt_key(self, parent: Buffer | None, salt: Buffer, /) -> bytes:
         """A parent for `chain`: what is chained from it is found only with the same salt. Separates; does not
         protect."""
-    def key_of(self, engine_hash: Buffer) -> bytes:
+    def key_of(self, engine_hash: Buffer, /) -> bytes:
         """A key from an engine's own block hash of any length."""
     def keys_of(self, engine_hashes: Sequence[Buffer], suffix: Buffer = b"") -> bytes:
         """The keys of several hashes, each followed by ``suffix`` (a rank, a group)."""
     def tail_key(self, last_block: Buffer, tokens: Ints) -> bytes:
         """The key of the tokens after the last whole block, by the key of that block (or a salt key)."""
-    def state_key(self, block: Buffer) -> bytes:
+    def state_key(self, block: Buffer, /) -> bytes:
         """The key of what an engine can't divide into blocks, as it is at the end of a block or tail."""
     def apart_key(self, key: Buffer, how: Buffer) -> bytes:
         """The key of the same tokens, computed in another way."""
-    def stored_key(self, key: Buffer) -> bytes:
+    def stored_key(self, key: Buffer, /) -> bytes:
         """The key as the store sees it (Entry.key, Store.remove): the same, or with a secret its HMAC."""
     def match(self, keys: Buffer, timeout: float | None = None) -> int:
         """How many leading blocks are stored: one round trip, whatever their number. Default 10 s; 0 polls. A hint: the
@@ -523,9 +523,9 @@ class Space:
         """Copies blocks into the backlog, hands them to the writers and returns at once; never waits. The memory is
         free again when it returns. num_ok counts the blocks that were accepted, or that the store is known to have;
         after the first that is not accepted ("full": no room) none is. `Store.flush` waits for the writers."""
-    def knows(self, key: Buffer) -> bool:
+    def knows(self, key: Buffer, /) -> bool:
         """Whether the store is known to have this block: saving it would be skipped. No I/O."""
-    def forget(self, keys: Buffer) -> None:
+    def forget(self, keys: Buffer, /) -> None:
         """Drops what this process knows of these blocks: the next save writes them. Removes nothing. No I/O."""
 
 # ---- view
@@ -561,6 +561,7 @@ class View:
 
 # ---- queue
 
+@disjoint_base
 class Queue:
     """Batches without waiting: submit, watch fileno() with poll, select or asyncio, reap completions.
 
@@ -637,11 +638,11 @@ class Queue:
         """Takes up to ``max`` completions without waiting."""
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until fileno() is readable. None = as long as it takes. False: the time ended first."""
-    def cancel(self, ticket: int) -> None:
+    def cancel(self, ticket: int, /) -> None:
         """Drops blocks of a batch that have not begun. The completion still arrives. An unknown ticket is ignored."""
     def trim(self, ticket: int, num: int) -> None:
         """Drops blocks from number ``num`` on that have not begun, of a load with arrivals."""
-    def arrived(self, ticket: int) -> tuple[int, bytes] | None:
+    def arrived(self, ticket: int, /) -> tuple[int, bytes] | None:
         """Of a load with arrivals, until it is reaped: the bytes that have arrived, and for each block 0 = awaited,
         1 = here, 2 or more = missed. None for any other ticket."""
 
