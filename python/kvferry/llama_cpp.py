@@ -69,8 +69,12 @@ HASH_WAIT = 2.0
 FEW_TOKENS = 64
 """What leaves fewer than this to compute is not worth a lookup: the smallest block."""
 
+LOOKUP_S = 1.0
+"""The longest time that a prompt waits for the lookup of states."""
+
 Tokens: TypeAlias = Any
 """A numpy array of int32."""
+NONE: Tokens = np.empty(0, dtype=np.intc)
 
 
 # ---- the cache
@@ -270,6 +274,7 @@ class _Way:
 
     def __init__(self, cache: KvferryCache) -> None:
         self.cache = cache
+        self.cold = NONE  # tokens in the context that this way has computed or loaded
 
     def is_over(self, llm: Llama) -> bool:
         """What it was made for has changed."""
@@ -323,7 +328,6 @@ class _Engine(_Way):
             timeout=cache._timeout,
             **cache._secrets,
         )
-        self.cold: Tokens = np.empty(0, dtype=np.intc)  # whole blocks that the engine has put into the context
         llm._requires_eval = True  # the probe has replaced the last logits
         llm._stack.callback(self.close)  # before the context is freed
 
@@ -382,7 +386,7 @@ class _States(_Way):
             or lib.llama_model_n_swa(llm.model) > 0
         )
         self.most_bytes = _most_state_bytes(llm)
-        self.cold: Tokens = np.empty(0, dtype=np.intc)  # tokens that this has computed or loaded
+        self.seconds_per_token = 0.0  # of a computed prompt; 0 = not known
 
     def close(self) -> None:
         self.space.close()
@@ -394,15 +398,16 @@ class _States(_Way):
         if num - held >= FEW_TOKENS:
             keys = self._keys(tokens)
             loaded = self._load(llm, tokens, keys, held)
+            held = _held(llm, tokens)  # nothing, if a state was not taken
             if loaded > 0 or (held - cold) * 16 <= num - held:
-                held = self._go_on(llm, tokens, keys, loaded or cold)
+                held = self._go_on(llm, tokens, keys, loaded or min(cold, held))
         return {"resident_tokens": held - loaded, "loaded_tokens": loaded, "computed_tokens": num - held}
 
     def _go_on(self, llm: Llama, tokens: Tokens, keys: dict[int, bytes], have: int) -> int:
         """Computes everything but the last token from the first `have` on, and saves. Returns where it began."""
         have = _cut(llm, have)
         most = len(tokens) - 1
-        self.cold = tokens[:have]
+        begin = time.monotonic()
         for end in (self._floor(most), most):
             if llm.n_tokens < end:
                 llm.eval(tokens[llm.n_tokens : end].tolist())
@@ -413,6 +418,8 @@ class _States(_Way):
                     if not self.can_cut and not self._import(llm, end, state):
                         raise RefusedError("llama.cpp did not take back the state of its sequence")
         self.cold = tokens[:most].copy()
+        if most - have >= FEW_TOKENS:
+            self.seconds_per_token = (time.monotonic() - begin) / (most - have)
         return have
 
     def _floor(self, num: int) -> int:
@@ -433,33 +440,45 @@ class _States(_Way):
     def _load(self, llm: Llama, tokens: Tokens, keys: dict[int, bytes], held: int) -> int:
         """Loads the longest stored prefix that is clearly longer than what is held; returns its length, or 0."""
         wanted = {position: key for position, key in keys.items() if position >= held + FEW_TOKENS}
-        found = self.space.find(b"".join(wanted.values()), self.cache._timeout) if wanted else []
+        found = self.space.find(b"".join(wanted.values()), self._budget(LOOKUP_S)) if wanted else []
         there = [position for position, f in zip(wanted, found, strict=True) if f.why is None]
         for position in sorted(there, reverse=True)[:2]:
-            read = self._read(wanted[position])
-            if read is None:
-                continue
-            num, state = read
-            if num >= position and (num == position or self.can_cut) and self._import(llm, num, state):
+            read = self._read(wanted[position], self._budget(position * self.seconds_per_token))
+            if read is not None and self._take(llm, *read, position):
                 _set(llm, tokens[:position], computed=False)
-                return int(position) if num == position or llm._ctx.kv_cache_seq_rm(0, position, -1) else 0
+                return int(position)
         return 0
 
-    def _read(self, key: bytes) -> tuple[int, bytearray] | None:
+    def _budget(self, seconds: float) -> float | None:
+        """At most that long, and at most the time that the cache was given. 0: not known."""
+        most = self.cache._timeout
+        return most if seconds == 0 else max(0.001, seconds if most is None else min(seconds, most))
+
+    def _read(self, key: bytes, budget: float | None) -> tuple[int, bytearray] | None:
+        """A state, and its tokens. Takes no longer than computing them would."""
         head = bytearray(self.HEAD.size)
-        if self.space.load(key, [head], timeout=self.cache._timeout).num_ok != 1:
+        if self.space.load(key, [head], timeout=budget).num_ok != 1:
             return None
         num, num_bytes, name = self.HEAD.unpack(head)
         if num_bytes > self.most_bytes:
             return None
         state = bytearray(num_bytes)
         pieces = self._pieces(state)
-        if self.space.load(self._piece_keys(name, num_bytes), pieces, timeout=self.cache._timeout).num_ok != len(
-            pieces
-        ):
-            self._remove(key)
+        _, reasons = self.space.load(self._piece_keys(name, num_bytes), pieces, timeout=budget)
+        if any(reasons):
+            if any(reason in ("absent", "checksum", "truncated") for reason in reasons):
+                self._remove(key)
             return None
         return num, state
+
+    def _take(self, llm: Llama, num: int, state: bytearray, position: int) -> bool:
+        """The context holds the first tokens of a state, up to a position."""
+        if num < position or (num > position and not self.can_cut) or not self._import(llm, num, state):
+            return False
+        if num > position and not llm._ctx.kv_cache_seq_rm(0, position, -1):
+            _drop(llm)
+            return False
+        return True
 
     def _remove(self, key: bytes) -> None:
         """A head whose pieces are gone would stay in the way of the next one."""
@@ -717,6 +736,19 @@ def _set_cache(plain: Callable[..., None]) -> Callable[..., None]:
     return set_cache
 
 
+def _forgetful(plain: Callable[..., None]) -> Callable[..., None]:
+    """Of a method after which something else computes what the context holds."""
+
+    @functools.wraps(plain)
+    def forget(self: Llama, *args: Any) -> None:
+        plain(self, *args)
+        way: _Way | None = self.__dict__.get("_kvferry_way")
+        if way is not None:
+            way.cold = NONE
+
+    return forget
+
+
 def _generate(plain: Callable[..., Iterator[int]]) -> Callable[..., Iterator[int]]:
     signature = inspect.signature(plain)
 
@@ -762,6 +794,8 @@ def _install() -> None:
     lib.llama_free = _forgetting(lib.llama_free)
     Llama.__init__ = _init(Llama.__init__)
     Llama.set_cache = _set_cache(Llama.set_cache)
+    Llama.reset = _forgetful(Llama.reset)
+    Llama.load_state = _forgetful(Llama.load_state)
     Llama.generate = _generate(Llama.generate)
     Llama._create_completion = _create_completion(Llama._create_completion)
 

@@ -454,6 +454,41 @@ def test_a_store_that_is_closed(toys: Toys, make: Make, way: str) -> None:
     assert llm.cache.report["how"] == "none" and "closed" in llm.cache.report["why"]
 
 
+@pytest.mark.parametrize("longer", [0, 100])
+def test_a_state_that_llama_cpp_does_not_take(
+    toys: Toys, make: Make, folder_url: str, monkeypatch: pytest.MonkeyPatch, longer: int
+) -> None:
+    """Whatever the context held before is gone then."""
+    monkeypatch.setattr(kvferry.llama_cpp, "LlamaEngine", None)
+    llm = make(toys.plain, folder_url)
+    cold = answer(llm, PROMPT + TEXT[:longer])
+    flushed(llm)
+    warm_llm = make(toys.plain, folder_url)
+    answer(warm_llm, PROMPT[:300])
+    lib = llama_cpp.llama_cpp
+    monkeypatch.setattr(lib, "llama_state_seq_set_data", lambda *_: 0)
+    assert answer(warm_llm, PROMPT + TEXT[:longer]) == cold
+    assert warm_llm.cache.report["loaded_tokens"] == warm_llm.cache.report["resident_tokens"] == 0
+
+
+def test_pieces_of_a_state_that_are_gone(
+    toys: Toys, make: Make, folder_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is computed, and stored again, so the next one finds it."""
+    monkeypatch.setattr(kvferry.llama_cpp, "LlamaEngine", None)
+    llm = make(toys.plain, folder_url)
+    cold = answer(llm, PROMPT)
+    flushed(llm)
+    for path in records(folder_url):
+        if path.stat().st_size > 100_000:
+            path.unlink()
+    for loaded in (0, len(PROMPT) - 1):
+        again = make(toys.plain, folder_url)
+        assert answer(again, PROMPT) == cold
+        assert again.cache.report["loaded_tokens"] == loaded
+        flushed(again)
+
+
 @pytest.mark.parametrize("url", ["unix", "tcp", "file"])
 def test_every_kind_of_store(toys: Toys, make: Make, redis: RedisServer, folder_url: str, way: str, url: str) -> None:
     where = {"unix": redis.unix_url, "tcp": redis.tcp_url, "file": folder_url}[url]
