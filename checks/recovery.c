@@ -163,6 +163,8 @@ static void check_takeover(void) {
     begin(&r, c->url);
     await_good(&r);
     kvft_await_replicas(c->nodes[0]);
+    kvft_await_said(c->nodes[1], "CLUSTER NODES", "slave ", KVFT_SHARDS); /* news among the nodes take seconds */
+    kvft_cluster_be_quick(c);
     double killed = kvft_now_ms();
     kvft_server_kill(c->nodes[0]);
     while (!is_promoted(c, KVFT_SHARDS)) {
