@@ -99,6 +99,17 @@ def test_answers_do_not_depend_on_the_store(model, mem: kvferry.Store, rows: int
     assert torch.allclose(cold[0], plain[0], rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("kind", hf_toys.OTHERS)
+def test_other_kinds_of_models(mem: kvferry.Store, kind: str) -> None:
+    """Other positions, other sliding windows, experts, keys and values of different widths."""
+    model, batch = hf_toys.make(kind, "float32"), hf_toys.batch(4, TOKENS)
+    cold, _, computed = counted(prefix_of(model, mem), batch)
+    warm, _, computed_again = counted(prefix_of(model, mem), batch)
+    assert computed > 0 and computed_again == 0
+    assert torch.equal(cold, warm)
+    assert torch.allclose(cold, logits(model.generate, batch), rtol=0, atol=1e-5)
+
+
 def test_a_part_that_is_stored_changes_nothing(model, mem: kvferry.Store) -> None:
     batch = hf_toys.batch(1, TOKENS)
     shorter = {name: tensor[:, : 2 * BLOCK + 1] for name, tensor in batch.items()}
