@@ -309,8 +309,8 @@ class _Engine(_Way):
 
     def __init__(self, cache: KvferryCache, llm: Llama) -> None:
         super().__init__(cache)
-        if LlamaEngine is None:
-            raise RefusedError("this build of kvferry has no engine for llama.cpp")
+        if not _takes_engine():
+            raise RefusedError("kvferry was built without llama.cpp, or with another one than llama-cpp-python brings")
         if not hasattr(llm, "_requires_eval"):
             raise RefusedError("this version of llama-cpp-python always evaluates a token before it samples")
         self.engine = LlamaEngine(
@@ -638,11 +638,20 @@ def _address(pointer: Any) -> int:
     return int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
 
 
+def _layout(params: type[ctypes.Structure]) -> dict[str, int]:
+    return {name: getattr(params, name).offset for name, *_ in params._fields_}
+
+
+@functools.cache
+def _is_engine_of(engine: Any) -> bool:
+    return engine is not None and bool(
+        engine.takes(lib._lib._handle, _layout(lib.llama_model_params), _layout(lib.llama_context_params))
+    )
+
+
 def _takes_engine() -> bool:
     """Whether contexts of this libllama are made for the engine."""
-    return LlamaEngine is not None and LlamaEngine.takes(
-        lib._lib._handle, ctypes.sizeof(lib.llama_model_params), ctypes.sizeof(lib.llama_context_params)
-    )
+    return _is_engine_of(LlamaEngine)
 
 
 def _init_from_model(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -262,9 +262,10 @@ def close_logprobs(a: Any, b: Any) -> bool:
 def test_logprobs(toys: Toys, make: Make, folder_url: str, way: str, echo: bool) -> None:
     """With echo they are of the whole prompt, so all of it is computed."""
     want = complete(make(toys.plain, None, logits_all=True), prompt=PROMPT, logprobs=2, echo=echo)
-    for _ in range(2):
+    for asked_before in (False, True, False):
         llm = make(toys.plain, folder_url, logits_all=True)
-        complete(llm, prompt=PROMPT)
+        if asked_before:
+            complete(llm, prompt=PROMPT)
         got = complete(llm, prompt=PROMPT, logprobs=2, echo=echo)
         assert close_logprobs(got["choices"][0]["logprobs"], want["choices"][0]["logprobs"])
         assert got["choices"][0]["text"] == want["choices"][0]["text"]
@@ -534,12 +535,14 @@ def test_a_wrong_url(toys: Toys) -> None:
 def test_another_libllama_is_not_taken() -> None:
     takes = kvferry.llama_cpp.LlamaEngine.takes
     lib = llama_cpp.llama_cpp
-    sizes = [ctypes.sizeof(lib.llama_model_params), ctypes.sizeof(lib.llama_context_params)]
-    assert takes(lib._lib._handle, *sizes)
-    assert not takes(lib._lib._handle, sizes[0] + 8, sizes[1])
-    assert not takes(lib._lib._handle, sizes[0], sizes[1] - 8)
-    assert not takes(ctypes.CDLL(None)._handle, *sizes)
-    assert not takes(0, *sizes)
+    model = kvferry.llama_cpp._layout(lib.llama_model_params)
+    context = kvferry.llama_cpp._layout(lib.llama_context_params)
+    assert takes(lib._lib._handle, model, context)
+    assert not takes(lib._lib._handle, model | {"kv_overrides": model["kv_overrides"] + 8}, context)
+    assert not takes(lib._lib._handle, model, context | {"type_k": context["type_v"]})
+    assert not takes(lib._lib._handle, model, {})
+    assert not takes(ctypes.CDLL(None)._handle, model, context)
+    assert not takes(0, model, context)
 
 
 def test_an_interrupt_ends_a_prefill(toys: Toys, make: Make) -> None:

@@ -41,13 +41,9 @@ static int check_signals(void *ctx, uint32_t done_tokens, uint32_t num_tokens) {
 /* ---- attaching */
 
 /* The caller's bindings must pass the structs that this was compiled with. */
-static bool are_sizes(Py_ssize_t model_params, Py_ssize_t context_params) {
-    return model_params == (Py_ssize_t)sizeof(struct llama_model_params) &&
-           context_params == (Py_ssize_t)sizeof(struct llama_context_params);
-}
-
 static bool check_sizes(Py_ssize_t model_params, Py_ssize_t context_params) {
-    if (!are_sizes(model_params, context_params)) {
+    if (model_params != (Py_ssize_t)sizeof(struct llama_model_params) ||
+        context_params != (Py_ssize_t)sizeof(struct llama_context_params)) {
         kvf_error err = {.status = KVF_REFUSED,
                          .what =
                              "the bindings describe the parameters of another llama.cpp than kvferry was built with"};
@@ -132,16 +128,50 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return opened;
 }
 
+/* The fields that the engine reads. Bindings of another llama.cpp may have structs of the same size. */
+typedef struct member {
+    const char *name;
+    size_t offset;
+} member;
+#define MODEL(field)   {#field, offsetof(struct llama_model_params, field)},
+#define CONTEXT(field) {#field, offsetof(struct llama_context_params, field)},
+static const member model_members[] = {MODEL(devices) MODEL(tensor_buft_overrides) MODEL(n_gpu_layers) MODEL(split_mode)
+                                           MODEL(load_mode) MODEL(lazy_mode) MODEL(main_gpu) MODEL(tensor_split)
+                                               MODEL(kv_overrides) MODEL(vocab_only) MODEL(use_extra_bufts)
+                                                   MODEL(no_host) MODEL(no_alloc) MODEL(load_mtp)};
+static const member context_members[] = {
+    CONTEXT(n_ctx) CONTEXT(n_batch) CONTEXT(n_ubatch) CONTEXT(n_seq_max) CONTEXT(n_rs_seq) CONTEXT(n_outputs_max)
+        CONTEXT(n_outputs_max_per_seq) CONTEXT(n_threads) CONTEXT(n_threads_batch) CONTEXT(ctx_type)
+            CONTEXT(rope_scaling_type) CONTEXT(pooling_type) CONTEXT(attention_type) CONTEXT(flash_attn_type)
+                CONTEXT(rope_freq_base) CONTEXT(rope_freq_scale) CONTEXT(yarn_ext_factor) CONTEXT(yarn_attn_factor)
+                    CONTEXT(yarn_beta_fast) CONTEXT(yarn_beta_slow) CONTEXT(yarn_orig_ctx) CONTEXT(cb_eval)
+                        CONTEXT(type_k) CONTEXT(type_v) CONTEXT(embeddings) CONTEXT(offload_kqv) CONTEXT(no_perf)
+                            CONTEXT(op_offload) CONTEXT(swa_full) CONTEXT(kv_unified) CONTEXT(ctx_other)};
+
+/* `layout` is a dict of names to offsets. */
+static bool is_layout(PyObject *layout, const member *members, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        PyObject *offset = PyDict_GetItemString(layout, members[i].name);
+        if (offset == NULL || PyLong_AsSize_t(offset) != members[i].offset) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
+}
+
+#define IS_LAYOUT(layout, members) is_layout(layout, members, sizeof(members) / sizeof *(members))
+
 /* Whether this library can be used, so that contexts are worth preparing for it. */
 static PyObject *engine_takes(PyObject *unused, PyObject *args) {
     (void)unused;
     void *library = NULL;
-    Py_ssize_t model_params = 0, context_params = 0;
+    PyObject *model = NULL, *context = NULL;
     kvf_error err = {0};
-    if (!PyArg_ParseTuple(args, "O&nn:takes", take_address, &library, &model_params, &context_params)) {
+    if (!PyArg_ParseTuple(args, "O&O!O!:takes", take_address, &library, &PyDict_Type, &model, &PyDict_Type, &context)) {
         return NULL;
     }
-    return PyBool_FromLong(library != NULL && are_sizes(model_params, context_params) &&
+    return PyBool_FromLong(library != NULL && IS_LAYOUT(model, model_members) && IS_LAYOUT(context, context_members) &&
                            kvfl_late_open(&err, library) == KVF_OK);
 }
 
