@@ -659,6 +659,30 @@ static void test_another_attention_scale_loads_nothing(void **state) {
     kvft_remove_dir(dir);
 }
 
+/* A number of yarn that is set over the file's own: a context that leaves it open takes that one, and not llama.cpp's. */
+static void test_yarn_by_an_override(void **state) {
+    (void)state;
+    const toy mistral = {.arch = "mistral3"};
+    struct llama_model_kv_override o[] = {
+        {.tag = LLAMA_KV_OVERRIDE_TYPE_FLOAT, .key = "mistral3.rope.scaling.yarn_beta_fast", .val_f64 = 2},
+        {.key = ""}};
+    settings s = settings_of();
+    s.model.kv_overrides = o;
+    s.context.rope_scaling_type = LLAMA_ROPE_SCALING_TYPE_YARN;
+    s.context.rope_freq_scale = 0.25f;
+    struct llama_model *model = make(&mistral, 1, s.model);
+    identity open = identify(model, &s);
+    s.context.yarn_beta_fast = 32;
+    identity said = identify(model, &s);
+    assert_int_equal(open.status, KVF_OK);
+    assert_int_equal(said.status, KVF_OK);
+    assert_false(same_kv(&open, &said));
+    assert_false(same_space(&open, &said, true));
+    free(open.kv);
+    free(said.kv);
+    llama_model_free(model);
+}
+
 /* ---- the file that was loaded ---- */
 
 typedef struct site {
@@ -1171,6 +1195,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_probe_sees_what_acts_between_tokens),
         cmocka_unit_test(test_the_probe_is_the_same_in_a_context_in_use),
         cmocka_unit_test(test_another_attention_scale_loads_nothing),
+        cmocka_unit_test(test_yarn_by_an_override),
         cmocka_unit_test(test_another_file_names_nothing),
         cmocka_unit_test(test_a_clock_that_is_set_forward_after_the_load),
         cmocka_unit_test(test_another_folder_names_nothing),

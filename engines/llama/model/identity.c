@@ -107,8 +107,10 @@ static double open_or(float told, float otherwise) {
 }
 
 /* What the context was told about positions. 0 there means "as the model says", and the model is in the space. */
-static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_params *p) {
-    bool without = is_without_yarn(kv->model);
+static void add_rope(fields *f, const kvf_llama *kv, const struct llama_context_params *p,
+                     const kvfl_model_name *name) {
+    /* llama.cpp tells what the file says, and not what was set over it. */
+    bool without = name->overrides[0] == '\0' && is_without_yarn(kv->model);
     add(f, "rope", "type=%d scaling=%d base=%.9g scale=%.9g yarn=%.9g,%.9g,%.9g,%.9g,%u long=%d",
         (int)llama_model_rope_type(kv->model), (int)p->rope_scaling_type, (double)p->rope_freq_base,
         (double)p->rope_freq_scale, (double)p->yarn_ext_factor, open_or(p->yarn_attn_factor, without ? 1 : -1),
@@ -225,7 +227,7 @@ kvf_status kvfl_set_terms(kvf_llama *kv, kvf_error *err, const kvf_llama_options
     add(&t->fields, "model", "sha256:%s", name->weights);
     add_overrides(&t->fields, kv, name);
     add_shape(&t->fields, kv, o->context_params);
-    add_rope(&t->fields, kv, o->context_params);
+    add_rope(&t->fields, kv, o->context_params, name);
     add_rest(&t->fields, kv, o, name);
     if (!keep_secret(&t->secret, o->secret, o->secret_len) ||
         !keep_secret(&t->previous, o->previous_secret, o->previous_secret_len)) {
