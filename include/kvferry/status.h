@@ -113,6 +113,7 @@ typedef enum kvf_reason {
     KVF_WHY_NOMEM,
     /* After the first block that missed or was not accepted: left alone, and its destination is undefined. */
     KVF_WHY_AFTER_GAP,
+    /* The batch was cancelled, the store was closed, or it belongs to another process. */
     KVF_WHY_CLOSED,
     /* Not loaded: computing was faster, or loading failed. */
     KVF_WHY_SLOW,

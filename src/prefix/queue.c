@@ -233,27 +233,53 @@ void kvf_trim(kvf_queue *queue, uint64_t ticket, size_t num) {
     pthread_mutex_unlock(&queue->lock);
 }
 
+/* Under the lock. True: the batch has not begun, and the caller runs it. It would have to wait for a thread, and all
+ * threads may wait for a silent server. Once cancelled it does no I/O, but for a match, which is left to its thread. */
+static bool drop(slot *s) {
+    atomic_store(&s->cancelled, true);
+    return s->batch.op != KVF_OP_MATCH && kvfi_store_withdraw(s->queue->store, s->batch.op, &s->job);
+}
+
 void kvf_cancel(kvf_queue *queue, uint64_t ticket) {
+    slot *dropped = NULL;
     if (!kvfi_store_is_ours(queue->store)) {
         return;
     }
     pthread_mutex_lock(&queue->lock);
     for (size_t i = 0; i < queue->depth; i++) {
-        if (ticket != 0 && queue->slots[i].ticket == ticket) {
-            atomic_store(&queue->slots[i].cancelled, true);
+        if (ticket != 0 && queue->slots[i].ticket == ticket && drop(&queue->slots[i])) {
+            dropped = &queue->slots[i];
         }
     }
     pthread_mutex_unlock(&queue->lock);
+    if (dropped != NULL) {
+        run(dropped);
+    }
+}
+
+static void drop_all(kvf_queue *queue) {
+    slot *dropped = NULL;
+    pthread_mutex_lock(&queue->lock);
+    for (size_t i = 0; i < queue->depth; i++) {
+        if (drop(&queue->slots[i])) {
+            queue->slots[i].next = dropped;
+            dropped = &queue->slots[i];
+        }
+    }
+    pthread_mutex_unlock(&queue->lock);
+    while (dropped != NULL) {
+        slot *s = dropped;
+        dropped = s->next;
+        run(s);
+    }
 }
 
 void kvf_queue_close(kvf_queue *queue) {
     if (queue == NULL || !kvfi_store_is_ours(queue->store)) {
         return;
     }
+    drop_all(queue);
     pthread_mutex_lock(&queue->lock);
-    for (size_t i = 0; i < queue->depth; i++) {
-        atomic_store(&queue->slots[i].cancelled, true);
-    }
     while (queue->num_running > 0) {
         pthread_cond_wait(&queue->idle, &queue->lock);
     }

@@ -177,11 +177,16 @@ const kvfi_secrets *kvfi_store_secrets(const kvf_store *store) {
     return &store->secrets;
 }
 
+static kvfi_pool *pool_of(const kvf_store *store, kvf_op op) {
+    return op == KVF_OP_LOAD ? store->load_pool : op == KVF_OP_MATCH ? store->lookup_pool : store->batch_pool;
+}
+
 bool kvfi_store_post(kvf_store *store, kvf_op op, kvfi_job *job) {
-    kvfi_pool *pool = op == KVF_OP_LOAD    ? store->load_pool
-                      : op == KVF_OP_MATCH ? store->lookup_pool
-                                           : store->batch_pool;
-    return kvfi_pool_post(pool, job);
+    return kvfi_pool_post(pool_of(store, op), job);
+}
+
+bool kvfi_store_withdraw(kvf_store *store, kvf_op op, kvfi_job *job) {
+    return kvfi_pool_withdraw(pool_of(store, op), job);
 }
 
 /* ---- one feed over the threads of one tier ---- */
@@ -444,6 +449,14 @@ void kvfi_store_get(kvf_store *store, kvfi_feed *feed) {
 
 /* ---- put ---- */
 
+/* An item that was not begun. Without this it is out of budget. */
+static void note_cancelled(const kvfi_feed *feed, kvfi_item *item) {
+    if (item->status == KVF_AGAIN && kvfi_feed_is_cancelled(feed)) {
+        item->status = KVF_MISS;
+        item->why = KVF_WHY_CLOSED;
+    }
+}
+
 void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcomes) {
     for (size_t tier = 0; tier < store->num_tiers; tier++) {
         for (size_t i = 0; i < feed->num; i++) {
@@ -451,6 +464,7 @@ void kvfi_store_put(kvf_store *store, kvfi_feed *feed, kvfi_put_outcome *outcome
         }
         run_feed(store->store_pool, store->tiers[tier], feed, true);
         for (size_t i = 0; i < feed->num; i++) {
+            note_cancelled(feed, &feed->items[i]);
             kvfi_put_note(store, &outcomes[i], &feed->items[i], tier);
         }
     }

@@ -20,6 +20,8 @@ kvfi_backlog *kvfi_store_backlog(kvf_store *);
 const kvfi_secrets *kvfi_store_secrets(const kvf_store *);
 /* kvfi_store_post runs a batch of a queue on the threads for that operation. False: no memory. */
 bool kvfi_store_post(kvf_store *, kvf_op, kvfi_job *);
+/* kvfi_store_withdraw takes such a batch back. False: it is not queued, since it has begun or was never posted. */
+bool kvfi_store_withdraw(kvf_store *, kvf_op, kvfi_job *);
 
 /* false in a forked child, where the store must not be used. */
 bool kvfi_store_is_ours(const kvf_store *);

@@ -123,6 +123,16 @@ bool kvfi_pool_post(kvfi_pool *pool, kvfi_job *job) {
     return ok;
 }
 
+bool kvfi_pool_withdraw(kvfi_pool *pool, kvfi_job *job) {
+    pthread_mutex_lock(&pool->lock);
+    bool queued = job->queued;
+    if (queued) {
+        unlink_job(pool, job);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return queued;
+}
+
 typedef struct share {
     kvfi_pool *pool;
     void (*run)(void *);

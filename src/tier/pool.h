@@ -25,6 +25,8 @@ void kvfi_pool_free(kvfi_pool *);               /* runs what is queued, then end
 /* kvfi_pool_post queues a job. Jobs start in order, as threads become free. False if there is no thread and none can be
  * started: the job is then not queued. */
 bool kvfi_pool_post(kvfi_pool *, kvfi_job *);
+/* kvfi_pool_withdraw takes a job back. False: it is not queued, since it has begun or was never posted. */
+bool kvfi_pool_withdraw(kvfi_pool *, kvfi_job *);
 
 /* kvfi_pool_share calls run(arg) on the calling thread and, meanwhile, on up to `helpers` threads of the pool. It
  * returns when all of these calls have returned. Helpers that have not begun by then are cancelled, so this never waits

@@ -16,6 +16,7 @@
 #include "support/server.h"
 
 #define BLOCKS  4u
+#define MANY    40u   /* batches: more than there are threads for them */
 #define WAIT_MS 20000 /* far below every other time that could end a batch */
 
 static kvft_server *server;
@@ -28,7 +29,7 @@ static void open_on(const char *base, const char *secret) {
     snprintf(url, sizeof url, "%s?stall_ms=600000&connect_ms=600000", base);
     store = kvft_store(url);
     space = kvft_sealed_space(store, "m", 16, secret);
-    assert_int_equal(kvf_queue_open(&queue, NULL, store, 4), KVF_OK);
+    assert_int_equal(kvf_queue_open(&queue, NULL, store, MANY), KVF_OK);
 }
 
 static void close_all(void) {
@@ -150,6 +151,45 @@ static void test_also_one_that_has_no_connection_yet(void **state) {
     }
     cancel_on(server->unix_url, 0, NULL, false);
     cancel_on(server->tcp_url, 0, NULL, false);
+}
+
+/* All threads wait for the silent server, so the last batch has not begun. */
+static void cancel_last_of_many(kvf_op op) {
+    open_on(server->unix_url, NULL);
+    kvft_prompt *prompts[MANY];
+    uint64_t last = 0;
+    for (unsigned i = 0; i < MANY; i++) {
+        prompts[i] = kvft_prompt_new(space, i, BLOCKS, 100);
+    }
+    kvft_server_signal(server, SIGSTOP);
+    for (unsigned i = 0; i < MANY; i++) {
+        kvf_batch batch = batch_of(op, prompts[i], 0);
+        last = submit(&batch);
+    }
+    kvf_cancel(queue, last);
+    kvf_completion done = next_completion();
+    assert_int_equal(done.ticket, last);
+    assert_int_equal(done.num_ok, 0);
+    assert_int_equal(prompts[MANY - 1]->blocks[0].status, KVF_MISS);
+    assert_string_equal(kvf_reason_name(prompts[MANY - 1]->blocks[0].why), kvf_reason_name(KVF_WHY_CLOSED));
+    kvft_server_signal(server, SIGCONT);
+    for (unsigned i = 0; i + 1 < MANY; i++) {
+        assert_int_equal(next_completion().num_ok, op == KVF_OP_SAVE ? BLOCKS : 0);
+    }
+    for (unsigned i = 0; i < MANY; i++) {
+        kvft_prompt_free(prompts[i]);
+    }
+    close_all();
+    (void)kvft_server_say(server, "FLUSHALL");
+}
+
+static void test_also_one_that_waits_for_a_thread(void **state) {
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    cancel_last_of_many(KVF_OP_SAVE);
+    cancel_last_of_many(KVF_OP_LOAD);
 }
 
 /* ---- patience */
@@ -333,6 +373,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_a_cancelled_save_gives_its_memory_back),
                                        TEST(test_also_one_that_is_sealed_first),
                                        TEST(test_also_one_that_has_no_connection_yet),
+                                       TEST(test_also_one_that_waits_for_a_thread),
                                        TEST(test_each_batch_has_patience_of_its_own),
                                        TEST(test_a_match_has_patience_too),
                                        TEST(test_a_load_has_patience_too),
