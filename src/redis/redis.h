@@ -17,7 +17,7 @@ kvf_status kvfi_redis_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bo
 kvf_status kvfi_redis_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);
 
 kvf_status kvfi_redis_session_put(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num,
-                                  uint32_t ttl_s, int64_t deadline_us);
+                                  const kvfi_put_watch *, uint32_t ttl_s, int64_t deadline_us);
 kvf_status kvfi_redis_session_sizes(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t *ttl_ms,
                                     int64_t deadline_us);
 kvf_status kvfi_redis_session_get(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num,

@@ -61,8 +61,8 @@ static kvfi_place place_of(const kvfi_part *part) {
         .iov = part->iov != NULL ? part->iov : &part->data, .skip = part->skip, .bytes = part->data.iov_len};
 }
 
-/* Queues HSET key name data, the data straight from its memory. */
-static kvf_status say_field(kvfi_talk *talk, const char *key, const kvfi_part *part) {
+/* Queues HSET key name data, the data straight from its memory. `watch` (or NULL) sees it first. */
+static kvf_status say_field(kvfi_talk *talk, const char *key, const kvfi_part *part, const kvfi_put_watch *watch) {
     KVFI_TRY(kvfi_talk_send_body(talk));
     kvfi_cmd *out = kvfi_conn_room(talk->conn, MAX_ID_BYTES + KVFI_COMMAND_BYTES);
     if (out == NULL) {
@@ -73,7 +73,11 @@ static kvf_status say_field(kvfi_talk *talk, const char *key, const kvfi_part *p
     kvfi_cmd_text(out, key);
     kvfi_cmd_text(out, part->name);
     kvfi_cmd_bulk_header(out, part->data.iov_len);
-    kvfi_conn_body(talk->conn, place_of(part));
+    if (watch != NULL) {
+        kvfi_conn_record(talk->conn, place_of(part), false, watch->next, watch->ctx);
+    } else {
+        kvfi_conn_body(talk->conn, place_of(part));
+    }
     kvfi_cmd_crlf(out);
     talk->unheard++;
     return KVF_OK;
@@ -117,20 +121,37 @@ static kvf_status hear_begin(kvfi_talk *talk, const char *id) {
     return hear_int(talk, "setting a time to live");
 }
 
-/* While the server answers one command and stores its field, the next field is already on its way. */
+/* The last part, which is known only now. */
+static kvf_status say_last(kvfi_talk *talk, const char *key, const kvfi_part *empty, const kvfi_put_watch *watch) {
+    kvfi_part last = *empty;
+    KVFI_TRY(kvfi_talk_send_body(talk));
+    KVFI_TRY(watch->end(watch->ctx, &last));
+    return say_field(talk, key, &last, NULL);
+}
+
+/* While the server answers one command and stores its field, the next field is already on its way. With a watch the
+ * last part is empty at first. */
 static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
-                             uint32_t ttl_s) {
-    size_t first = smallest(parts, num);
+                             const kvfi_put_watch *watch, uint32_t ttl_s) {
+    size_t first = watch != NULL ? num - 1 : smallest(parts, num);
     bool begun = false;
+    if (watch != NULL) {
+        watch->begin(watch->ctx);
+    }
     KVFI_TRY(kvfi_talk_say(talk, "TYPE", id, NULL));
-    KVFI_TRY(say_field(talk, key, &parts[first]));
+    KVFI_TRY(say_field(talk, key, &parts[first], NULL));
     KVFI_TRY(kvfi_talk_say(talk, "PEXPIRE", key, TEMPORARY_MS, NULL));
     for (size_t i = 0; i < num; i++) {
         if (i != first) {
-            KVFI_TRY(say_field(talk, key, &parts[i]));
+            KVFI_TRY(say_field(talk, key, &parts[i], watch));
             KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
             begun = true;
         }
+    }
+    if (watch != NULL) {
+        KVFI_TRY(say_last(talk, key, &parts[first], watch));
+        KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
+        begun = true;
     }
     KVFI_TRY(say_ttl(talk, key, ttl_s));
     KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
@@ -160,8 +181,8 @@ static void clean_up(kvfi_talk *talk, const char *key) {
 }
 
 static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
-                           uint32_t ttl_s) {
-    kvf_status status = put_fields(talk, key, id, parts, num, ttl_s);
+                           const kvfi_put_watch *watch, uint32_t ttl_s) {
+    kvf_status status = put_fields(talk, key, id, parts, num, watch, ttl_s);
     if (status == KVF_OK) {
         status = publish(talk, key, id);
     }
@@ -172,7 +193,7 @@ static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, con
 }
 
 kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *id, const kvfi_part *parts, size_t num,
-                                  uint32_t ttl_s, int64_t deadline_us) {
+                                  const kvfi_put_watch *watch, uint32_t ttl_s, int64_t deadline_us) {
     kvfi_talk talk = {.ask = NULL};
     temporary_name key;
     unsigned tries = 0;
@@ -180,7 +201,7 @@ kvf_status kvfi_redis_session_put(kvfi_tier *base, kvf_error *err, const char *i
     KVFI_TRY(name_temporary(key, err, id));
     do {
         KVFI_TRY(begin_patient(&talk, base, err, id, KVFI_LANE_STORE, deadline_us));
-        status = put_once(&talk, key, id, parts, num, ttl_s);
+        status = put_once(&talk, key, id, parts, num, watch, ttl_s);
         end_patient(&talk);
         talk.ask = NULL; /* nothing can be renamed on a slot that is being imported: wait for it */
     } while (status != KVF_OK && kvfi_talk_again(&talk, &tries));

@@ -80,25 +80,85 @@ static kvf_status choose_part_bytes(const kvfi_session_call *call, kvfi_session_
     return KVF_OK;
 }
 
+/* Hashes the arrays while they are sent, and then encodes the meta. */
+typedef struct hashing {
+    const kvfi_session_call *call;
+    kvfi_session_meta *meta;
+    kvfi_pieces keys, values;
+    kvfi_xxh3 sum;
+    const struct iovec *at; /* the next byte: `skip` bytes from its beginning */
+    size_t skip;
+    uint64_t left; /* of the array that is hashed */
+    bool second;   /* it is the values */
+    uint8_t *text;
+} hashing;
+
+static void hash_begin(void *ctx) {
+    hashing *h = ctx;
+    kvfi_xxh3_init(&h->sum);
+    h->at = h->keys.iov;
+    h->skip = 0;
+    h->left = h->meta->keys.bytes;
+    h->second = false;
+}
+
+/* From the keys to the values, at the end of the keys. */
+static void hash_turn(hashing *h) {
+    if (h->left > 0 || h->second) {
+        return;
+    }
+    kvfi_xxh3_end(&h->sum, h->meta->keys.xxh3);
+    kvfi_xxh3_init(&h->sum);
+    h->at = h->values.iov;
+    h->skip = 0;
+    h->left = h->meta->values.bytes;
+    h->second = true;
+}
+
+static size_t hash_next(void *ctx, size_t bytes) {
+    hashing *h = ctx;
+    for (size_t todo = bytes; todo > 0;) {
+        hash_turn(h);
+        size_t len = h->at->iov_len - h->skip;
+        len = len < todo ? len : todo;
+        if (len > 0) {
+            kvfi_xxh3_add(&h->sum, (const uint8_t *)h->at->iov_base + h->skip, len);
+        }
+        h->skip += len;
+        h->left -= len;
+        todo -= len;
+        if (h->skip == h->at->iov_len) {
+            h->at++;
+            h->skip = 0;
+        }
+    }
+    return bytes;
+}
+
+static kvf_status hash_end(void *ctx, kvfi_part *last) {
+    hashing *h = ctx;
+    size_t len = 0;
+    hash_turn(h);
+    kvfi_xxh3_end(&h->sum, h->meta->values.xxh3);
+    kvfi_free(h->text);
+    h->text = NULL;
+    KVFI_TRY(kvfi_session_meta_encode(&h->text, &len, h->call->err, h->meta, 0, 1));
+    last->data = (struct iovec){h->text, len};
+    return KVF_OK;
+}
+
 kvf_status kvfi_session_save_fields(const kvfi_session_call *call, kvfi_session_meta *meta, kvfi_pieces keys,
                                     kvfi_pieces values, uint32_t ttl_s) {
     parts all;
-    uint8_t *text = NULL;
-    size_t text_len = 0;
     KVFI_TRY(choose_part_bytes(call, meta));
     KVFI_TRY(parts_init(&all, call->err, meta->keys.bytes, meta->values.bytes, meta->part_bytes, 1));
     parts_fill(&all, keys, meta->keys.bytes, values, meta->values.bytes, meta->part_bytes);
-    kvf_status status = kvfi_session_meta_encode(&text, &text_len, call->err, meta, 0, 1);
-    if (status != KVF_OK) {
-        goto out;
-    }
-    kvfi_part *last = &all.part[all.num];
-    snprintf(last->name, sizeof last->name, "meta");
-    last->data = (struct iovec){text, text_len};
-    status =
-        call->tier->ops->session_put(call->tier, call->err, call->id, all.part, all.num + 1, ttl_s, call->deadline_us);
-out:
-    kvfi_free(text);
+    snprintf(all.part[all.num].name, sizeof all.part[all.num].name, "meta");
+    hashing h = {.call = call, .meta = meta, .keys = keys, .values = values};
+    const kvfi_put_watch watch = {&h, hash_begin, hash_next, hash_end};
+    kvf_status status = call->tier->ops->session_put(call->tier, call->err, call->id, all.part, all.num + 1, &watch,
+                                                     ttl_s, call->deadline_us);
+    kvfi_free(h.text);
     kvfi_free(all.part);
     return status;
 }

@@ -124,11 +124,11 @@ kvf_status kvf_session_save(kvf_store *store, kvf_error *err, const char *id, co
     uint32_t ttl_s = own.ttl_s == 0 ? DEFAULT_TTL_S : own.ttl_s;
     struct iovec one[2];
     kvfi_pieces keys = pieces_of(k, &one[0]), values = pieces_of(v, &one[1]);
-    kvfi_xxh3_iov(meta.keys.xxh3, keys.iov, keys.num);
-    kvfi_xxh3_iov(meta.values.xxh3, values.iov, values.num);
     if (has_fields(&call)) {
         return kvfi_session_save_fields(&call, &meta, keys, values, ttl_s);
     }
+    kvfi_xxh3_iov(meta.keys.xxh3, keys.iov, keys.num);
+    kvfi_xxh3_iov(meta.values.xxh3, values.iov, values.num);
     kvf_status status = kvfi_session_save_value(&call, &meta, keys, values, ttl_s);
     if (status == KVF_OK && num_ways(store) > 1) { /* the session that it replaces may be under the previous secret */
         call.tenant = tenant_of(store, 1);

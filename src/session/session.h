@@ -90,6 +90,7 @@ typedef struct kvfi_session_call {
 /* KVF_OK, or KVF_LIMIT: the caller's memory is not as long as the arrays. */
 kvf_status kvfi_session_check_memory(const kvfi_session_call *, uint64_t keys_bytes, uint64_t values_bytes);
 
+/* The checksums of the meta are computed here. */
 kvf_status kvfi_session_save_fields(const kvfi_session_call *, kvfi_session_meta *, kvfi_pieces keys,
                                     kvfi_pieces values, uint32_t ttl_s);
 kvf_status kvfi_session_load_fields(const kvfi_session_call *, kvfi_loaded **out);

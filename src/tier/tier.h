@@ -151,6 +151,15 @@ typedef struct kvfi_part {
     bool found; /* get, out */
 } kvfi_part;
 
+/* Follows a put of parts: sees the bytes of all but the last, in their order, each piece just before it is sent, and
+ * then makes the last one. A checksum is computed like this while the server is busy. */
+typedef struct kvfi_put_watch {
+    void *ctx;
+    void (*begin)(void *ctx);                /* also before another try */
+    size_t (*next)(void *ctx, size_t bytes); /* returns `bytes` */
+    kvf_status (*end)(void *ctx, kvfi_part *last);
+} kvfi_put_watch;
+
 #define KVFI_SIGHT_BYTES 4096u
 /* What a walk shows: one value, or something else in the tier. */
 typedef struct kvfi_sight {
@@ -203,10 +212,10 @@ typedef struct kvfi_tier_ops {
     kvf_status (*clear)(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);
 
     /* Sessions as fields. All three are NULL if the layer above keeps sessions as values. put replaces the whole
-     * session at once. get fills the parts that exist; KVF_LIMIT: a part is longer than its memory. sizes: the length of
+     * session at once; with a watch (or NULL). get fills the parts that exist; KVF_LIMIT: a part is longer than its memory. sizes: the length of
      * each part, 0 and !found if absent; *ttl_ms as kvf_session has it, NULL = not asked. */
-    kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num, uint32_t ttl_s,
-                              int64_t deadline_us);
+    kvf_status (*session_put)(kvfi_tier *, kvf_error *, const char *id, const kvfi_part *, size_t num,
+                              const kvfi_put_watch *, uint32_t ttl_s, int64_t deadline_us);
     kvf_status (*session_sizes)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t *ttl_ms,
                                 int64_t deadline_us);
     kvf_status (*session_get)(kvfi_tier *, kvf_error *, const char *id, kvfi_part *, size_t num, int64_t deadline_us);

@@ -392,7 +392,7 @@ static void no_multi_over_maxmemory_9926(void **state) {
     for (int i = 0; i < 100; i++) {
         char id[32];
         snprintf(id, sizeof id, "session-%d", i);
-        assert_int_equal(tier->ops->session_put(tier, &err, id, &part, 1, 60, kvfi_deadline(5000000)), KVF_OK);
+        assert_int_equal(tier->ops->session_put(tier, &err, id, &part, 1, NULL, 60, kvfi_deadline(5000000)), KVF_OK);
     }
     char *stats = kvft_server_ask(server, "INFO commandstats");
     assert_non_null(strstr(stats, "cmdstat_set:"));

@@ -67,7 +67,7 @@ static kvfi_part part_of(const char *name, void *data, size_t len) {
 }
 
 static kvf_status put(const char *id, kvfi_part *parts, size_t num, uint32_t ttl_s) {
-    return tier->ops->session_put(tier, &err, id, parts, num, ttl_s, soon());
+    return tier->ops->session_put(tier, &err, id, parts, num, NULL, ttl_s, soon());
 }
 
 static void session_round_trip(void **state) {
@@ -244,7 +244,7 @@ static void session_refused(void **state) {
     kvft_server_signal(server, SIGSTOP);
     int64_t from = kvfi_sys->now_us();
     parts[0] = part_of("keys", data, 2000);
-    assert_int_equal(tier->ops->session_put(tier, &err, "s", parts, 2, 60, kvfi_deadline(100000)), KVF_IO);
+    assert_int_equal(tier->ops->session_put(tier, &err, "s", parts, 2, NULL, 60, kvfi_deadline(100000)), KVF_IO);
     assert_true(kvfi_sys->now_us() - from < 1000 * KVFT_PATIENCE_MS);
     kvft_server_signal(server, SIGCONT);
     usleep(100000);

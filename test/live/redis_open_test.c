@@ -198,9 +198,10 @@ static void missing_rules(void **state) {
     /* A session needs more, and says what. */
     char data[64] = {1};
     kvfi_part part = {.name = "keys", .data = {data, sizeof data}};
-    refused(tier->ops->session_put(tier, &err, "s", &part, 1, 60, kvfi_deadline(5000000)), "add +type to its ACL");
+    refused(tier->ops->session_put(tier, &err, "s", &part, 1, NULL, 60, kvfi_deadline(5000000)),
+            "add +type to its ACL");
     assert_string_equal(kvft_server_say(server, "ACL SETUSER bob +type"), "+OK");
-    refused(tier->ops->session_put(tier, &err, "s", &part, 1, 60, kvfi_deadline(5000000)), "~* for sessions");
+    refused(tier->ops->session_put(tier, &err, "s", &part, 1, NULL, 60, kvfi_deadline(5000000)), "~* for sessions");
     tier->ops->close(tier);
 }
 

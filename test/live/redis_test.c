@@ -479,7 +479,7 @@ static void name_moves(void **state) {
     say("REPLICAOF NO ONE");
     kvft_server_say(second, "REPLICAOF 127.0.0.1 1");
     moving_host = 1;
-    if (tier->ops->session_put(tier, &err, "s", &part, 1, 60, kvfi_deadline(5000000)) != KVF_OK) {
+    if (tier->ops->session_put(tier, &err, "s", &part, 1, NULL, 60, kvfi_deadline(5000000)) != KVF_OK) {
         fail_msg("%s", err.what);
     }
     expect("EXISTS s", ":1");

@@ -1224,7 +1224,7 @@ static void the_smallest_field_first(void **state) {
     kvfi_tier *tier = kvft_tier(KVFT_SIM_URL);
     memset(bytes, 'x', sizeof bytes);
     watch();
-    assert_int_equal(tier->ops->session_put(tier, &err, "id", parts, 3, 0, kvfi_deadline(1000000)), KVF_OK);
+    assert_int_equal(tier->ops->session_put(tier, &err, "id", parts, 3, NULL, 0, kvfi_deadline(1000000)), KVF_OK);
     const char *small = strstr(server.sent, "\r\nsmall\r\n"), *large = strstr(server.sent, "\r\nlarge\r\n");
     const char *middle = strstr(server.sent, "\r\nmiddle\r\n"), *expires = strstr(server.sent, "PEXPIRE");
     assert_true(small != NULL && small < expires && expires < large && large < middle);
