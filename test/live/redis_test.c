@@ -22,9 +22,12 @@
 
 static kvft_server *server;
 
+/* Where a test does not name stall_ms=, a server that is slow beside other programs is not taken for a silent one. */
 static kvfi_tier *open_tier(const char *url, const char *params) {
     char text[300];
-    snprintf(text, sizeof text, "%s?%s", url, params);
+    bool named = strstr(params, "stall_ms=") != NULL;
+    snprintf(text, sizeof text, "%s?%s%s%s", url, named ? "" : "stall_ms=30000", named || params[0] == '\0' ? "" : "&",
+             params);
     return kvft_tier(text);
 }
 
@@ -574,13 +577,22 @@ static kvf_reason get_within(kvfi_tier *tier, uint64_t seed, size_t payload_byte
     return why;
 }
 
+/* With a short stall_ms= a server may seem silent beside other programs: it is asked until it answers. */
+static void at_last(kvf_reason ask(kvfi_tier *, uint64_t, size_t), kvfi_tier *tier, uint64_t seed, size_t bytes) {
+    int64_t from = kvfi_sys->now_us();
+    while (ask(tier, seed, bytes) != KVF_WHY_NONE) {
+        assert_true(ms_since(from) < KVFT_PATIENCE_MS);
+        usleep(10000);
+    }
+}
+
 /* No progress within stall_ms ends the connection; while the server hangs, not every operation pays for finding that
  * out. */
 static void server_hangs(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "stall_ms=200&connect_ms=300");
-    assert_int_equal(kvft_put(tier, 1, 1000000), KVF_WHY_NONE);
-    assert_int_equal(kvft_get(tier, 1, 1000000), KVF_WHY_NONE);
+    at_last(kvft_put, tier, 1, 1000000);
+    at_last(kvft_get, tier, 1, 1000000);
     kvft_server_signal(server, SIGSTOP);
     int64_t from = kvfi_sys->now_us();
     assert_int_equal(get_within(tier, 1, 1000000, 50000), KVF_WHY_BUDGET);
@@ -598,12 +610,8 @@ static void server_hangs(void **state) {
         assert_int_equal(now, KVF_WHY_STALLED);
     }
     kvft_server_signal(server, SIGCONT);
-    from = kvfi_sys->now_us();
-    while (kvft_get(tier, 1, 1000000) != KVF_WHY_NONE) {
-        assert_true(ms_since(from) < KVFT_PATIENCE_MS); /* [T:recovery] */
-        usleep(10000);
-    }
-    assert_int_equal(kvft_put(tier, 2, 1000000), KVF_WHY_NONE);
+    at_last(kvft_get, tier, 1, 1000000);
+    at_last(kvft_put, tier, 2, 1000000);
     tier->ops->close(tier);
 }
 
@@ -612,8 +620,8 @@ static void server_hangs(void **state) {
 static void a_stall_is_told(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "stall_ms=100&conns=1&ttl=0"); /* no refresh is owed */
-    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
-    assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
+    at_last(kvft_put, tier, 1, 1000);
+    at_last(kvft_get, tier, 1, 1000);
     uint64_t connects = tier->connects;
     kvft_server_signal(server, SIGSTOP);
     kvf_reason first = get_within(tier, 1, 1000, 20000000);
@@ -647,7 +655,7 @@ static void stopped_mid_load(void **state) {
     kvft_value *values = calloc(BLOCKS, sizeof *values);
     kvfi_item *items = calloc(BLOCKS, sizeof *items);
     for (size_t i = 0; i < BLOCKS; i++) {
-        assert_int_equal(kvft_put(tier, 300 + i, BYTES), KVF_WHY_NONE);
+        at_last(kvft_put, tier, 300 + i, BYTES);
         kvft_value_init(&values[i], 300 + i, BYTES);
     }
     uint64_t random = 5;
@@ -683,7 +691,7 @@ static void stopped_mid_load(void **state) {
         usleep(300000); /* the breaker closes */
         (void)gap;
     }
-    assert_int_equal(get_within(tier, 300, BYTES, 5000000), KVF_WHY_NONE);
+    at_last(kvft_get, tier, 300, BYTES);
     for (size_t i = 0; i < BLOCKS; i++) {
         kvft_value_cleanup(&values[i]);
     }
