@@ -17,7 +17,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS, RATIO = int(os.environ.get("TOKENS", "2000")), float(os.environ.get("RATIO", "10"))
-BLOCK, ANSWER, REPEATS = 64, 8, 3
+BLOCK, ANSWER, REPEATS = 128, 8, 3
 
 
 def say(text):
