@@ -65,6 +65,23 @@ int kvf_queue_fd(const kvf_queue *queue) {
 
 /* ---- running ---- */
 
+static size_t drop_match(const kvf_batch *b) {
+    for (size_t i = 0; i < b->num && b->found != NULL; i++) {
+        b->found[i] = (kvf_found){.why = KVF_WHY_CLOSED};
+    }
+    return 0;
+}
+
+/* A match is one question: it is asked or dropped as a whole. */
+static size_t run_match(const slot *s) {
+    const kvf_batch *b = &s->batch;
+    if (b->num == 0 || atomic_load(&s->cancelled)) {
+        return drop_match(b);
+    }
+    return kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, b->flags, s->deadline_us,
+                      b->patience_us);
+}
+
 static size_t run_batch(slot *s) {
     const kvf_batch *b = &s->batch;
     switch (b->op) {
@@ -75,9 +92,7 @@ static size_t run_batch(slot *s) {
         return kvfi_save_through(b->space, b->blocks, b->num, b->view, b->flags, s->deadline_us, b->patience_us,
                                  &s->cancelled);
     case KVF_OP_MATCH:
-        return b->num == 0 ? 0
-                           : kvfi_match(b->space, b->found, &b->blocks->key, sizeof *b->blocks, b->num, b->flags,
-                                        s->deadline_us, b->patience_us);
+        return run_match(s);
     case KVF_OP_REMOVE:
     case KVF_OP_TOUCH:
         return kvfi_each(b->space, b->op == KVF_OP_REMOVE ? KVFI_REMOVE : KVFI_TOUCH, b->blocks, b->num, s->deadline_us,
@@ -233,11 +248,11 @@ void kvf_trim(kvf_queue *queue, uint64_t ticket, size_t num) {
     pthread_mutex_unlock(&queue->lock);
 }
 
-/* Under the lock. True: the batch has not begun, and the caller runs it. It would have to wait for a thread, and all
- * threads may wait for a silent server. Once cancelled it does no I/O, but for a match, which is left to its thread. */
+/* Under the lock. True: the batch has not begun, and the caller runs it, which does no I/O once it is cancelled. It would
+ * have to wait for a thread, and all threads may wait for a silent server. */
 static bool drop(slot *s) {
     atomic_store(&s->cancelled, true);
-    return s->batch.op != KVF_OP_MATCH && kvfi_store_withdraw(s->queue->store, s->batch.op, &s->job);
+    return kvfi_store_withdraw(s->queue->store, s->batch.op, &s->job);
 }
 
 void kvf_cancel(kvf_queue *queue, uint64_t ticket) {

@@ -157,6 +157,7 @@ static void test_also_one_that_has_no_connection_yet(void **state) {
 static void cancel_last_of_many(kvf_op op) {
     open_on(server->unix_url, NULL);
     kvft_prompt *prompts[MANY];
+    kvf_found found[MANY][BLOCKS];
     uint64_t last = 0;
     for (unsigned i = 0; i < MANY; i++) {
         prompts[i] = kvft_prompt_new(space, i, BLOCKS, 100);
@@ -164,14 +165,15 @@ static void cancel_last_of_many(kvf_op op) {
     kvft_server_signal(server, SIGSTOP);
     for (unsigned i = 0; i < MANY; i++) {
         kvf_batch batch = batch_of(op, prompts[i], 0);
+        batch.found = op == KVF_OP_MATCH ? found[i] : NULL;
         last = submit(&batch);
     }
     kvf_cancel(queue, last);
     kvf_completion done = next_completion();
     assert_int_equal(done.ticket, last);
     assert_int_equal(done.num_ok, 0);
-    assert_int_equal(prompts[MANY - 1]->blocks[0].status, KVF_MISS);
-    assert_string_equal(kvf_reason_name(prompts[MANY - 1]->blocks[0].why), kvf_reason_name(KVF_WHY_CLOSED));
+    kvf_reason why = op == KVF_OP_MATCH ? found[MANY - 1][0].why : prompts[MANY - 1]->blocks[0].why;
+    assert_string_equal(kvf_reason_name(why), kvf_reason_name(KVF_WHY_CLOSED));
     kvft_server_signal(server, SIGCONT);
     for (unsigned i = 0; i + 1 < MANY; i++) {
         assert_int_equal(next_completion().num_ok, op == KVF_OP_SAVE ? BLOCKS : 0);
@@ -190,6 +192,8 @@ static void test_also_one_that_waits_for_a_thread(void **state) {
     }
     cancel_last_of_many(KVF_OP_SAVE);
     cancel_last_of_many(KVF_OP_LOAD);
+    cancel_last_of_many(KVF_OP_MATCH);
+    cancel_last_of_many(KVF_OP_REMOVE);
 }
 
 /* ---- patience */
