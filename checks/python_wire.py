@@ -36,7 +36,7 @@ import kvferry
 NUM_BLOCKS = 16
 MIB = 1 << 20
 BOUND = float(os.environ.get("BOUND", "0.9"))
-FEWEST, MANY, MOST = 9, 60, 200  # pairs: to pass, to fail, to give up
+FEW, FEWEST, MANY, MOST = 4, 12, 60, 200  # pairs: of the same processes, to pass, to fail, to give up
 FIELDS = {"engine": "wire-1", "model": "python", "kv": "bytes"}
 
 
@@ -127,31 +127,52 @@ class Pairs:
         self.best_python = min(self.best_python, of_python)
 
 
-def measure(c: Contender, python: Contender, word: str, most: int) -> tuple[Pairs, int]:
-    """Pairs, and how many passes each has."""
-    passes = 1
-    while c.take(word, passes) < 0.05:
-        passes *= 2
-    python.take(word, passes)
-    pairs = Pairs()
+class Contenders:
+    """Both, for one store and one size."""
+
+    def __init__(self, url: str, size: int) -> None:
+        peer = str(Path(os.environ["KVF_BUILD"]) / "test" / "kvf_queue_peer")
+        self.c = Contender([peer], url, size)
+        self.python = Contender([sys.executable, __file__, "--worker"], url, size)
+        for one in (self.c, self.python):
+            one.take("save", 1)
+
+    def passes(self, word: str) -> int:
+        """So many that they take a while, which other programs disturb less."""
+        passes = 1
+        while self.c.take(word, passes) < 0.05:
+            passes *= 2
+        return passes
+
+    def pair(self, word: str, passes: int, c_first: bool) -> tuple[float, float]:
+        if c_first:
+            of_c = self.c.take(word, passes)
+            return of_c, self.python.take(word, passes)
+        of_python = self.python.take(word, passes)
+        return self.c.take(word, passes), of_python
+
+    def end(self) -> None:
+        self.c.end()
+        self.python.end()
+
+
+def measure(url: str, size: int, word: str, most: int) -> tuple[Pairs, int]:
+    """Pairs, and how many passes each has. Every few pairs have new processes: one may be lucky for all its life."""
+    pairs, passes = Pairs(), 0
     while len(pairs.ratios) < most and not is_clear(pairs.ratios):
-        if len(pairs.ratios) % 2 == 0:
-            of_c = c.take(word, passes)
-            pairs.add(of_c, python.take(word, passes))
-        else:
-            of_python = python.take(word, passes)
-            pairs.add(c.take(word, passes), of_python)
+        both = Contenders(url, size)
+        passes = passes or both.passes(word)
+        for i in range(FEW):
+            pairs.add(*both.pair(word, passes, c_first=i % 2 == 0))
+        both.end()
     return pairs, passes
 
 
 def compare(url: str, name: str, short: bool) -> list[float]:
-    peer = str(Path(os.environ["KVF_BUILD"]) / "test" / "kvf_queue_peer")
     figures = []
     for size in (MIB, 4 * MIB):
-        c = Contender([peer], url, size)
-        python = Contender([sys.executable, __file__, "--worker"], url, size)
         for word in ("save", "load"):
-            pairs, passes = measure(c, python, word, FEWEST if short else MOST)
+            pairs, passes = measure(url, size, word, FEWEST if short else MOST)
             low, high = interval(pairs.ratios)
             median, best = statistics.median(pairs.ratios), pairs.best_c / pairs.best_python
             figures.append(max(best, median) if short else median)
@@ -161,8 +182,6 @@ def compare(url: str, name: str, short: bool) -> list[float]:
                 f"{len(pairs.ratios)} pairs), at best {best:.3f}; C at best {rate:.2f} GB/s",
                 flush=True,
             )
-        c.end()
-        python.end()
     return figures
 
 
