@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How a value is divided into keys (redis/cluster/key.h), and how its checksum is computed while it is sent
- * (tier/finish.h).
+ * (tier/finish.h). What becomes of the parts that were under way when their connection ended (redis/blocks/ring.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "redis/blocks/ring.h"
 #include "redis/cluster/key.h"
 #include "support/kit.h"
 #include "tier/finish.h"
@@ -89,7 +90,42 @@ static void seals(void **state) {
     }
 }
 
+/* One part of the first item was refused, and of two more items nothing is known. An ASKING or a PEXPIRE, whose replies
+ * are nobody's, may lie before what is left of the first. */
+static void abandon(unsigned before) {
+    static kvfi_ring ring;
+    static kvfi_lost lost;
+    kvfi_item items[3] = {{.status = KVF_AGAIN}, {.status = KVF_AGAIN}, {.status = KVF_AGAIN}};
+    kvfi_feed feed = {.items = items, .num = 3, .limit = 3};
+    const kvfi_request refused = {.item = &items[0]};
+    kvfi_ring_init(&ring);
+    lost.num = 0;
+    kvfi_ring_push(&ring, &refused);
+    for (unsigned i = 0; i < before; i++) {
+        kvfi_ring_push(&ring, &(kvfi_request){0});
+    }
+    kvfi_ring_push(&ring, &(kvfi_request){.item = &items[0], .last = true});
+    kvfi_ring_push(&ring, &(kvfi_request){.item = &items[1], .last = true});
+    ring.item = &items[2];
+    kvfi_ring_pop(&ring);
+    assert_false(kvfi_ring_fail(&ring, &refused, KVF_WHY_SERVER));
+    kvfi_ring_abandon(&ring, &feed, &lost, KVF_WHY_STALLED, false);
+    assert_int_equal(items[0].status, KVF_MISS);
+    assert_int_equal(items[0].why, KVF_WHY_SERVER);
+    assert_int_equal(lost.num, 2);
+    assert_ptr_equal(kvfi_lost_next(&lost), &items[1]);
+    assert_ptr_equal(kvfi_lost_next(&lost), &items[2]);
+}
+
+static void a_refused_item_is_not_lost(void **state) {
+    (void)state;
+    abandon(0);
+    abandon(1);
+    abandon(2);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(parts), cmocka_unit_test(seals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(parts), cmocka_unit_test(seals),
+                                       cmocka_unit_test(a_refused_item_is_not_lost)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,9 +28,18 @@ void kvfi_ring_finish(kvfi_ring *ring, kvfi_feed *feed, kvfi_item *item) {
     kvfi_feed_done(feed, item, why == KVF_WHY_NONE ? KVF_OK : KVF_MISS, why);
 }
 
+/* The first item of which something is under way. A reply that nobody needs may come before that. */
+static kvfi_item *first_item(kvfi_ring *ring) {
+    kvfi_item *item = NULL;
+    for (unsigned i = 0; i < ring->num && item == NULL; i++) {
+        item = kvfi_ring_at(ring, i)->item;
+    }
+    return item;
+}
+
 /* Last first, because lost items are taken from a stack. The parts of an item lie side by side. */
 void kvfi_ring_abandon(kvfi_ring *ring, kvfi_feed *feed, kvfi_lost *lost, kvf_reason why, bool lent) {
-    kvfi_item *failed = ring->num > 0 && ring->why != KVF_WHY_NONE ? kvfi_ring_at(ring, 0)->item : NULL;
+    kvfi_item *failed = ring->why != KVF_WHY_NONE ? first_item(ring) : NULL;
     const kvfi_item *behind = NULL;
     lost->why = why;
     for (unsigned i = ring->num + 1; i > 0; i--) {
