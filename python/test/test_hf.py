@@ -327,7 +327,7 @@ def test_settings_of_the_model_itself(llama, mem: kvferry.Store) -> None:
     assert torch.equal(cold, warm)
     llama.generation_config.cache_implementation = None
     dynamic = transformers.GenerationConfig(**SETTINGS)
-    answer = prefix.generate(**batch, generation_config=dynamic)
+    answer = prefix.generate(batch["input_ids"], dynamic)
     assert prefix.why is None
     assert torch.equal(answer, llama.generate(**batch, generation_config=dynamic))
 

@@ -187,10 +187,12 @@ class PrefixCache:
                 saved += self._save(state.given, row, view, 0, num)
         return saved
 
-    def generate(self, inputs: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def generate(self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any) -> Any:
         """In place of model.generate, with its arguments and result.
 
         What can't be done with the store is done without it: `why` tells the reason, which is logged once."""
+        if generation_config is not None:
+            kwargs["generation_config"] = generation_config
         bypass = self._bypass(inputs, kwargs)
         if bypass is None:
             try:
