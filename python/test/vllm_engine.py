@@ -220,13 +220,16 @@ class Engine:
         return good * BLOCK
 
     def prefill(self, request, computed=0, chunk=None):
-        """Computes and saves what is left, in steps of `chunk` tokens."""
+        """Computes and saves what is left, in steps of `chunk` tokens, each after the saves of the one before: what is
+        saved too early is saved wrong."""
         self.allocate(request, request.num_tokens, 0)
         new = [request]
         while computed < request.num_tokens:
             num = min(chunk or request.num_tokens, request.num_tokens - computed)
             self.step({request: (computed, num)}, new)
             computed, new = computed + num, []
+            if chunk is not None:
+                self.settle()
 
     def run(self, ids, chunk=None, **more):
         """A request from its arrival to its end. Returns how many of its tokens were loaded."""
