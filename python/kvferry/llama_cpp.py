@@ -197,6 +197,9 @@ class KvferryCache(BaseLlamaCache):  # type: ignore[misc]  # its types are not f
             return _Nothing(self, why)
         if not _identified(llm):
             return _Nothing(self, "the model is still being hashed", HASH_WAIT)
+        if llm._logits_all:
+            # Rows of tokens that are loaded stay as they are, and logprobs are computed of all rows.
+            llm.scores = np.zeros(llm.scores.shape, dtype=np.single)
         for kind in (_Engine, _States):
             try:
                 return kind(self, llm)

@@ -258,6 +258,7 @@ def close_logprobs(a: Any, b: Any) -> bool:
     return all(x is y is None or abs(x - y) < 1e-2 for x, y in pairs)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("echo", [False, True])
 def test_logprobs(toys: Toys, make: Make, folder_url: str, way: str, echo: bool) -> None:
     """With echo they are of the whole prompt, so all of it is computed."""

@@ -246,7 +246,7 @@ static size_t count_stored(kvf_llama *kv, const uint32_t *tokens, size_t num) {
     kvf_key *keys = space != NULL ? malloc(cap * sizeof *keys + 1) : NULL;
     if (keys != NULL) {
         cap = kvf_chain(space, keys, cap, tokens, num);
-        if (kvf_match(space, &run, NULL, keys, cap, KVF_DEFAULT) != KVF_OK) {
+        if (kvf_match(space, &run, NULL, keys, cap, KVF_LOOKUP_US) != KVF_OK) {
             run = 0;
         }
     }
@@ -286,21 +286,6 @@ static PyObject *engine_cut(PyObject *self, PyObject *from) {
     return cut;
 }
 
-static PyObject *engine_digest(PyObject *self, void *unused) {
-    (void)unused;
-    kvf_digest digest = {{0}};
-    kvfp_handle *engine = enter(self);
-    if (engine == NULL) {
-        return NULL;
-    }
-    kvf_space *space = kvf_llama_space(engine->it);
-    if (space != NULL) {
-        kvf_space_digest(space, &digest);
-    }
-    kvfp_leave(engine);
-    return PyBytes_FromStringAndSize((const char *)digest.bytes, sizeof digest.bytes);
-}
-
 /* ---- the type */
 static PyMethodDef methods[] = {
     {"takes", engine_takes, METH_VARARGS | METH_STATIC, "Whether this libllama can be used."},
@@ -313,7 +298,6 @@ static PyMethodDef methods[] = {
 
 static PyGetSetDef getters[] = {
     {"closed", kvfp_object_closed, NULL, NULL, NULL},
-    {"digest", engine_digest, NULL, "32 bytes: the name of the space.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
