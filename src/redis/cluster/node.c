@@ -372,7 +372,7 @@ static kvf_reason open_and_introduce(kvfi_node *node, kvfi_conn *conn, kvf_error
         return why;
     }
     char before[sizeof conn->said];
-    bool brief = why == KVF_WHY_STALLED;
+    bool brief = why == KVF_WHY_STALLED && kvfi_conn_is_impatient(conn);
     memcpy(before, conn->said, sizeof before);
     kvf_error own = {.status = KVF_OK};
     why = open_named(node, conn, &own, false, &at, deadline_us);
