@@ -121,12 +121,11 @@ static kvf_status hear_begin(kvfi_talk *talk, const char *id) {
     return hear_int(talk, "setting a time to live");
 }
 
-/* The last part, which is known only now. */
-static kvf_status say_last(kvfi_talk *talk, const char *key, const kvfi_part *empty, const kvfi_put_watch *watch) {
-    kvfi_part last = *empty;
+/* The last part, which is known only now. *last must stay until its reply is there. */
+static kvf_status say_last(kvfi_talk *talk, const char *key, kvfi_part *last, const kvfi_put_watch *watch) {
     KVFI_TRY(kvfi_talk_send_body(talk));
-    KVFI_TRY(watch->end(watch->ctx, &last));
-    return say_field(talk, key, &last, NULL);
+    KVFI_TRY(watch->end(watch->ctx, last));
+    return say_field(talk, key, last, NULL);
 }
 
 /* While the server answers one command and stores its field, the next field is already on its way. With a watch the
@@ -134,6 +133,7 @@ static kvf_status say_last(kvfi_talk *talk, const char *key, const kvfi_part *em
 static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
                              const kvfi_put_watch *watch, uint32_t ttl_s) {
     size_t first = watch != NULL ? num - 1 : smallest(parts, num);
+    kvfi_part last = parts[num - 1];
     bool begun = false;
     if (watch != NULL) {
         watch->begin(watch->ctx);
@@ -149,7 +149,7 @@ static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, c
         }
     }
     if (watch != NULL) {
-        KVFI_TRY(say_last(talk, key, &parts[first], watch));
+        KVFI_TRY(say_last(talk, key, &last, watch));
         KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
         begun = true;
     }

@@ -9,7 +9,7 @@
 #define DEFAULT_MAX_PART ((uint64_t)512 << 20) /* Redis' own default for proto-max-bulk-len */
 #define PART_STEP        64u                   /* parts end between elements, whatever the dtype */
 #define TEXT_ROOM        256u                  /* for the meta of a session that replaces one, with longer numbers */
-#define TRIES            8u
+#define TRIES            32u
 
 static size_t num_parts(uint64_t bytes, uint64_t part_bytes) {
     if (part_bytes == 0 || bytes <= part_bytes) {
@@ -178,8 +178,9 @@ static kvf_status get(const kvfi_session_call *call, kvfi_part *part, size_t num
     return call->tier->ops->session_get(call->tier, call->err, call->id, part, num, call->deadline_us);
 }
 
-/* What does not match may be half of a session that is being replaced right now, which another attempt finds whole. */
-typedef enum match { FITS, LENGTHS_DIFFER, BYTES_DIFFER } match;
+/* What does not match may be half of a session that is being replaced right now, which another attempt finds whole.
+ * REPLACED: something changed between two readings, so somebody does replace it. */
+typedef enum match { FITS, REPLACED, DIFFERS } match;
 
 static kvf_status differs(const kvfi_session_call *call, match *how, match now, const char *what) {
     *how = now;
@@ -211,7 +212,7 @@ static kvf_status read_meta(const kvfi_session_call *call, kvfi_session_meta *ou
     kvfi_part part = {.name = "meta", .data = {text, len}};
     kvf_status status = get(call, &part, 1);
     if (status == KVF_LIMIT || (status == KVF_OK && (!part.found || part.data.iov_len != len))) {
-        status = differs(call, how, LENGTHS_DIFFER, "the meta of the session changed its length");
+        status = differs(call, how, REPLACED, "the meta of the session changed its length");
     } else if (status == KVF_OK) {
         status = kvfi_session_meta_decode(out, call->err, text, len);
     }
@@ -231,7 +232,7 @@ static kvf_status check_sizes(const kvfi_session_call *call, const parts *wanted
     }
     kvf_status status = sizes(call, now, wanted->num, NULL);
     if (status == KVF_OK && !lengths_fit(now, wanted)) {
-        status = differs(call, how, LENGTHS_DIFFER, "the fields of the session are not as long as its meta says");
+        status = differs(call, how, DIFFERS, "the fields of the session are not as long as its meta says");
     }
     kvfi_free(now);
     return status;
@@ -256,14 +257,14 @@ typedef struct plan {
 static kvf_status judge(const kvfi_session_call *call, load_plan *plan, const kvfi_part *text, kvfi_pieces keys,
                         kvfi_pieces values, match *how) {
     if (!text->found) {
-        return differs(call, how, LENGTHS_DIFFER, "the meta of the session is gone");
+        return differs(call, how, REPLACED, "the meta of the session is gone");
     }
     KVFI_TRY(kvfi_session_meta_decode(&plan->meta, call->err, text->data.iov_base, text->data.iov_len));
     if (plan->meta.keys.bytes != plan->keys_bytes || plan->meta.values.bytes != plan->values_bytes) {
-        return differs(call, how, LENGTHS_DIFFER, "the session was replaced");
+        return differs(call, how, REPLACED, "the session was replaced");
     }
     if (!sum_fits(&plan->meta.keys, keys) || !sum_fits(&plan->meta.values, values)) {
-        return differs(call, how, BYTES_DIFFER, "the checksum of the session differs");
+        return differs(call, how, DIFFERS, "the checksum of the session differs");
     }
     return KVF_OK;
 }
@@ -286,7 +287,7 @@ static kvf_status read_arrays(const kvfi_session_call *call, load_plan *plan, pa
     }
     status = get(call, now, num);
     if (status == KVF_LIMIT || (status == KVF_OK && !lengths_fit(now, all))) {
-        status = differs(call, how, LENGTHS_DIFFER, "the fields of the session changed their lengths");
+        status = differs(call, how, REPLACED, "the fields of the session changed their lengths");
     } else if (status == KVF_OK && plan->has_meta) {
         status = judge(call, plan, &now[all->num], keys, values, how);
     }
@@ -353,13 +354,14 @@ static kvf_status plan_by_meta(const kvfi_session_call *call, load_plan *plan, c
     plan->values_bytes = plan->meta.values.bytes;
     if ((num_parts(plan->keys_bytes, part_bytes) == 1 && plan->keys_bytes != found[1].data.iov_len) ||
         (num_parts(plan->values_bytes, part_bytes) == 1 && plan->values_bytes != found[2].data.iov_len)) {
-        return differs(call, how, LENGTHS_DIFFER, "the fields of the session are not as long as its meta says");
+        return differs(call, how, DIFFERS, "the fields of the session are not as long as its meta says");
     }
     return KVF_OK;
 }
 
-/* `raw`: whatever its meta says. */
-static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, match *how, bool raw) {
+/* `raw`: whatever its meta says. *of: the meta it was read by. */
+static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, match *how, bool raw,
+                            kvfi_session_meta *of) {
     kvfi_part found[3] = {{.name = "meta"}, {.name = "keys"}, {.name = "values"}};
     load_plan plan = {.ttl_ms = KVFI_TTL_UNKNOWN};
     *how = FITS;
@@ -375,25 +377,37 @@ static kvf_status load_once(const kvfi_session_call *call, kvfi_loaded **out, ma
     plan.keys_bytes = found[1].data.iov_len;
     plan.values_bytes = found[2].data.iov_len;
     if (plan.has_meta) {
-        KVFI_TRY(plan_by_meta(call, &plan, found, how));
+        kvf_status status = plan_by_meta(call, &plan, found, how);
+        *of = plan.meta;
+        KVFI_TRY(status);
     } else if (plan.keys_bytes > KVFI_MAX_ARRAY_BYTES || plan.values_bytes > KVFI_MAX_ARRAY_BYTES) {
         return kvfi_fail(call->err, KVF_MISS, "a field of the session is longer than 1T");
     }
-    return load_planned(call, out, &plan, how);
+    kvf_status status = load_planned(call, out, &plan, how);
+    *of = plan.meta;
+    return status;
 }
 
-/* Bytes that differ once more are damage, or of another client. Lengths may differ as often as somebody saves. */
+static bool same_save(const kvfi_session_meta *a, const kvfi_session_meta *b) {
+    return memcmp(a->keys.xxh3, b->keys.xxh3, 16) == 0 && memcmp(a->values.xxh3, b->values.xxh3, 16) == 0;
+}
+
+/* Tries again as long as somebody replaces the session. What differs twice under the same meta is damage, or of another
+ * client. */
 kvf_status kvfi_session_load_fields(const kvfi_session_call *call, kvfi_loaded **out) {
     match how = FITS;
-    kvf_status status = load_once(call, out, &how, false);
+    kvfi_session_meta of = {0}, before;
+    kvf_status status = load_once(call, out, &how, false, &of);
     for (unsigned again = 1; again < TRIES && status == KVF_MISS && how != FITS; again++) {
-        status = load_once(call, out, &how, false);
-        if (how == BYTES_DIFFER) {
+        match first = how;
+        before = of;
+        status = load_once(call, out, &how, false, &of);
+        if (first == DIFFERS && how == DIFFERS && same_save(&of, &before)) {
             break;
         }
     }
     if (status == KVF_MISS && how != FITS && (call->want.flags & KVF_SESSION_RAW) != 0) {
-        status = load_once(call, out, &how, true);
+        status = load_once(call, out, &how, true, &of);
     }
     return status;
 }
