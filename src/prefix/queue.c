@@ -135,14 +135,31 @@ static void run(void *arg) {
 
 /* ---- submit, reap, cancel ---- */
 
-static slot *take_slot(kvf_queue *queue) {
+static void fill_slot(slot *s, const kvf_batch *batch) {
+    kvf_arrivals *a = batch->arrivals;
+    s->batch = *batch;
+    if (a != NULL) {
+        s->watch = (kvfi_watch){.wanted = batch->num,
+                                .bytes = &a->bytes,
+                                .at_us = &a->at_us,
+                                .each = a->each,
+                                .moved = wake,
+                                .arg = s->queue};
+    }
+    s->deadline_us = kvfi_budget_deadline(batch->budget_us);
+    s->job = (kvfi_job){.run = run, .arg = s};
+    atomic_store(&s->cancelled, false);
+}
+
+/* The slot is complete before another thread can name its ticket. */
+static slot *take_slot(kvf_queue *queue, const kvf_batch *batch) {
     pthread_mutex_lock(&queue->lock);
     slot *s = queue->free_slots;
     if (s != NULL) {
         queue->free_slots = s->next;
         queue->num_running++;
+        fill_slot(s, batch);
         s->ticket = ++queue->last_ticket;
-        atomic_store(&s->cancelled, false);
     }
     pthread_mutex_unlock(&queue->lock);
     return s;
@@ -183,18 +200,10 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
     if (!kvfi_store_is_ours(queue->store) || !kvfi_view_is_ours(own.view)) {
         return KVF_CLOSED;
     }
-    slot *s = take_slot(queue);
+    slot *s = take_slot(queue, &own);
     if (s == NULL) {
         return KVF_AGAIN;
     }
-    s->batch = own;
-    if (s->batch.arrivals != NULL) {
-        kvf_arrivals *a = s->batch.arrivals;
-        s->watch = (kvfi_watch){
-            .wanted = own.num, .bytes = &a->bytes, .at_us = &a->at_us, .each = a->each, .moved = wake, .arg = queue};
-    }
-    s->deadline_us = kvfi_budget_deadline(own.budget_us);
-    s->job = (kvfi_job){.run = run, .arg = s};
     *out_ticket = s->ticket;
     if (!kvfi_store_post(queue->store, own.op, &s->job)) {
         give_slot(queue, s);
