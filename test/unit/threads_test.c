@@ -194,11 +194,66 @@ static void test_cancel_races_with_the_load(void **state) {
     kvf_store_close(store);
 }
 
+/* Tickets are numbers, so another thread may name that of a batch which is being submitted, or has not begun. */
+typedef struct cancelling {
+    kvf_queue *queue;
+    _Atomic uint64_t next;
+    atomic_bool stop;
+} cancelling;
+
+static void *cancel_what_comes(void *arg) {
+    cancelling *c = arg;
+    while (!atomic_load(&c->stop)) {
+        kvf_cancel(c->queue, atomic_load(&c->next));
+    }
+    return NULL;
+}
+
+static void reap_one(kvf_queue *queue) {
+    kvf_completion done;
+    struct pollfd fd = {.fd = kvf_queue_fd(queue), .events = POLLIN};
+    while (kvf_reap(queue, &done, 1) == 0) {
+        assert_int_equal(poll(&fd, 1, 20000), 1);
+    }
+}
+
+static void test_cancel_races_with_the_submission(void **state) {
+    (void)state;
+    kvf_store *store = kvft_store("mem:");
+    kvf_space *space = kvft_space(store, "m", 16);
+    kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, 100);
+    cancelling c = {.next = 1};
+    pthread_t thread;
+    assert_int_equal(kvf_queue_open(&c.queue, NULL, store, 4), KVF_OK);
+    assert_int_equal(pthread_create(&thread, NULL, cancel_what_comes, &c), 0);
+    for (uint64_t i = 0; i < 20 * ROUNDS; i++) {
+        kvf_batch batch = {.struct_size = sizeof batch,
+                           .op = (kvf_op)(i % (KVF_OP_TOUCH + 1)),
+                           .space = space,
+                           .blocks = prompt->blocks,
+                           .num = BLOCKS};
+        uint64_t ticket = 0;
+        assert_int_equal(kvf_submit(c.queue, &ticket, &batch), KVF_OK);
+        reap_one(c.queue); /* whatever became of it, it completes once */
+        atomic_store(&c.next, ticket + 1);
+    }
+    atomic_store(&c.stop, true);
+    pthread_join(thread, NULL);
+    kvf_queue_close(c.queue);
+    kvft_prompt_free(prompt);
+    kvf_space_close(space);
+    kvf_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share_calls_everyone_once),  cmocka_unit_test(test_posted_jobs_run_before_the_pool_ends),
-        cmocka_unit_test(test_memory_by_many_threads),     cmocka_unit_test(test_folder_by_many_threads),
-        cmocka_unit_test(test_cancel_races_with_the_load), cmocka_unit_test(test_a_wait_lasts_until_its_deadline),
+        cmocka_unit_test(test_share_calls_everyone_once),
+        cmocka_unit_test(test_posted_jobs_run_before_the_pool_ends),
+        cmocka_unit_test(test_memory_by_many_threads),
+        cmocka_unit_test(test_folder_by_many_threads),
+        cmocka_unit_test(test_cancel_races_with_the_load),
+        cmocka_unit_test(test_a_wait_lasts_until_its_deadline),
+        cmocka_unit_test(test_cancel_races_with_the_submission),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
