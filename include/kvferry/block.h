@@ -210,8 +210,8 @@ KVF_API KVF_MUST_CHECK kvf_status kvf_view_open(kvf_view **out, kvf_error *err, 
 /* kvf_view_close waits until no operation uses the view, and frees it. */
 KVF_API void kvf_view_close(kvf_view *);
 
-/* kvf_fence waits until no operation reads or writes these slots. Every operation has a deadline, so this ends. Returns
- * KVF_OK; KVF_AGAIN (some are still in use when the budget ends: do not give their memory to anybody else); KVF_LIMIT
+/* kvf_fence waits until no operation reads or writes these slots, or is going to: a batch counts from kvf_submit to its
+ * completion. Every operation has a deadline, so this ends. Returns KVF_OK; KVF_AGAIN (some are still in use when the budget ends: do not give their memory to anybody else); KVF_LIMIT
  * (a slot outside of the view, a budget out of range); KVF_CLOSED. Takes KVF_POLL. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_fence(kvf_view *, const int64_t *slots, size_t num, int64_t budget_us);
 
@@ -358,7 +358,8 @@ KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);
 KVF_API void kvf_trim(kvf_queue *, uint64_t ticket, size_t num);
 /* kvf_cancel drops blocks of a batch that have not begun. Blocks under way complete if they nearly have; otherwise they
  * are dropped with their connection. The completion still arrives: of a save within 50 ms, also if the server is silent
- * (but not while a connection is being made, which takes up to connect_ms). Until then the memory is in use. */
+ * (but not while a connection is being made, which takes up to connect_ms). Until then the memory is in use. A batch that
+ * has not begun ends at once. A block that was dropped is KVF_MISS with KVF_WHY_CLOSED. */
 KVF_API void kvf_cancel(kvf_queue *, uint64_t ticket);
 
 #ifdef __cplusplus

@@ -105,7 +105,7 @@ size_t kvfi_view_num_runs(const kvf_view *); /* of one slot */
 size_t kvfi_view_slot_bytes(const kvf_view *);
 bool kvfi_view_has_slot(const kvf_view *, int64_t slot);
 void kvfi_view_runs(const kvf_view *, int64_t slot, struct iovec *out);
-/* Marks the slots of blocks without iovecs as in use, or as free again. */
+/* Marks the view, and the slots of blocks without iovecs, as in use, or as free again. */
 void kvfi_view_enter(kvf_view *, const kvf_block *blocks, size_t num);
 void kvfi_view_leave(kvf_view *, const kvf_block *blocks, size_t num);
 

@@ -18,6 +18,7 @@ typedef struct slot {
     uint64_t ticket; /* 0 = free */
     size_t num_ok;
     atomic_bool cancelled;
+    size_t num_held; /* blocks whose slots in the view are marked as in use since the submission */
     kvfi_watch watch;
 } slot;
 
@@ -118,10 +119,25 @@ static void wake(void *arg) {
     pthread_mutex_unlock(&queue->lock);
 }
 
+/* A fence waits for the slots of a batch from its submission on, not only once a thread has begun it. */
+static void hold(slot *s) {
+    const kvf_batch *b = &s->batch;
+    if (b->op != KVF_OP_LOAD && b->op != KVF_OP_SAVE) {
+        s->batch.view = NULL;
+    }
+    s->num_held = b->view != NULL ? kvfi_num_sound(b->space, b->blocks, b->num, b->view) : 0;
+    kvfi_view_enter(b->view, b->blocks, s->num_held);
+}
+
+static void release(slot *s) {
+    kvfi_view_leave(s->batch.view, s->batch.blocks, s->num_held);
+}
+
 static void run(void *arg) {
     slot *s = arg;
     kvf_queue *queue = s->queue;
     size_t num_ok = run_batch(s);
+    release(s);
     pthread_mutex_lock(&queue->lock);
     s->num_ok = num_ok;
     s->next = NULL;
@@ -205,7 +221,9 @@ kvf_status kvf_submit(kvf_queue *queue, uint64_t *out_ticket, const kvf_batch *b
         return KVF_AGAIN;
     }
     *out_ticket = s->ticket;
+    hold(s);
     if (!kvfi_store_post(queue->store, own.op, &s->job)) {
+        release(s);
         give_slot(queue, s);
         return KVF_NOMEM;
     }

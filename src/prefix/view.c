@@ -16,8 +16,8 @@ struct kvf_view {
     size_t num_slots, num_regions, num_runs, slot_bytes;
     pthread_mutex_t lock;
     pthread_cond_t left;
-    uint32_t *users;  /* of each slot: the operations that use it now */
-    size_t num_users; /* sum of them */
+    uint32_t *users;  /* of each slot: the operations that use it, or will */
+    size_t num_users; /* operations that have entered and not left */
     kvf_region regions[];
 };
 
@@ -171,9 +171,9 @@ void kvfi_view_enter(kvf_view *view, const kvf_block *blocks, size_t num) {
     for (size_t i = 0; i < num; i++) {
         if (blocks[i].iov == NULL) {
             view->users[blocks[i].slot]++;
-            view->num_users++;
         }
     }
+    view->num_users++;
     pthread_mutex_unlock(&view->lock);
 }
 
@@ -182,10 +182,10 @@ void kvfi_view_leave(kvf_view *view, const kvf_block *blocks, size_t num) {
         return;
     }
     pthread_mutex_lock(&view->lock);
+    view->num_users--;
     for (size_t i = 0; i < num; i++) {
         if (blocks[i].iov == NULL) {
             view->users[blocks[i].slot]--;
-            view->num_users--;
         }
     }
     pthread_cond_broadcast(&view->left);

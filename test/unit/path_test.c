@@ -219,6 +219,60 @@ static void test_a_view_is_closed_when_its_slots_are_free(void **state) {
     wait_for_a_load(true);
 }
 
+/* A batch that waits for a thread is fenced like one that runs. */
+static void fence_what_waits(kvf_op op) {
+    enum { OTHERS = 64, NUM = OTHERS + 1 };
+    bench b;
+    open_bench(&b, kvft_store("mem:"), 0);
+    if (op == KVF_OP_LOAD) {
+        kvft_save_all(b.space, b.store, b.prompt);
+    }
+    uint8_t *pool = calloc(1, PAYLOAD);
+    kvf_region region = {.base = pool, .slot_stride = PAYLOAD, .run_bytes = PAYLOAD, .num_runs = 1};
+    fenced f = {.slot = 0};
+    kvf_queue *queue = NULL;
+    uint64_t tickets[NUM];
+    kvft_prompt *prompts[NUM];
+    assert_int_equal(kvf_view_open(&f.view, NULL, &region, 1, 1), KVF_OK);
+    assert_int_equal(kvf_queue_open(&queue, NULL, b.store, NUM), KVF_OK);
+    close_gate(&b);
+    b.ops.put = put_at_gate;
+    for (size_t i = 0; i < NUM; i++) {
+        prompts[i] = kvft_prompt_new(b.space, op == KVF_OP_SAVE && i == OTHERS ? 8 : 7, 1, PAYLOAD);
+        kvf_batch batch = {
+            .struct_size = sizeof batch, .op = op, .space = b.space, .blocks = prompts[i]->blocks, .num = 1};
+        if (i == OTHERS) {
+            prompts[i]->blocks[0].iov = NULL;
+            prompts[i]->blocks[0].slot = f.slot;
+            batch.view = f.view;
+        }
+        assert_int_equal(kvf_submit(queue, &tickets[i], &batch), KVF_OK);
+    }
+    assert_int_equal(kvf_fence(f.view, &f.slot, 1, KVF_POLL), KVF_AGAIN);
+    open_gate();
+    for (size_t i = 0; i < NUM; i++) {
+        assert_int_equal(reap(queue).num_ok, 1);
+    }
+    assert_int_equal(kvf_fence(f.view, &f.slot, 1, KVF_POLL), KVF_OK);
+    kvf_view_close(f.view);
+    kvf_queue_close(queue);
+    for (size_t i = 0; i < NUM; i++) {
+        kvft_prompt_free(prompts[i]);
+    }
+    free(pool);
+    close_bench(&b);
+}
+
+static void test_a_fence_waits_for_a_load_that_has_not_begun(void **state) {
+    (void)state;
+    fence_what_waits(KVF_OP_LOAD);
+}
+
+static void test_a_fence_waits_for_a_save_that_has_not_begun(void **state) {
+    (void)state;
+    fence_what_waits(KVF_OP_SAVE);
+}
+
 /* ---- queues ---- */
 
 /* A cancel ends one batch, not a later one that takes its place in the queue. */
@@ -1145,6 +1199,8 @@ static void test_a_gap_on_one_server_ends_the_others(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_fence_waits_for_its_slots),
+        cmocka_unit_test(test_a_fence_waits_for_a_load_that_has_not_begun),
+        cmocka_unit_test(test_a_fence_waits_for_a_save_that_has_not_begun),
         cmocka_unit_test(test_a_view_is_closed_when_its_slots_are_free),
         cmocka_unit_test(test_a_place_in_the_queue_is_used_again),
         cmocka_unit_test(test_batches_are_told_apart),
