@@ -101,7 +101,11 @@ static int get_by_digits(const request *r, kvf_store *store, const kvfcli_common
 /* ---- by its fields and tokens ---- */
 
 static int miss(kvf_reason why) {
-    kvfcli_say("not there: %s", kvf_reason_name(why));
+    if (why == KVF_WHY_ABSENT) {
+        kvfcli_say("no such block is stored: fields, tokens, --block-tokens and secret must be those of its put");
+    } else {
+        kvfcli_say("the block can't be loaded: %s", kvf_reason_name(why));
+    }
     return KVFCLI_FOUND;
 }
 

@@ -144,7 +144,7 @@ static void print_block(kvf_store *store, const block *b, const char *fields) {
     kvfcli_row("space", "%s", hex);
     kvfcli_print_lines("", LABEL, fields != NULL ? fields : "(its fields are not known)");
     if (b->seal == KVF_SEAL_CLOSED) {
-        kvfcli_row("tokens", "(sealed: give --secret-file to see fields and tokens)");
+        kvfcli_row("tokens", "(sealed: give --secret-file with its secret to see fields and tokens)");
         return;
     }
     if (b->seal == KVF_SEAL_OPENED) {
@@ -243,7 +243,7 @@ static void print_space(const kvf_digest *space, const contents *c, const char *
     kvfcli_print_lines("fields", LABEL, fields != NULL ? fields : "(not known)");
     kvfcli_row("blocks", "%llu", (unsigned long long)c->sum.num_blocks);
     if (c->sum.num_closed > 0) {
-        kvfcli_row("sealed", "give --secret-file to see fields, prompts and tokens of %llu blocks",
+        kvfcli_row("sealed", "give --secret-file with its secret to see fields, prompts and tokens (blocks: %llu)",
                    (unsigned long long)c->sum.num_closed);
     } else {
         if (c->sum.num_opened > 0) {

@@ -162,7 +162,7 @@ static void print_space(kvf_store *store, const space *of) {
     printf(SPACE_ROW, hex, blocks, sum->num_closed > 0 ? "sealed" : tokens, kvfcli_size(size, sum->bytes),
            kvfcli_age(newest, sum->newest_s), kvfcli_age(oldest, sum->oldest_s));
     if (sum->num_closed > 0) {
-        printf("%s (sealed: give --secret-file to see fields and tokens)\n", indent);
+        printf("%s (sealed: give --secret-file with its secret to see fields and tokens)\n", indent);
         return;
     }
     if (sum->num_opened > 0) {

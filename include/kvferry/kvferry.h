@@ -27,6 +27,8 @@
  *   earlier.h  why a prompt is not stored, explained from earlier prompts
  *   session.h  K and V by session id
  *   admin.h    administration: list, verify, clear, doctor
+ *
+ * kvferry/sized.h is for authors of engines in C only.
  */
 #ifndef KVFERRY_H
 #define KVFERRY_H

@@ -105,14 +105,16 @@ typedef struct kvf_gap {
 typedef enum kvf_plan_kind {
     /* The gap has no blocks. */
     KVF_PLAN_NONE = 0,
-    /* All of it arrives before one block is computed (with KVF_GAP_WHOLE: before all are), or the gap takes less than
-     * KVF_TRIFLE_US to compute, or nothing is known of the engine's pace. Load it. */
+    /* All of it arrives before one block is computed (with KVF_GAP_WHOLE: before all are), or nothing is known of the
+     * engine's pace, or the gap takes less than KVF_TRIFLE_US to compute (not with KVF_GAP_WHOLE or KVF_GAP_IMPATIENT,
+     * where the rate decides). Load it. */
     KVF_PLAN_LOAD,
     /* Nothing of it arrives in time. Compute it. */
     KVF_PLAN_COMPUTE,
     /* Compute the first `num_compute` blocks while the others arrive, from the last one to the first. */
     KVF_PLAN_BOTH,
-    /* The store's rate is unknown: request the blocks, and wait for the first of them as long as patience lasts. */
+    /* The store's rate is unknown, and the gap is no trifle: request the blocks, and wait for the first of them as long
+     * as patience lasts. num_load is the whole gap. */
     KVF_PLAN_TRY,
     KVF_NUM_PLANS
 } kvf_plan_kind;

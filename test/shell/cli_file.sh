@@ -88,7 +88,7 @@ cmp "$dir/payload" "$dir/out"
 run 0 get "${fields[@]}" --tokens "$dir/tokens" -o "$dir/got" --json "${store[@]}"
 json 'd["payload_bytes"] == 300000'
 run 1 get "${fields[@]}" --tokens "$dir/tokens" --block 1 "${store[@]}"
-complains "absent"
+complains "no such block is stored: fields, tokens"
 run 1 get "${fields[@]}" --field adapters=other --tokens "$dir/tokens" "${store[@]}"
 run 2 get --json "$key" "${store[@]}"
 complains "-o FILE"

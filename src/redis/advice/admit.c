@@ -32,7 +32,8 @@ static kvf_status hear_permissions(kvfi_talk *talk) {
         KVFI_TRY(kvfi_talk_hear(talk, &reply));
         if (status == KVF_OK && reply.kind == KVFI_RESP_ERROR && kvfi_reply_says(&reply, "NOPERM")) {
             kvfi_acl_rule(rule, talk->conn->said, talk->tier->conf.prefix);
-            status = kvfi_fail(talk->err, KVF_CONFIG, "%.80s: the user lacks a permission: add %s to its ACL",
+            status = kvfi_fail(talk->err, KVF_CONFIG,
+                               "%.80s: the user lacks a permission: add %s to its ACL (docs/stores-redis.md lists all)",
                                talk->tier->conf.text, rule);
         }
     }

@@ -148,7 +148,7 @@ void kvfi_redis_doctor(kvfi_tier *base, kvf_finding_fn found, void *ctx) {
     }
     e.where[0] = '\0';
     if (e.num_bad == 0) {
-        say(&e, KVF_FINE, "fine", "", "nothing to mend");
+        say(&e, KVF_FINE, "fine", "", "nothing loses or refuses blocks");
     }
 }
 

@@ -203,8 +203,10 @@ kvf_status kvfi_talk_refused(kvfi_talk *talk, const kvfi_reply *reply, const cha
         }
         if (kvfi_reply_says(reply, "NOPERM")) {
             kvfi_acl_rule(rule, talk->conn->said, talk->tier->conf.prefix);
-            return kvfi_fail(talk->err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL",
-                             talk->tier->conf.text, doing, rule);
+            return kvfi_fail(
+                talk->err, KVF_CONFIG,
+                "%.80s: %s: the user lacks a permission: add %s to its ACL (docs/stores-redis.md lists all)",
+                talk->tier->conf.text, doing, rule);
         }
         return kvfi_fail(talk->err, KVF_IO, "%s: %s: %s", talk->tier->conf.text, doing, talk->conn->said);
     }

@@ -113,8 +113,9 @@ static kvf_status refused(kvfi_conn *conn, const kvfi_reply *reply, kvf_error *e
     if (reply->kind == KVFI_RESP_ERROR && kvfi_reply_says(reply, "NOPERM")) {
         char rule[96];
         kvfi_acl_rule(rule, said, node->conf->prefix);
-        return kvfi_fail(err, KVF_CONFIG, "%.80s: %s: the user lacks a permission: add %s to its ACL", node->conf->text,
-                         command, rule);
+        return kvfi_fail(err, KVF_CONFIG,
+                         "%.80s: %s: the user lacks a permission: add %s to its ACL (docs/stores-redis.md lists all)",
+                         node->conf->text, command, rule);
     }
     return kvfi_fail(err, config ? KVF_CONFIG : KVF_MISS, "%s: %s: %s", node->conf->text, command, said);
 }
