@@ -394,7 +394,7 @@ def test_a_load_goes_on_as_long_as_it_is_worth_it(engine, redis, tmp_path, secon
         second.scheduler._scheduler._pace.seconds_per_token = seconds_per_token
         loaded = second.load(request, steps=100000)
         second.check(request, range(loaded // BLOCK))
-        assert (loaded == 40) == loads_all
+        assert loaded == 40 or not loads_all  # blocks as small as these still arrive after they were given up
         given_up = [e["given_up"] for e in map(json.loads, trace.read_text().splitlines()) if e["event"] == "load"]
         assert given_up == [not loads_all]
     finally:
