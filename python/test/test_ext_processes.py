@@ -38,10 +38,12 @@ def in_child(work) -> None:
 
 # ---- fork
 
-# The allocator of a sanitizer is not made for fork: in the child it may wait for a thread that is not there.
+# The allocator of a sanitizer is not made for fork: in the child it may wait for a thread that is not there. TSan lets
+# no child start threads. And both keep memory.
 SANITIZED = "san.so" in os.environ.get("LD_PRELOAD", "")
 
 
+@pytest.mark.skipif("libtsan.so" in os.environ.get("LD_PRELOAD", ""), reason="no threads in a child, says TSan")
 def test_a_forked_child_can_use_nothing_of_its_parent(any_url):
     with kvferry.Store(any_url) as store:
         space = kvferry.Space(store, FIELDS, block_tokens=4)
@@ -384,6 +386,7 @@ print(sys.getallocatedblocks() - blocks, resident_bytes() - before)
 """
 
 
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer keeps memory")
 def test_no_growth_and_no_references_left():
     """10,000 rounds of a dozen calls. A leak of one object or 100 bytes in any of them would be 1 MB."""
     done = subprocess.run([sys.executable, "-c", ROUNDS], capture_output=True, text=True, check=True)
@@ -392,6 +395,7 @@ def test_no_growth_and_no_references_left():
     assert grown < 1 << 20
 
 
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer keeps memory")
 def test_opening_and_closing_leaves_nothing(folder_url):
     def once():
         with kvferry.Store(folder_url) as store, kvferry.Queue(store) as queue:
