@@ -121,7 +121,7 @@ static kvf_status hear_begin(kvfi_talk *talk, const char *id) {
     return hear_int(talk, "setting a time to live");
 }
 
-/* The last part, which is known only now. *last must stay until its reply is there. */
+/* The last part, which is known only now. *last must stay until its reply is there, also for clean_up. */
 static kvf_status say_last(kvfi_talk *talk, const char *key, kvfi_part *last, const kvfi_put_watch *watch) {
     KVFI_TRY(kvfi_talk_send_body(talk));
     KVFI_TRY(watch->end(watch->ctx, last));
@@ -129,11 +129,10 @@ static kvf_status say_last(kvfi_talk *talk, const char *key, kvfi_part *last, co
 }
 
 /* While the server answers one command and stores its field, the next field is already on its way. With a watch the
- * last part is empty at first. */
+ * last part is empty at first, and *last is a copy of it. */
 static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
-                             const kvfi_put_watch *watch, uint32_t ttl_s) {
+                             kvfi_part *last, const kvfi_put_watch *watch, uint32_t ttl_s) {
     size_t first = watch != NULL ? num - 1 : smallest(parts, num);
-    kvfi_part last = parts[num - 1];
     bool begun = false;
     if (watch != NULL) {
         watch->begin(watch->ctx);
@@ -149,7 +148,7 @@ static kvf_status put_fields(kvfi_talk *talk, const char *key, const char *id, c
         }
     }
     if (watch != NULL) {
-        KVFI_TRY(say_last(talk, key, &last, watch));
+        KVFI_TRY(say_last(talk, key, last, watch));
         KVFI_TRY(begun ? hear_int(talk, "writing a session") : hear_begin(talk, id));
         begun = true;
     }
@@ -182,7 +181,8 @@ static void clean_up(kvfi_talk *talk, const char *key) {
 
 static kvf_status put_once(kvfi_talk *talk, const char *key, const char *id, const kvfi_part *parts, size_t num,
                            const kvfi_put_watch *watch, uint32_t ttl_s) {
-    kvf_status status = put_fields(talk, key, id, parts, num, watch, ttl_s);
+    kvfi_part last = parts[num - 1];
+    kvf_status status = put_fields(talk, key, id, parts, num, &last, watch, ttl_s);
     if (status == KVF_OK) {
         status = publish(talk, key, id);
     }
