@@ -275,8 +275,8 @@ void kvf_trim(kvf_queue *queue, uint64_t ticket, size_t num) {
     pthread_mutex_unlock(&queue->lock);
 }
 
-/* Under the lock. True: the batch has not begun, and the caller runs it, which does no I/O once it is cancelled. It would
- * have to wait for a thread, and all threads may wait for a silent server. */
+/* Under the lock. True: the batch has not begun, and the caller runs it, which does no I/O once it is cancelled.
+ * Otherwise it would wait for a thread, and all threads may wait for a silent server. */
 static bool drop(slot *s) {
     atomic_store(&s->cancelled, true);
     return kvfi_store_withdraw(s->queue->store, s->batch.op, &s->job);
