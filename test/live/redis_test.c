@@ -309,8 +309,8 @@ static void peek_many(void **state) {
 static void foreign_values(void **state) {
     (void)state;
     kvfi_tier *tier = open_tier(server->unix_url, "part=64K");
-    for (uint64_t i = 1; i <= 8; i++) {
-        assert_int_equal(kvft_put(tier, i, i < 5 ? 20000 : 200000), KVF_WHY_NONE);
+    for (uint64_t i = 1; i <= 9; i++) {
+        assert_int_equal(kvft_put(tier, i, i < 5 || i == 9 ? 20000 : 200000), KVF_WHY_NONE);
     }
     say("DEL %s", kvft_redis_key(1, 0));
     say("LPUSH %s x", kvft_redis_key(1, 0));
@@ -321,6 +321,7 @@ static void foreign_values(void **state) {
     say("SETRANGE %s 70000 x", kvft_redis_key(6, 1));    /* a part is too long */
     say("APPEND %s x", kvft_redis_key(7, 3));            /* the last part too */
     say("SETRANGE %s 40000000 x", kvft_redis_key(8, 0)); /* far too long */
+    say("SETRANGE %s 262143 x", kvft_redis_key(9, 0));   /* four parts: the longest that is read to its end anyhow */
     assert_int_equal(kvft_get(tier, 1, 20000), KVF_WHY_VERSION);
     assert_int_equal(kvft_get(tier, 2, 20000), KVF_WHY_TRUNCATED);
     assert_int_equal(kvft_get(tier, 3, 20000), KVF_WHY_TRUNCATED);
@@ -328,6 +329,7 @@ static void foreign_values(void **state) {
     assert_int_equal(kvft_get(tier, 5, 200000), KVF_WHY_ABSENT);
     assert_int_equal(kvft_get(tier, 6, 200000), KVF_WHY_TRUNCATED);
     assert_int_equal(kvft_get(tier, 7, 200000), KVF_WHY_TRUNCATED);
+    assert_int_equal(kvft_get(tier, 9, 20000), KVF_WHY_TRUNCATED);
     assert_int_equal(tier->disconnects, 0); /* all of that in step */
     assert_int_equal(kvft_get(tier, 8, 200000), KVF_WHY_TRUNCATED);
     assert_int_equal(tier->disconnects, 1);

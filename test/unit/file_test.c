@@ -804,6 +804,9 @@ static void test_very_many_files_are_swept(void **state) {
     kvfi_file_sweep((kvfi_file *)p.tier, 0, KVFI_NEVER);
     assert_in_range(kvft_count(p.tier).records, 1, LEFT);
     assert_int_equal(counted(&p), (int64_t)kvft_count(p.tier).records * 4096);
+    kvfi_usage usage = {.records = 0};
+    assert_true(kvfi_file_usage_read((kvfi_file *)p.tier, &usage));
+    assert_int_equal(usage.records, kvft_count(p.tier).records);
     close_place(&p);
 }
 

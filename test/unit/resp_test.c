@@ -271,6 +271,29 @@ static void line_of_the_scratch(void **state) {
     }
 }
 
+/* The longest text that the scratch holds with its CRLF, and one byte more. */
+static void bulk_of_the_scratch(void **state) {
+    (void)state;
+    for (size_t len = SCRATCH - 2; len < SCRATCH; len++) {
+        char scratch[SCRATCH], bytes[SCRATCH + 32];
+        kvfi_resp resp;
+        kvfi_reply reply;
+        struct iovec iov[2];
+        size_t head = (size_t)snprintf(bytes, sizeof bytes, "$%zu\r\n", len), at = 0;
+        memset(bytes + head, 'x', len);
+        memcpy(bytes + head + len, "\r\n", 2);
+        kvfi_resp_init(&resp, scratch, sizeof scratch);
+        while (kvfi_resp_next(&resp, &reply) == KVFI_RESP_MORE) {
+            assert_true(at < head + len + 2);
+            assert_in_range(kvfi_resp_want(&resp, iov, 2), 1, 2);
+            ((char *)iov[0].iov_base)[0] = bytes[at++];
+            kvfi_resp_got(&resp, 1);
+        }
+        assert_int_equal(reply.kind, len == SCRATCH - 2 ? KVFI_RESP_BULK : KVFI_RESP_OVERSIZE);
+        assert_int_equal(reply.num, len);
+    }
+}
+
 /* The longest line that is meant, and one byte more. */
 static void longest_line(void **state) {
     (void)state;
@@ -396,9 +419,16 @@ static void commands_full(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(corpus_whole), cmocka_unit_test(corpus_split),       cmocka_unit_test(corpus_joined),
-        cmocka_unit_test(endless_line), cmocka_unit_test(body_is_not_copied), cmocka_unit_test(idle),
-        cmocka_unit_test(commands),     cmocka_unit_test(commands_full),      cmocka_unit_test(line_of_the_scratch),
+        cmocka_unit_test(corpus_whole),
+        cmocka_unit_test(corpus_split),
+        cmocka_unit_test(corpus_joined),
+        cmocka_unit_test(endless_line),
+        cmocka_unit_test(body_is_not_copied),
+        cmocka_unit_test(idle),
+        cmocka_unit_test(commands),
+        cmocka_unit_test(commands_full),
+        cmocka_unit_test(line_of_the_scratch),
+        cmocka_unit_test(bulk_of_the_scratch),
         cmocka_unit_test(longest_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

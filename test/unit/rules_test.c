@@ -247,6 +247,11 @@ static void commands_that_are_too_long(void **state) {
     assert_string_equal(mend_of("{a 1} and {b 2}", true), "CONFIG SET a 1 and CONFIG SET b 2");
     snprintf(user, sizeof user, "%0400d", 0);
     assert_string_equal(mend_of("{a 1}, {b 2} and {c 3}", true), "CONFIG SET a 1, CONFIG SET b 2 and CONFIG SET c 3");
+    char words[KVFI_MEND_BYTES + 1] = "";
+    memset(words, 'w', KVFI_MEND_BYTES - 1);
+    assert_string_equal(mend_of(words, true), words);
+    words[KVFI_MEND_BYTES - 1] = 'w';
+    assert_string_equal(mend_of(words, true), "");
 }
 
 int main(void) {

@@ -901,6 +901,56 @@ static void hostile_values(void **state) {
     kvf_store_close(store);
 }
 
+/* A value that a store lends is looked at where it lies. What is not a session of that name is none. */
+typedef enum spoiling { NOT_SPOILED, OTHER_MAGIC, OTHER_ADDRESS, A_BLOCK, LONGER, NUM_SPOILINGS } spoiling;
+
+static void put_spoiled(kvf_store *store, spoiling how) {
+    static const char *const text = "{\"version\":1,\"keys\":" ARRAY("64") ",\"values\":" ARRAY("64") "}";
+    uint8_t head[KVFI_HEAD_BYTES(16)], sum[KVFI_SUM_BYTES], payload[1000] = {0};
+    const uint32_t tokens[16] = {0};
+    size_t len = strlen(text);
+    kvfi_put32(payload, (uint32_t)len);
+    memcpy(payload + 4, text, len);
+    kvf_block block = {.tokens = tokens, .num_tokens = how == A_BLOCK ? 16 : 0};
+    struct iovec iov[4] = {
+        {head, KVFI_HEAD_BYTES(block.num_tokens)}, {payload, 4 + len + 128}, {sum, sizeof sum}, {payload, 0}};
+    kvfi_item item = {.iov = iov, .num_iov = 4, .status = KVF_AGAIN};
+    kvfi_addr addr;
+    kvfi_session_addr(&item.addr, "id", NULL, 0);
+    kvfi_session_addr(&addr, how == OTHER_ADDRESS ? "other" : "id", NULL, 0);
+    kvfi_record_seal(head, sum, &addr, &block, iov + 1, 1, 0, 0);
+    head[0] ^= how == OTHER_MAGIC;
+    iov[3].iov_len = how == LONGER ? 1 : 0;
+    for (size_t i = 0; i < item.num_iov; i++) {
+        item.bytes += iov[i].iov_len;
+    }
+    kvfi_feed feed = {.items = &item, .num = 1, .limit = 1, .deadline_us = kvfi_deadline(1000000)};
+    kvfi_tier *tier = kvfi_store_tier(store, 0);
+    tier->ops->put(tier, &feed);
+    if (item.status != KVF_OK) {
+        fail_msg("%d: %s", how, kvf_reason_name(item.why));
+    }
+}
+
+static void spoiled_values_that_are_lent(void **state) {
+    (void)state;
+    kvf_session_load_options look = {.struct_size = sizeof look, .flags = KVF_SESSION_LOOK};
+    for (spoiling how = NOT_SPOILED; how < NUM_SPOILINGS; how++) {
+        kvf_session *session = NULL;
+        kvf_error err = {0};
+        kvf_store *store = kvft_store("mem:");
+        put_spoiled(store, how);
+        kvf_status status = kvf_session_load_with(store, &session, &err, "id", &look);
+        if (status != (how == NOT_SPOILED ? KVF_OK : KVF_MISS)) {
+            fail_msg("%d: %s, %s", how, kvf_status_name(status), err.what);
+        }
+        if (status == KVF_OK) {
+            kvf_session_free(session);
+        }
+        kvf_store_close(store);
+    }
+}
+
 /* The longest session that is a value. It is not made here: memory for its meta is refused, which is asked for behind
  * the check of its length. */
 static void the_longest_value(void **state) {
@@ -1061,6 +1111,7 @@ int main(void) {
         cmocka_unit_test(a_large_value),
         cmocka_unit_test(a_value_expires),
         cmocka_unit_test(hostile_values),
+        cmocka_unit_test(spoiled_values_that_are_lent),
         cmocka_unit_test(the_longest_value),
         cmocka_unit_test(a_value_names_its_id),
         cmocka_unit_test(every_fault_once),

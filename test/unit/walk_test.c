@@ -66,15 +66,24 @@ static void close_bench(bench *b) {
 /* What a walk has shown. The bytes of each block of the prompt are compared as it is. */
 typedef struct seen {
     const bench *b;
-    bool whole;
+    bool whole, one;
     size_t blocks, cards, sessions, damaged, ours, stop_after;
     kvf_reason damage;
 } seen;
+
+/* Of one record at its address no name is told. */
+static void compare_name(const seen *s, const kvf_entry *entry) {
+    char space[17], key[65];
+    kvfi_hex(space, entry->space.bytes, 8);
+    kvfi_hex(key, entry->key.bytes, 32);
+    assert_true(s->one || (strstr(entry->name, space) != NULL && strstr(entry->name, key) != NULL));
+}
 
 static void compare(const seen *s, const kvf_entry *entry) {
     const kvft_prompt *p = s->b->prompt;
     for (size_t i = 0; i < BLOCKS; i++) {
         if (memcmp(&entry->key, &p->keys[i], sizeof entry->key) == 0) {
+            compare_name(s, entry);
             assert_int_equal(entry->first_token, i * TOKENS);
             assert_int_equal(entry->num_tokens, TOKENS);
             assert_int_equal(entry->payload_bytes, PAYLOAD);
@@ -112,7 +121,7 @@ static int see(void *ctx, const kvf_entry *entry) {
 }
 
 static seen walk(const bench *b, bool whole, const kvf_digest *space, const kvf_key *key, size_t stop_after) {
-    seen s = {.b = b, .whole = whole, .stop_after = stop_after};
+    seen s = {.b = b, .whole = whole, .one = key != NULL, .stop_after = stop_after};
     kvf_error err = {0};
     kvf_walk_options options = {.struct_size = sizeof options, .whole = whole, .space = space, .key = key};
     assert_int_equal(kvf_walk(b->store, &err, see, &s, &options), KVF_OK);
@@ -156,15 +165,34 @@ static void test_folder(void **state) {
     walk_over(true);
 }
 
-static void spoil(const bench *b, size_t block, off_t at, off_t len) {
+static void spoil_key(const bench *b, const kvf_key *of, off_t at, off_t len) {
     char path[512], space[17], key[65];
     kvfi_hex(space, b->digest.bytes, 8);
-    kvfi_hex(key, b->prompt->keys[block].bytes, 32);
+    kvfi_hex(key, of->bytes, 32);
     snprintf(path, sizeof path, "%s/kvf1/%s/%.2s/%s", b->dir, space, key, key);
     int fd = open(path, O_WRONLY);
     assert_true(fd >= 0);
     assert_int_equal(len > 0 ? ftruncate(fd, len) : (int)pwrite(fd, "wrong", 5, at), len > 0 ? 0 : 5);
     close(fd);
+}
+
+static void spoil(const bench *b, size_t block, off_t at, off_t len) {
+    spoil_key(b, &b->prompt->keys[block], at, len);
+}
+
+/* A card whose checksum is wrong is none, even if its text is right. */
+static void test_a_damaged_card(void **state) {
+    (void)state;
+    bench b = open_bench(true);
+    kvf_key key;
+    char *text = NULL;
+    kvfi_card_key(&key, &b.digest);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, &b.digest), KVF_OK);
+    off_t len = (off_t)(KVFI_HEADER_BYTES + strlen(text) + KVFI_SUM_BYTES);
+    kvf_free(text);
+    spoil_key(&b, &key, len - 5, 0);
+    assert_int_equal(kvf_space_describe(b.store, &text, NULL, &b.digest), KVF_MISS);
+    close_bench(&b);
 }
 
 /* A wrong byte shows to whoever reads whole values, a short file to everybody. */
@@ -264,6 +292,7 @@ int main(void) {
         cmocka_unit_test(test_blocks_of_one_token),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_a_damaged_card),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_a_record_that_can_not_be_read),
     };
