@@ -18,6 +18,7 @@
 #include "redis/cluster/slots.h"
 #include "support/cluster.h"
 #include "support/kit.h"
+#include "support/tiers.h"
 
 #define BLOCKS  48u
 #define PAYLOAD 20000u
@@ -406,6 +407,20 @@ static void test_standstill(void **state) {
     close_bench(&b);
 }
 
+/* A server of a Cluster is asked, too, what the user may do. */
+static void test_a_missing_permission_is_told(void **state) {
+    NEEDS_CLUSTER();
+    kvfi_tier *tier = NULL;
+    kvf_error err = {0};
+    for (int i = 0; i < 2 * KVFT_SHARDS; i++) {
+        assert_string_equal(kvft_server_say(cluster->nodes[i], "ACL SETUSER timid on >secret ~kvf1:* +@all -set"),
+                            "+OK");
+    }
+    assert_int_equal(kvft_try_tier(&tier, &err, "redis+cluster://timid:secret@127.0.0.1:%d", cluster->nodes[0]->port),
+                     KVF_CONFIG);
+    assert_non_null(strstr(err.what, "lacks a permission"));
+}
+
 static void test_death_and_failover(void **state) {
     NEEDS_CLUSTER();
     bench b = open_bench(5);
@@ -453,6 +468,7 @@ int main(void) {
         cmocka_unit_test(test_session_half_moved),
         cmocka_unit_test(test_looking_after),
         cmocka_unit_test(test_standstill),
+        cmocka_unit_test(test_a_missing_permission_is_told),
         cmocka_unit_test(test_death_and_failover),
     };
     return cmocka_run_group_tests(tests, start, stop);

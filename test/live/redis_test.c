@@ -382,6 +382,11 @@ static void read_only_replica(void **state) {
     tier->ops->close(tier);
 }
 
+static void count_line(void *ctx, kvf_log_level level, const char *line) {
+    (void)level;
+    *(unsigned *)ctx += strncmp(line, "redis: ", 7) == 0;
+}
+
 static void no_permission(void **state) {
     (void)state;
     char url[256];
@@ -395,7 +400,11 @@ static void no_permission(void **state) {
     assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_NONE);
     say("ACL SETUSER limited -get -getrange");
     assert_int_equal(kvft_get(tier, 1, 1000), KVF_WHY_SERVER);
+    unsigned lines = 0;
+    kvf_set_log(count_line, &lines, KVF_LOG_INFO);
     assert_int_equal(kvft_peek(tier, 1), KVF_WHY_SERVER);
+    kvf_set_log(NULL, NULL, KVF_LOG_WARN);
+    assert_int_equal(lines, 0); /* whoever asked is told, not the log */
     assert_int_equal(tier->disconnects, 0);
     say("ACL DELUSER limited"); /* which closes its connections, a moment later */
     kvft_await_said(server, "CLIENT LIST", "user=limited", 0);
