@@ -36,7 +36,9 @@ build: setup ## the library, the program kvferry, tests and benchmarks, in build
 demo: program ## a 4,000-token document: computed once, then loaded from a folder and from Redis
 	@$(paths); KVFERRY=$(minimal)/kvferry checks/demo.sh
 
-test: setup ## all tests: release, sanitizers, fuzzers, short checks
+# The pinned engines are for x86-64. Elsewhere their tests are skipped.
+engines := $(if $(filter x86_64,$(shell uname -m)),setup-engines)
+test: setup $(engines) ## all tests: release, Python and its engines, sanitizers, fuzzers, short checks
 	@$(paths); scripts/test.sh
 
 install: ## install what `make build` built into PREFIX (default /usr/local)
