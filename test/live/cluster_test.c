@@ -412,12 +412,14 @@ static void test_a_missing_permission_is_told(void **state) {
     NEEDS_CLUSTER();
     kvfi_tier *tier = NULL;
     kvf_error err = {0};
+    const char *tls = cluster->nodes[0]->cert[0] != '\0' ? "s" : "";
     for (int i = 0; i < 2 * KVFT_SHARDS; i++) {
         assert_string_equal(kvft_server_say(cluster->nodes[i], "ACL SETUSER timid on >secret ~kvf1:* +@all -set"),
                             "+OK");
     }
-    assert_int_equal(kvft_try_tier(&tier, &err, "redis+cluster://timid:secret@127.0.0.1:%d", cluster->nodes[0]->port),
-                     KVF_CONFIG);
+    assert_int_equal(
+        kvft_try_tier(&tier, &err, "redis%s+cluster://timid:secret@127.0.0.1:%d", tls, cluster->nodes[0]->port),
+        KVF_CONFIG);
     assert_non_null(strstr(err.what, "lacks a permission"));
 }
 
