@@ -210,8 +210,8 @@ class KVCacheManager:
         values) as given, or two lists by layer. After (None, None) and after an exception their contents are undefined.
         arrays: "numpy", "torch" or "bytes", instead of the manager's.
 
-        Raises TypeError (the dtype needs ml_dtypes or torch), LimitError (into has another length or dtype), StoreError
-        (the server is down or too slow), ConfigError, ClosedError.
+        Raises TypeError (the dtype needs ml_dtypes or torch, into has another dtype), LimitError (into has another
+        length), StoreError (the server is down or too slow), ConfigError, ClosedError.
         """
         kind = self._arrays if arrays is None else _checked_kind(arrays)
         if into is not None:
@@ -321,6 +321,8 @@ class _Server(NamedTuple):
     def url(self) -> str:
         if not self.ssl and any(value is not None for value in self.tls.values()):
             raise TypeError("the ssl_ parameters have no effect without ssl=True")
+        if "://" in self.host:
+            raise ConfigError("host is a URL: pass it as url=")  # without the URL, which may hold a password
         if self.ssl and self.unix_socket_path is not None:
             raise TypeError("a unix socket needs no TLS: leave out ssl")
         parameters = {"name": self.client_name, **self.tls}

@@ -333,6 +333,17 @@ def test_wrong_ids(manager, id):
         manager.load_kv_cache(7)
 
 
+def test_a_url_in_place_of_a_host():
+    with pytest.raises(kvferry.ConfigError, match="pass it as url=") as raised:
+        KVCacheManager("redis://me:hidden@localhost:6379")
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_host_that_nobody_knows():
+    with KVCacheManager("host.invalid") as manager, pytest.raises(kvferry.StoreError, match="can't be resolved"):
+        manager.exists("s")
+
+
 @pytest.mark.parametrize("ttl", [0, -1, 1 << 32])
 def test_times_to_live_out_of_range(in_memory, ttl):
     with pytest.raises(kvferry.LimitError, match="ttl"):

@@ -400,9 +400,10 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
         conn->fd = -1;
         char text[64];
         snprintf(conn->said, sizeof conn->said, "%s",
-                 why == KVF_WHY_NOMEM ? "no memory"
-                 : errno == ENOTSOCK  ? "that is not a socket"
-                                      : strerror_r(errno, text, sizeof text));
+                 why == KVF_WHY_NOMEM           ? "no memory"
+                 : errno == ENOTSOCK            ? "that is not a socket"
+                 : errno == ENOENT && conn->tcp ? "the name of the host can't be resolved"
+                                                : strerror_r(errno, text, sizeof text));
         return is_out_of_patience(until_us, deadline_us) ? KVF_WHY_STALLED : why;
     }
     return peer->tls != NULL ? secure(conn, peer, deadline_us) : KVF_WHY_NONE;
