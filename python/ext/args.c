@@ -38,17 +38,28 @@ int kvfp_patience(PyObject *from, void *out_us) {
     return 1;
 }
 
+void kvfp_name_buffer(PyObject *from, const char *what, bool writable) {
+    if (PyErr_ExceptionMatches(PyExc_BufferError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "%s: a contiguous%s buffer is needed, which this %R is not", what,
+                     writable ? " and writable" : "", (PyObject *)Py_TYPE(from));
+    }
+}
+
 bool kvfp_take_buffer(Py_buffer *out, PyObject *from, const char *what, bool writable) {
     if (!PyObject_CheckBuffer(from)) {
         PyErr_Format(PyExc_TypeError, "%s: a buffer is needed (bytes, memoryview, a numpy array), not %R", what,
                      (PyObject *)Py_TYPE(from));
         return false;
     }
-    return PyObject_GetBuffer(from, out, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0;
+    if (PyObject_GetBuffer(from, out, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
+        kvfp_name_buffer(from, what, writable);
+        return false;
+    }
+    return true;
 }
 
-int kvfp_buffer(PyObject *from, void *out) {
-    Py_buffer *buffer = out;
+static int take_optional(Py_buffer *buffer, PyObject *from, const char *what) {
     if (from == NULL) { /* a later argument is wrong: clean up */
         PyBuffer_Release(buffer);
         return 1;
@@ -57,7 +68,38 @@ int kvfp_buffer(PyObject *from, void *out) {
     if (from == Py_None) {
         return Py_CLEANUP_SUPPORTED;
     }
-    return kvfp_take_buffer(buffer, from, "argument", false) ? Py_CLEANUP_SUPPORTED : 0;
+    return kvfp_take_buffer(buffer, from, what, false) ? Py_CLEANUP_SUPPORTED : 0;
+}
+
+int kvfp_buffer(PyObject *from, void *out) {
+    return take_optional(out, from, "argument");
+}
+
+int kvfp_secret(PyObject *from, void *out) {
+    return take_optional(out, from, "secret");
+}
+
+PyObject *kvfp_take_items(PyObject *from, const char *what, const char *needed) {
+    PyObject *iterator = PyObject_GetIter(from);
+    if (iterator == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "%s: %s is needed, not %R", what, needed, (PyObject *)Py_TYPE(from));
+        }
+        return NULL;
+    }
+    PyObject *items = PySequence_Tuple(iterator);
+    Py_DECREF(iterator);
+    return items;
+}
+
+/* An int, a numpy integer: whatever is one. */
+static PyObject *integer_of(PyObject *from, const char *what) {
+    if (!PyIndex_Check(from)) {
+        PyErr_Format(PyExc_TypeError, "%s: an int is needed, not %R", what, (PyObject *)Py_TYPE(from));
+        return NULL;
+    }
+    return PyNumber_Index(from);
 }
 
 bool kvfp_take_32(uint8_t out[32], PyObject *from, const char *what) {
@@ -76,7 +118,7 @@ bool kvfp_take_32(uint8_t out[32], PyObject *from, const char *what) {
 }
 
 bool kvfp_take_count(size_t *out, PyObject *from, const char *what, size_t min, size_t max) {
-    PyObject *number = PyNumber_Index(from);
+    PyObject *number = integer_of(from, what);
     if (number == NULL) {
         return false;
     }
@@ -187,7 +229,7 @@ static bool from_buffer(const integers *of, void **out, size_t *out_num, PyObjec
 }
 
 static bool from_item(const integers *of, void *numbers, size_t i, PyObject *item) {
-    PyObject *number = PyNumber_Index(item);
+    PyObject *number = integer_of(item, of->what);
     if (number == NULL) {
         return false;
     }
@@ -207,7 +249,7 @@ static bool from_item(const integers *of, void *numbers, size_t i, PyObject *ite
 }
 
 static bool from_sequence(const integers *of, void **out, size_t *out_num, PyObject *from) {
-    PyObject *items = PySequence_Tuple(from);
+    PyObject *items = kvfp_take_items(from, of->what, "a buffer of integers or a sequence of ints");
     if (items == NULL) {
         return false;
     }

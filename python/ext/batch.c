@@ -134,7 +134,7 @@ static bool take_parts(kvfp_batch *batch, PyObject *blocks, bool writable) {
 }
 
 static bool take_sequence(kvfp_batch *batch, PyObject *memory, bool writable) {
-    PyObject *blocks = PySequence_Tuple(memory);
+    PyObject *blocks = kvfp_take_items(memory, "memory", "a View, or a sequence with the memory of each block,");
     if (blocks == NULL) {
         return false;
     }

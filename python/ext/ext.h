@@ -31,6 +31,10 @@ void *kvfp_limit(const char *format, ...);
 int kvfp_timeout(PyObject *from, void *out_us);  /* int64_t: None, or seconds, as a budget */
 int kvfp_patience(PyObject *from, void *out_us); /* the same, and not 0 */
 int kvfp_buffer(PyObject *from, void *out);      /* Py_buffer: contiguous bytes; None = no buf. Release it. */
+int kvfp_secret(PyObject *from, void *out);      /* the same, of a secret */
+/* kvfp_take_items returns the items of any iterable as a tuple. `what` names the argument in the message, `needed` says
+ * what it must be. */
+PyObject *kvfp_take_items(PyObject *from, const char *what, const char *needed);
 /* kvfp_take_32 reads 32 bytes: a key or digest. `what` names the argument in the message. */
 bool kvfp_take_32(uint8_t out[32], PyObject *from, const char *what);
 /* kvfp_take_tokens and kvfp_take_slots read a buffer of integers, or a sequence of ints, into new memory for
@@ -41,6 +45,8 @@ bool kvfp_take_slots(int64_t **out, size_t *out_num, PyObject *from);
 bool kvfp_take_count(size_t *out, PyObject *from, const char *what, size_t min, size_t max);
 /* kvfp_take_buffer reads the contiguous memory of any buffer; `writable` asks for a writable one. */
 bool kvfp_take_buffer(Py_buffer *out, PyObject *from, const char *what, bool writable);
+/* kvfp_name_buffer turns the exception of a buffer that is not contiguous or writable into a TypeError that says so. */
+void kvfp_name_buffer(PyObject *from, const char *what, bool writable);
 
 /* ---- memory of a caller in parts (parts.c) */
 typedef struct kvfp_parts {

@@ -2,6 +2,8 @@
  *
  * Memory of a caller in parts: buffers, which are held, and addresses.
  */
+#include <stdio.h>
+
 #include "ext.h"
 
 /* Room for one more element of an array of `*cap`. */
@@ -76,6 +78,9 @@ static bool add_buffer(kvfp_parts *parts, PyObject *from, const char *what, Py_s
     parts->buffers = array;
     Py_buffer *buffer = &parts->buffers[parts->num_buffers];
     if (PyObject_GetBuffer(from, buffer, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
+        char name[64];
+        snprintf(name, sizeof name, "%s %zd", what, index);
+        kvfp_name_buffer(from, name, writable);
         return false;
     }
     parts->num_buffers++;
@@ -113,7 +118,7 @@ bool kvfp_parts_add_all(kvfp_parts *parts, PyObject *from, const char *what, boo
     if (PyObject_CheckBuffer(from) || is_address(from)) {
         return add_part(parts, from, what, 0, writable);
     }
-    PyObject *items = PySequence_Tuple(from);
+    PyObject *items = kvfp_take_items(from, what, "memory, or a sequence of it,");
     if (items == NULL) {
         return false;
     }

@@ -174,7 +174,7 @@ static bool take_shape(kvf_tensor *out, PyObject *from) {
     if (from == Py_None) {
         return true;
     }
-    PyObject *dims = PySequence_Tuple(from);
+    PyObject *dims = kvfp_take_items(from, "shape", "a sequence of ints");
     if (dims == NULL) {
         return false;
     }

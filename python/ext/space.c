@@ -61,6 +61,11 @@ static PyObject *open_space(PyTypeObject *type, PyObject *store, PyObject *mappi
     PyObject *items = PyMapping_Items(mapping), *opened = NULL;
     size_t num = 0;
     if (items == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "fields: a dict of str to str is needed, not %R",
+                         (PyObject *)Py_TYPE(mapping));
+        }
         return NULL;
     }
     kvf_field *fields = take_fields(&num, items);
@@ -78,7 +83,7 @@ static PyObject *space_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_buffer secret = {0}, previous = {0};
     size_t per_block = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OO&O&:Space", names, &store, &fields, &block_tokens,
-                                     kvfp_buffer, &secret, kvfp_buffer, &previous)) {
+                                     kvfp_secret, &secret, kvfp_secret, &previous)) {
         return NULL;
     }
     if (block_tokens == NULL || kvfp_take_count(&per_block, block_tokens, "block_tokens", 1, 65536)) {
@@ -219,7 +224,7 @@ static PyObject *space_keys_of(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|y*:keys_of", names, &from, &suffix)) {
         return NULL;
     }
-    PyObject *hashes = PySequence_Tuple(from);
+    PyObject *hashes = kvfp_take_items(from, "engine_hashes", "a sequence of buffers");
     kvfp_handle *space = hashes == NULL ? NULL : enter(self);
     if (space != NULL) {
         keys = keys_of_all(space->it, hashes, &suffix);

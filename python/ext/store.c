@@ -20,7 +20,9 @@ static kvfp_handle *enter(PyObject *self) {
 
 /* ---- opening */
 static PyObject *urls_tuple(PyObject *from) {
-    return PyUnicode_Check(from) ? PyTuple_Pack(1, from) : PySequence_Tuple(from);
+    return PyUnicode_Check(from) || PyObject_CheckBuffer(from)
+               ? PyTuple_Pack(1, from)
+               : kvfp_take_items(from, "urls", "a str or a sequence of str");
 }
 
 /* The texts belong to the items of the tuple. */
@@ -86,8 +88,8 @@ static PyObject *store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *urls = NULL, *backlog = NULL, *load = NULL, *store = NULL, *opened = NULL;
     Py_buffer secret = {0}, previous = {0};
     kvf_options options = {.struct_size = sizeof options};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O&O&zpO&OOO:Store", names, &urls, kvfp_buffer, &secret,
-                                     kvfp_buffer, &previous, &options.secret_files, &options.seal_sessions,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O&O&zpO&OOO:Store", names, &urls, kvfp_secret, &secret,
+                                     kvfp_secret, &previous, &options.secret_files, &options.seal_sessions,
                                      kvfp_timeout, &options.drain_us, &backlog, &load, &store)) {
         return NULL;
     }

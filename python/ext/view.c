@@ -9,6 +9,8 @@ typedef struct view_handle {
     size_t num_slots, slot_bytes;
 } view_handle;
 
+#define REGION "(address, slot_stride, run_bytes, run_stride, num_runs)"
+
 PyTypeObject *kvfp_ViewType;
 
 static void close_view(void *it) {
@@ -28,14 +30,13 @@ size_t kvfp_view_num_slots(const kvfp_handle *view) {
 static bool take_region(kvf_region *out, PyObject *from, Py_ssize_t index) {
     static const char *const names[] = {"address", "slot_stride", "run_bytes", "run_stride", "num_runs"};
     size_t numbers[5];
-    PyObject *items = PySequence_Tuple(from);
+    PyObject *items = kvfp_take_items(from, "region", REGION);
     if (items == NULL) {
         return false;
     }
     bool taken = PyTuple_Size(items) == 5;
     if (!taken) {
-        kvfp_limit("region %zd: (address, slot_stride, run_bytes, run_stride, num_runs), not %zd items", index,
-                   PyTuple_Size(items));
+        kvfp_limit("region %zd: " REGION ", not %zd items", index, PyTuple_Size(items));
     }
     for (Py_ssize_t i = 0; taken && i < 5; i++) {
         taken = kvfp_take_count(&numbers[i], PyTuple_GetItem(items, i), names[i], 0, i == 4 ? UINT32_MAX : SIZE_MAX);
@@ -52,7 +53,7 @@ static bool take_region(kvf_region *out, PyObject *from, Py_ssize_t index) {
 }
 
 static kvf_region *take_regions(size_t *out_num, PyObject *from) {
-    PyObject *items = PySequence_Tuple(from);
+    PyObject *items = kvfp_take_items(from, "regions", "a sequence of " REGION);
     if (items == NULL) {
         return NULL;
     }

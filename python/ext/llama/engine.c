@@ -105,8 +105,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     unsigned int block_tokens = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO&O&s$O&O&izzO&O&IpO&:LlamaEngine", names, &store, take_address,
                                      &library, take_address, &ctx, &weights, kvfp_buffer, &model_params, kvfp_buffer,
-                                     &context_params, &o.scratch_seq, &o.adapters, &o.tenant, kvfp_buffer, &secret,
-                                     kvfp_buffer, &previous, &block_tokens, &o.portable, kvfp_timeout, &o.budget_us)) {
+                                     &context_params, &o.scratch_seq, &o.adapters, &o.tenant, kvfp_secret, &secret,
+                                     kvfp_secret, &previous, &block_tokens, &o.portable, kvfp_timeout, &o.budget_us)) {
         return NULL;
     }
     if (library == NULL || ctx == NULL || strlen(weights) != 64) {
