@@ -602,6 +602,9 @@ def test_arguments_that_do_not_fit(llama, mem: kvferry.Store) -> None:
             prefix.prefill(**arguments)
     with pytest.raises(kvferry.LimitError):
         prefix.save(ids.repeat(2, 1), full)
+    for no_tensor in (batch, ids.tolist(), "a prompt"):
+        with pytest.raises(TypeError, match="input_ids must be a tensor, not "):
+            prefix.prefill(no_tensor)
     right = {"input_ids": ids, "attention_mask": batch["attention_mask"].clone()}
     right["attention_mask"][0, -3:] = 0
     with pytest.raises(kvferry.RefusedError, match="padding_side"):

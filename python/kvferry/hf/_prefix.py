@@ -259,6 +259,8 @@ class PrefixCache:
     # ---- prompts
 
     def _begin(self, input_ids: torch.Tensor, mask: torch.Tensor | None, leave: int = 1) -> tuple[State, list[Row]]:
+        if not isinstance(input_ids, torch.Tensor):
+            raise TypeError(f"input_ids must be a tensor, not {type(input_ids).__name__}")
         state, shape = self._state(), list(input_ids.shape)
         ids = input_ids.unsqueeze(0) if input_ids.dim() == 1 else input_ids
         if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point():
