@@ -83,7 +83,7 @@ kvf_status kvfi_fail(kvf_error *err, kvf_status status, const char *format, ...)
 kvf_status kvfi_take_budget(int64_t *budget_us, kvf_error *err, int64_t default_us, bool polls) {
     int64_t us = *budget_us;
     if (us == KVF_POLL && !polls) {
-        return kvfi_fail(err, KVF_LIMIT, "this call waits for the store: it does not take KVF_POLL");
+        return kvfi_fail(err, KVF_LIMIT, "this call waits for the store: its time can't be 0 (KVF_POLL)");
     }
     if (us != KVF_POLL && (us < 0 || us > KVF_MAX_BUDGET_US)) {
         return kvfi_fail(err, KVF_LIMIT, "a budget of %lld us is out of range: use 0 to %lld (24 hours)", (long long)us,

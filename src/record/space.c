@@ -139,7 +139,7 @@ static kvf_status write_text(kvfi_identity *identity, kvf_error *err, const item
 
 kvf_status kvfi_secret_check(kvf_error *err, size_t len) {
     if (len < KVFI_MIN_SECRET_BYTES || len > KVFI_MAX_SECRET_BYTES) {
-        return kvfi_fail(err, KVF_LIMIT, "a secret has %u to %u random bytes, not %zu; NULL means none",
+        return kvfi_fail(err, KVF_LIMIT, "a secret has %u to %u random bytes, not %zu: leave it out for none",
                          KVFI_MIN_SECRET_BYTES, KVFI_MAX_SECRET_BYTES, len);
     }
     return KVF_OK;

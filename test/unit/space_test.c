@@ -116,7 +116,7 @@ static void what_is_refused(void **state) {
     options.secret_len = 15;
     check_refused(fields, 3, &options, KVF_LIMIT, "16 to");
     options.secret_len = 0;
-    check_refused(fields, 3, &options, KVF_LIMIT, "NULL means none");
+    check_refused(fields, 3, &options, KVF_LIMIT, "leave it out for none");
 }
 
 /* The largest of everything that is documented is taken. */
