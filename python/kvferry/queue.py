@@ -37,6 +37,11 @@ class _Waiting:
     def is_idle(self) -> bool:
         return not self.by_ticket and not self.for_room
 
+    def end_if_idle(self) -> None:
+        """On the loop's thread. While the loop watches the descriptor, it keeps the queue alive."""
+        if self.is_idle():
+            self.end()
+
     def end(self, error: BaseException | None = None) -> None:
         """On the loop's thread: lets go of the descriptor, and fails what still waits."""
         if self.fd < 0:
@@ -124,6 +129,7 @@ class Queue(_kvferry.Queue):
             if not future.done():
                 future.set_result(None)
         waiting.for_room.clear()
+        waiting.end_if_idle()
 
     def _begin(self) -> _Waiting:
         import asyncio
@@ -140,14 +146,28 @@ class Queue(_kvferry.Queue):
         return self._waiting
 
     async def _run(self, submit: Callable[[], int | None]) -> Completion:
+        while True:
+            waiting = self._begin()
+            try:
+                ticket = submit()
+                if ticket is not None:
+                    return await self._completion(waiting, ticket)
+                await self._room(waiting)
+            finally:
+                waiting.end_if_idle()
+
+    async def _room(self, waiting: _Waiting) -> None:
+        room: asyncio.Future[None] = waiting.loop.create_future()
+        waiting.for_room.append(room)
+        try:
+            await room
+        finally:
+            if room in waiting.for_room:
+                waiting.for_room.remove(room)
+
+    async def _completion(self, waiting: _Waiting, ticket: int) -> Completion:
         import asyncio
 
-        waiting = self._begin()
-        while (ticket := submit()) is None:
-            room: asyncio.Future[None] = waiting.loop.create_future()
-            waiting.for_room.append(room)
-            await room
-            waiting = self._begin()
         done: asyncio.Future[Completion] = waiting.loop.create_future()
         waiting.by_ticket[ticket] = done
         try:
@@ -159,9 +179,6 @@ class Queue(_kvferry.Queue):
                 with contextlib.suppress(asyncio.CancelledError, ClosedError):
                     await asyncio.shield(done)
             raise
-        finally:
-            if waiting.is_idle():
-                waiting.end()
 
     async def load(
         self,

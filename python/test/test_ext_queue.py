@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import select
 import threading
+import weakref
 
 import pytest
 from conftest import FIELDS, until
@@ -203,6 +205,44 @@ def test_an_await_raises_what_its_arguments_cause(mem, mem_space):
     mem.close()
     with pytest.raises(kvferry.ClosedError):
         asyncio.run(kvferry.Queue(mem).match(mem_space, b""))
+
+
+async def refused(queue, space):
+    with pytest.raises(kvferry.LimitError):
+        await queue.load(space, bytes(31), [])
+
+
+async def thrown_away(queue, space):
+    waiting = queue.match(space, b"")
+    waiting.send(None)
+    waiting.close()
+    until(lambda: select.select([queue], [], [], 0)[0], "the batch ends")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def cancelled_without_room(queue, space):
+    while queue.submit_match(space, b"") is not None:
+        pass
+    task = asyncio.create_task(queue.match(space, b""))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("end", [refused, thrown_away, cancelled_without_room])
+def test_a_loop_keeps_no_queue_that_nobody_awaits(mem, mem_space, end):
+    async def main():
+        queue = kvferry.Queue(mem, 1)
+        gone = weakref.ref(queue)
+        await end(queue, mem_space)
+        await asyncio.sleep(0)  # the loop lets go of the task that has woken this one
+        del queue
+        gc.collect()
+        assert gone() is None
+
+    asyncio.run(main())
 
 
 def test_the_loop_runs_while_it_waits(own_redis):
