@@ -332,6 +332,27 @@ def test_settings_of_the_model_itself(llama, mem: kvferry.Store) -> None:
     assert torch.equal(answer, llama.generate(**batch, generation_config=dynamic))
 
 
+def test_the_models_settings_fill_what_a_generation_config_leaves_open(llama, mem: kvferry.Store) -> None:
+    ids = hf_toys.batch(1, TOKENS)["input_ids"]
+    given = transformers.GenerationConfig(do_sample=False)
+    prefix = prefix_of(llama, mem)
+    llama.generation_config.update(cache_implementation="static", max_length=TOKENS + 8)
+    assert prefix.generate(ids, given).shape == (1, TOKENS + 8)
+    assert prefix.why is None
+    llama.generation_config.update(cache_implementation=None, pad_token_id=0)
+    padded = torch.cat([torch.zeros(1, 7, dtype=ids.dtype), ids[:, 7:]], dim=1)
+    assert torch.equal(prefix.generate(padded, given), llama.generate(padded, given))
+    assert "no attention_mask" in prefix.why
+
+
+def test_a_static_cache_holds_an_answer_whose_length_nobody_has_chosen(llama, mem: kvferry.Store) -> None:
+    ids = hf_toys.batch(1, TOKENS)["input_ids"]
+    prefix = prefix_of(llama, mem)
+    arguments = {"do_sample": False, "cache_implementation": "static"}
+    assert prefix.generate(ids, **arguments).shape == llama.generate(ids, **arguments).shape
+    assert prefix.why is None
+
+
 def test_blocks_are_separate_by_secret(llama, mem: kvferry.Store) -> None:
     batch = hf_toys.batch(1, TOKENS)
     counted(prefix_of(llama, mem, secret=b"0123456789abcdef"), batch)
@@ -363,6 +384,7 @@ CHANGES = {
     "config": lambda model: setattr(model.config, "rms_norm_eps", 1e-4),
     "attention": lambda model: model.set_attn_implementation("eager"),
     "float32 precision": lambda model: torch.set_float32_matmul_precision("medium"),
+    "precision of one library": lambda model: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
     "threads": lambda model: torch.set_num_threads(2),
     "sdpa kernels": lambda model: torch.backends.cuda.enable_flash_sdp(False),
     "default dtype": lambda model: torch.set_default_dtype(torch.float64),
@@ -373,6 +395,7 @@ CHANGES = {
 @pytest.fixture
 def settings_restored():
     yield
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")
     torch.set_num_threads(1)
     torch.backends.cuda.enable_flash_sdp(True)
@@ -613,6 +636,8 @@ def test_arguments_that_do_not_fit(llama, mem: kvferry.Store) -> None:
 
 ALONE = {
     "use_cache": ({"use_cache": False}, "use_cache"),
+    "hidden states": ({"output_hidden_states": True}, "hidden states"),
+    "early exit": ({"assistant_early_exit": 1}, "assisted decoding"),
     "positions": ({"position_ids": torch.arange(TOKENS)[None]}, "position_ids"),
     "chunks": ({"prefill_chunk_size": 64}, "prefill_chunk_size"),
     "beams in a static cache": ({"num_beams": 2, "cache_implementation": "static"}, "static"),

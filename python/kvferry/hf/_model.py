@@ -252,7 +252,7 @@ def arithmetic_of(device: torch.device) -> str:
     variables = {name: value for name, value in os.environ.items() if name.startswith(KERNEL_VARIABLES)}
     settings = {
         "autocast": str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "off",
-        "float32": torch.get_float32_matmul_precision(),
+        "float32": float32_precision(),
         "bfloat16": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
         "float16": str(cuda.matmul.allow_fp16_reduced_precision_reduction),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
@@ -263,6 +263,15 @@ def arithmetic_of(device: torch.device) -> str:
         "variables": short(variables)[:12],
     }
     return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def float32_precision() -> str:
+    """Of products of matrices. Where torch has a setting for each library, the one for all of them may not be read."""
+    backends = torch.backends
+    if not hasattr(backends, "fp32_precision"):
+        return str(torch.get_float32_matmul_precision())
+    names = [backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision]
+    return ",".join("ieee" if name == "none" else name for name in names)
 
 
 def versions() -> str:

@@ -222,7 +222,13 @@ class PrefixCache:
             return f"cache_implementation={config.cache_implementation!r} is not proven"
         if config.prefill_chunk_size is not None:
             return "prefill_chunk_size computes the prompt in pieces of its own"
-        if config.prompt_lookup_num_tokens is not None or config.token_healing:
+        if config.output_hidden_states or config.output_attentions:
+            return "there are no hidden states and attentions of tokens that are loaded"
+        if (
+            config.prompt_lookup_num_tokens is not None
+            or config.assistant_early_exit is not None
+            or config.token_healing
+        ):
             return "assisted decoding and token healing are not proven"
         if max(config.num_beams or 1, config.num_return_sequences or 1) > 1 and config.cache_implementation == "static":
             return "several beams or sequences in a static cache are not proven"
@@ -232,8 +238,12 @@ class PrefixCache:
         return None
 
     def _generation(self, kwargs: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
-        """The settings of this call, and the arguments that are none."""
+        """The settings of this call, and the arguments that are none. As generate does it, the model's own settings
+        fill what the given ones leave open."""
         config = copy.deepcopy(kwargs.get("generation_config") or self.model.generation_config)
+        for name, value in self.model.generation_config.to_dict().items():
+            if getattr(config, name, None) is None:
+                setattr(config, name, value)
         return config, config.update(**{name: value for name, value in kwargs.items() if name != "generation_config"})
 
     def _generate(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> Any:
@@ -252,9 +262,12 @@ class PrefixCache:
     def _cache_for(self, config: GenerationConfig, ids: torch.Tensor) -> Any:
         if config.cache_implementation != "static":
             return None
-        new = config.max_new_tokens
-        tokens = ids.shape[1] + new - 1 if new is not None else (config.max_length or 20) - 1
-        return StaticCache(config=self._text_config, max_cache_len=max(tokens, config.max_cache_len or 0, ids.shape[1]))
+        num, new, length = ids.shape[1], config.max_new_tokens, config.max_length
+        if new is not None:
+            length = num + new
+        elif length is None or length <= num:
+            length = num + 20  # what generate takes for a length that nobody has chosen
+        return StaticCache(config=self._text_config, max_cache_len=max(length - 1, config.max_cache_len or 0, num))
 
     # ---- prompts
 
