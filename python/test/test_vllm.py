@@ -378,6 +378,31 @@ def test_a_change_of_the_weights_forgets_what_was_stored(engine, redis):
     assert engine(redis.unix_url).run(IDS) == 40
 
 
+def test_what_the_old_weights_have_computed_is_not_saved_after_a_change(engine, redis):
+    one = engine(redis.unix_url)
+    running = one.request(IDS)
+    one.allocate(running, running.num_tokens, 0)
+    one.step({running: (0, 18)}, [running])
+    running.num_computed_tokens = 18  # as vLLM's scheduler notes it
+    assert one.scheduler.reset_cache() is True
+    one.step({running: (18, 24)})
+    one.settle()
+    assert one.run(IDS) == 0
+
+
+def test_a_request_that_is_computed_anew_after_a_change_of_the_weights_is_saved(engine, redis):
+    one = engine(redis.unix_url)
+    running = one.request(IDS)
+    one.allocate(running, running.num_tokens, 0)
+    one.step({running: (0, 18)}, [running])
+    running.num_computed_tokens = 18
+    assert one.scheduler.reset_cache() is True
+    running.num_computed_tokens, running.num_preemptions = 0, 1
+    one.step({running: (0, 42)})
+    one.settle()
+    assert one.run(IDS) == 40
+
+
 # ---- a store that is slower than computing
 
 

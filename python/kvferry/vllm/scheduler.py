@@ -44,6 +44,9 @@ class Tracked:
     """The block from which on the last answer offered to load."""
     failed: bool = False
     """A load has failed: the request computes. Asking again would fail again."""
+    outdated: int | None = None
+    """What the engine had computed at its last change of weights, by the number of preemptions until then: it is not
+    saved, nor what builds on it. After another preemption all is computed anew."""
 
 
 class Scheduler:
@@ -225,7 +228,7 @@ class Scheduler:
     def _save_up_to(self, step: Step, output: Any, tracked: Tracked, end: int) -> None:
         """Blocks from the beginning of the prompt on, also those that the engine had: known ones cost nothing."""
         end = min(end, tracked.saved + kvferry.MAX_BLOCKS)
-        if end > tracked.saved:
+        if end > tracked.saved and tracked.outdated != tracked.request.num_preemptions:
             slots = output.kv_connector_block_state.get_block_ids(tracked.request.request_id)[0]
             step.saves.append(self._move(tracked, tracked.saved, end, slots))
             tracked.saved = end
@@ -247,6 +250,8 @@ class Scheduler:
         self._open(epoch)
         for tracked in self._requests.values():
             tracked.lookup, tracked.saved = None, 0
+            if tracked.request.num_computed_tokens > 0:  # vLLM lets it go on with what it has
+                tracked.outdated = tracked.request.num_preemptions
 
     def close(self) -> None:
         self._store.close()
