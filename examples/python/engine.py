@@ -45,6 +45,9 @@ def prefill(space: kvferry.Space, tokens: list[int]) -> tuple[memoryview, int]:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--help"]:
+        print(__doc__)
+        return
     url = sys.argv[1] if len(sys.argv) > 1 else "mem:"
     weights = hashlib.sha256(b"the weights of this model").hexdigest()
     prompt = [i * 7 % 32000 for i in range(1000)]

@@ -12,6 +12,8 @@ from llama_cpp import Llama
 
 import kvferry.llama_cpp
 
+if len(sys.argv) < 4:
+    sys.exit(__doc__)
 model, document, *questions = sys.argv[1:]
 llm = Llama(model, n_ctx=4096, flash_attn=True, verbose=False)
 cache = kvferry.llama_cpp.KvferryCache()

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values by session id, in Redis or any other store: manager.py [URL] (redis://localhost:6379/0 without it).
+"""Keys and values by session id, in Redis or any other store.
+
+usage: manager.py [URL]        the URL of a store; without it redis://localhost:6379/0
 
 Saves a session of four layers, loads it in one piece and into arrays that are there already, and deletes it.
 """
@@ -22,6 +24,9 @@ def forward(num_tokens: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--help"]:
+        print(__doc__)
+        return
     url = sys.argv[1] if len(sys.argv) > 1 else "redis://localhost:6379/0"
     with kvferry.KVCacheManager(url=url, ttl=600) as manager:
         cache = forward(num_tokens=12)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt of a Transformers model computed once: prefix_cache.py [URL [MODEL]] (redis://localhost:6379/0, a toy).
+"""A prompt of a Transformers model computed once.
+
+usage: prefix_cache.py [URL [MODEL]]        the URL of a store; without it redis://localhost:6379/0
 
 Run it twice, or on two machines of one kind: the second one loads what the first has stored. MODEL is a folder or a
 name that Transformers knows; without it the model is a toy with random weights, and the prompt is of random tokens.
@@ -32,6 +34,9 @@ def real(name):
 
 
 def main():
+    if sys.argv[1:] == ["--help"]:
+        print(__doc__)
+        return
     url = sys.argv[1] if len(sys.argv) > 1 else "redis://localhost:6379/0"
     model, inputs = real(sys.argv[2]) if len(sys.argv) > 2 else toy()
     with kvferry.Store(url) as store:

@@ -18,6 +18,15 @@ def run(name: str, *args: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+PROGRAMS = [("engine.py", "array"), ("manager.py", "numpy"), ("prefix_cache.py", "torch")]
+
+
+@pytest.mark.parametrize(("name", "needs"), PROGRAMS)
+def test_help(name, needs):
+    pytest.importorskip(needs)
+    assert any(line.startswith(f"usage: {name} [URL") for line in run(name, "--help"))
+
+
 def test_manager(any_url):
     pytest.importorskip("numpy")
     lines = run("manager.py", any_url)
