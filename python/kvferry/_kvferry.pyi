@@ -16,11 +16,13 @@ Conventions of all calls:
   its batch in a queue, is over. Buffers are held for that long without asking.
 - Operations on blocks never fail because of a store that is down, slow, full or corrupt. They miss, with a reason:
   "absent", "other-tokens", "other-space", "checksum", "truncated", "version", "budget", "unreachable", "server",
-  "breaker", "full", "nomem", "after-gap", "closed", "slow", "settings", "stalled", "misuse" (kvferry/status.h).
+  "breaker", "full", "nomem", "after-gap", "closed", "slow", "settings", "stalled", "misuse" (docs/python.md explains
+  them).
 - Every call that may wait releases the GIL. Any number of threads may use a Store, a Space, a View and a Queue.
 - Closed objects raise ClosedError, and so do all objects of the parent in a forked child. Closing twice is fine, in any
   order: a Store closes its spaces and queues. What another thread has under way ends first; the last one out frees.
-- The arguments of a call are checked before anything is done: TypeError or LimitError (a ValueError).
+- The arguments of a call are checked before anything is done: TypeError (also for memory that is not contiguous, or
+  not writable where it must be) or LimitError (a ValueError).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -501,7 +503,8 @@ class Space:
         """Reads blocks into memory, verified: header, space, key, tokens, length and checksum.
 
         into: a View (then slots name one slot for each key), or a sequence with the memory of each block, writable and
-        of the payload's length. Memory of a block that is not loaded is undefined.
+        of the payload's length (of another length it is "truncated"; `find` tells the length). Memory of a block that
+        is not loaded is undefined.
         tokens: those of all blocks, block_tokens each: compared with the record. The last block may have fewer, as a
         tail, and the rest of a prompt, which fills no block, may follow. None = only the keys count. first_token: the
         position of the first of them in the prompt, default 0; without tokens it is compared only if it is given. Pass
