@@ -286,6 +286,10 @@ class _Way:
     def bring(self, llm: Llama, tokens: Tokens) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _keep_cold(self, held: Tokens) -> None:
+        """Only these tokens stay in the context. What follows is computed anew, maybe not by this way."""
+        self.cold = self.cold[: _common(self.cold, held)]
+
     def close(self) -> None:
         pass
 
@@ -352,8 +356,9 @@ class _Engine(_Way):
         right if there are few such tokens beside new ones, or if more is stored than the Llama holds. Otherwise the
         Llama goes on from what it holds, as it does without a cache."""
         held = _held(llm, tokens)
+        self._keep_cold(tokens[:held])
         new = len(tokens) - held
-        again = held - self.engine.cut(1 + _common(self.cold, tokens[:held]))
+        again = held - self.engine.cut(1 + len(self.cold))
         if self.engine.cut(len(tokens)) == 0 or new == 0:
             return False
         if again * 16 <= new or again <= min(new, 16):
@@ -396,7 +401,8 @@ class _States(_Way):
 
     def bring(self, llm: Llama, tokens: Tokens) -> dict[str, Any]:
         num, held = len(tokens), _held(llm, tokens)
-        cold = self._floor(_common(self.cold, tokens[:held])) if self.can_cut else 0
+        self._keep_cold(tokens[:held])
+        cold = self._floor(len(self.cold)) if self.can_cut else 0
         loaded = 0
         if num - held >= FEW_TOKENS:
             keys = self._keys(tokens)

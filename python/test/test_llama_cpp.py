@@ -219,6 +219,20 @@ def test_what_the_llama_holds_is_not_computed_again(toys: Toys, make: Make, fold
         text += llm.detokenize(tokens).decode("latin-1").encode("ascii", "replace").decode() + "go-on,-dog.-"
 
 
+def test_what_was_computed_after_other_tokens_is_not_stored(
+    toys: Toys, make: Make, folder_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Llama computes the end of its first prompt a second time, after others, in steps too short for the store."""
+    monkeypatch.setattr(kvferry.llama_cpp, "LlamaEngine", None)
+    llm = make(toys.plain, folder_url)
+    for prompt in (PROMPT[:194], PROMPT[:100] + "?" * 60, PROMPT[:160], PROMPT[:194], PROMPT):
+        answer(llm, prompt, 1)
+    flushed(llm)
+    later = make(toys.plain, folder_url)
+    answer(later, PROMPT)
+    assert hit(later) == 192, "what the first prompt has stored"
+
+
 # ---- completions and chats
 
 
