@@ -19,6 +19,16 @@ static kvfp_handle *enter(PyObject *self) {
 }
 
 /* ---- opening */
+/* The items of a mapping of the caller may be anything. */
+static bool take_field(kvf_field *out, PyObject *item) {
+    if (!PyTuple_Check(item)) {
+        PyErr_Format(PyExc_TypeError, "the items of the fields of a space are tuples, not %R",
+                     (PyObject *)Py_TYPE(item));
+        return false;
+    }
+    return PyArg_ParseTuple(item, "ss;the fields of a space are str to str", &out->name, &out->value) != 0;
+}
+
 static kvf_field *take_fields(size_t *out_num, PyObject *items) {
     Py_ssize_t num = PyList_Size(items);
     kvf_field *fields = PyMem_Calloc((size_t)num + 1, sizeof *fields);
@@ -27,8 +37,7 @@ static kvf_field *take_fields(size_t *out_num, PyObject *items) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < num; i++) {
-        if (!PyArg_ParseTuple(PyList_GetItem(items, i), "ss;the fields of a space are str to str", &fields[i].name,
-                              &fields[i].value)) {
+        if (!take_field(&fields[i], PyList_GetItem(items, i))) {
             PyMem_Free(fields);
             return NULL;
         }

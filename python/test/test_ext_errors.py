@@ -347,6 +347,11 @@ def test_types_that_only_the_module_makes():
         object.__new__(kvferry.Store)
 
 
+class ItemsOfLists:
+    def items(self):
+        return [["engine", "test"]]
+
+
 def test_messages_say_what_is_wrong(mem_space):
     keys = mem_space.chain(range(8))
     for call, error, text in [
@@ -360,6 +365,8 @@ def test_messages_say_what_is_wrong(mem_space):
         (lambda: mem_space.chain("text"), TypeError, "tokens: an int is needed, not <class 'str'>"),
         (lambda: mem_space.keys_of(None), TypeError, "engine_hashes: a sequence of buffers is needed"),
         (lambda: kvferry.Space(mem_space.store, []), TypeError, "fields: a dict of str to str is needed"),
+        (lambda: kvferry.Space(mem_space.store, {1: "one"}), TypeError, "str to str"),
+        (lambda: kvferry.Space(mem_space.store, ItemsOfLists()), TypeError, "are tuples, not <class 'list'>"),
         (lambda: kvferry.Store("mem:", secret="a text as long as 16"), TypeError, "secret: a buffer is needed"),
         (lambda: kvferry.Store(None), TypeError, "urls: a str or a sequence of str is needed, not <class 'NoneType'>"),
         (lambda: kvferry.Store(b"mem:"), TypeError, "urls: a str for each tier, not <class 'bytes'>"),
