@@ -179,6 +179,19 @@ def test_an_adapter_is_its_files_not_its_name(engine, redis, tmp_path):
     assert engine(redis.unix_url).run(IDS, lora=lora("a", b"two")) == 0, "other files under the same name and path"
 
 
+@pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"other"), lambda file: file.unlink()])
+def test_an_adapter_whose_files_change_while_it_is_loaded_is_left_alone(tmp_path, change):
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(b"one")
+    adapters, lora = identity.Adapters(), LoRARequest("mine", 1, str(tmp_path))
+    request = SimpleNamespace(pooling_params=None, resumable=False, mm_features=[], lora_request=lora)
+    assert adapters.suffix(request) == adapters.suffix(request) != b""
+    change(file)
+    assert adapters.suffix(request) is None
+    file.write_bytes(b"one")
+    assert adapters.suffix(request) is None, "nobody knows which files vLLM has read"
+
+
 # ---- faults: the same answer, and no request fails
 
 

@@ -134,7 +134,8 @@ class Adapters:
     """What a request's KV depends on besides its tokens and the space, where the engine's hashes leave it open.
 
     The hashes have the name and the path of a LoRA adapter. Other processes may find other files there, so the key gets
-    a hash of the files as well."""
+    a hash of the files as well. Files that have changed since the first request may be in use or not: vLLM reads them
+    again when it has dropped the adapter meanwhile."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[int, str], bytes] = {}
@@ -149,13 +150,18 @@ class Adapters:
 
     def _adapter(self, lora: Any) -> bytes | None:
         name = (lora.lora_int_id, lora.lora_path)
-        if name not in self._digests or getattr(lora, "load_inplace", False):
-            try:
-                self._digests[name] = bytes.fromhex(folder_digest(_folder(lora.lora_path, None)))
-            except (ValueError, kvferry.Error) as error:
-                log.warning("kvferry: requests of the LoRA adapter %s are not stored: %s", lora.lora_name, error)
-                self._digests[name] = b""
-        return self._digests[name] or None
+        known = None if getattr(lora, "load_inplace", False) else self._digests.get(name)
+        if known == b"":
+            return None
+        try:
+            digest = bytes.fromhex(folder_digest(_folder(lora.lora_path, None)))
+            if known is not None and digest != known:
+                raise ValueError("its files have changed while it is loaded")
+        except (OSError, ValueError, kvferry.Error) as error:
+            log.warning("kvferry: requests of the LoRA adapter %s are not stored: %s", lora.lora_name, error)
+            digest = b""
+        self._digests[name] = digest
+        return digest or None
 
 
 def _is_hash(identifier: str) -> bool:
