@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "ext.h"
+#include "manual.h"
 
 /* A wait looks this often whether the queue was closed, or a signal has come. */
 #define LOOK_MS 50
@@ -455,29 +456,24 @@ static Py_ssize_t queue_length(PyObject *self) {
 
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
-    {"fileno", queue_fileno, METH_NOARGS,
-     "fileno($self, /)\n--\n\nA descriptor that is readable while completions wait to be reaped."},
+    {"fileno", queue_fileno, METH_NOARGS, "fileno($self, /)\n--\n\n" KVFP_MANUAL_Queue_fileno},
     {"submit_load", KVFP_KEYWORDS(queue_submit_load),
      "submit_load($self, /, space, keys, into, *, slots=None, tokens=None, first_token=None, each=False, "
-     "arrivals=False, timeout=None, patience=None, owner=None)\n--\n\nAs Space.load, without waiting."},
+     "arrivals=False, timeout=None, patience=None, owner=None)\n--\n\n" KVFP_MANUAL_Queue_submit_load},
     {"submit_save", KVFP_KEYWORDS(queue_submit_save),
      "submit_save($self, /, space, keys, source, *, slots=None, tokens=None, first_token=None, "
-     "may_lend=False, timeout=None, patience=None, owner=None)\n--\n\n"
-     "Writes blocks straight from the caller's memory, which is in use until the completion."},
+     "may_lend=False, timeout=None, patience=None, owner=None)\n--\n\n" KVFP_MANUAL_Queue_submit_save},
     {"submit_match", KVFP_KEYWORDS(queue_submit_match),
-     "submit_match($self, /, space, keys, *, each=False, timeout=None)\n--\n\nAs Space.find, without waiting."},
+     "submit_match($self, /, space, keys, *, each=False, timeout=None)\n--\n\n" KVFP_MANUAL_Queue_submit_match},
     {"submit_remove", KVFP_KEYWORDS(queue_submit_remove),
-     "submit_remove($self, /, space, keys, *, timeout=None)\n--\n\nRemoves the blocks from every tier."},
+     "submit_remove($self, /, space, keys, *, timeout=None)\n--\n\n" KVFP_MANUAL_Queue_submit_remove},
     {"submit_touch", KVFP_KEYWORDS(queue_submit_touch),
-     "submit_touch($self, /, space, keys, *, timeout=None)\n--\n\nRenews the blocks without reading them."},
-    {"reap", KVFP_KEYWORDS(queue_reap), "reap($self, /, max=64)\n--\n\nTakes completions without waiting."},
-    {"wait", KVFP_KEYWORDS(queue_wait), "wait($self, /, timeout=None)\n--\n\nWaits until fileno() is readable."},
-    {"cancel", queue_cancel, METH_O, "cancel($self, ticket, /)\n--\n\nDrops blocks of a batch that have not begun."},
-    {"trim", KVFP_KEYWORDS(queue_trim),
-     "trim($self, /, ticket, num)\n--\n\nDrops blocks from number num on that have not begun, of a load with arrivals."},
-    {"arrived", queue_arrived, METH_O,
-     "arrived($self, ticket, /)\n--\n\n"
-     "Of a load with arrivals: the bytes so far, and for each block 0 = awaited, 1 = here, 2 or more = missed."},
+     "submit_touch($self, /, space, keys, *, timeout=None)\n--\n\n" KVFP_MANUAL_Queue_submit_touch},
+    {"reap", KVFP_KEYWORDS(queue_reap), "reap($self, /, max=64)\n--\n\n" KVFP_MANUAL_Queue_reap},
+    {"wait", KVFP_KEYWORDS(queue_wait), "wait($self, /, timeout=None)\n--\n\n" KVFP_MANUAL_Queue_wait},
+    {"cancel", queue_cancel, METH_O, "cancel($self, ticket, /)\n--\n\n" KVFP_MANUAL_Queue_cancel},
+    {"trim", KVFP_KEYWORDS(queue_trim), "trim($self, /, ticket, num)\n--\n\n" KVFP_MANUAL_Queue_trim},
+    {"arrived", queue_arrived, METH_O, "arrived($self, ticket, /)\n--\n\n" KVFP_MANUAL_Queue_arrived},
     {"_set_on_close", queue_set_on_close, METH_O,
      "_set_on_close($self, on_close, /)\n--\n\nFor kvferry.Queue: called when anybody closes the queue."},
     {NULL, NULL, 0, NULL},
@@ -489,8 +485,7 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Queue(store, depth=64)\n--\n\n"
-                "Batches without waiting: submit, watch fileno() with poll, select or asyncio, reap completions."},
+    {Py_tp_doc, "Queue(store, depth=64)\n--\n\n" KVFP_MANUAL_Queue},
     {Py_tp_new, queue_new},
     {Py_tp_dealloc, kvfp_object_dealloc},
     {Py_tp_traverse, kvfp_object_traverse},

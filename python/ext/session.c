@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ext.h"
+#include "manual.h"
 
 /* ---- the objects: a Session owns the memory, an Array lends one of its arrays by the buffer protocol */
 typedef struct session_object {
@@ -128,7 +129,7 @@ static PyGetSetDef session_properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot session_slots[] = {
-    {Py_tp_doc, "A loaded session. k and v are memoryviews over its memory, which live as long as they need it."},
+    {Py_tp_doc, KVFP_MANUAL_Session},
     {Py_tp_dealloc, session_dealloc},
     {Py_tp_getset, session_properties},
     {0, NULL},

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ext.h"
+#include "manual.h"
 
 PyTypeObject *kvfp_SpaceType;
 
@@ -491,35 +492,25 @@ static PyObject *(*read_fields)(const kvf_space *) = fields_value;
 
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
-    {"chain", KVFP_KEYWORDS(space_chain),
-     "chain($self, /, tokens, parent=None)\n--\n\nThe keys of all whole blocks of a prompt: 32 bytes for each."},
-    {"salt_key", space_salt_key, METH_VARARGS,
-     "salt_key($self, parent, salt, /)\n--\n\nA parent for chain: what is chained from it is found only with this salt."},
-    {"key_of", space_key_of, METH_O, "key_of($self, engine_hash, /)\n--\n\nA key from an engine's own block hash."},
+    {"chain", KVFP_KEYWORDS(space_chain), "chain($self, /, tokens, parent=None)\n--\n\n" KVFP_MANUAL_Space_chain},
+    {"salt_key", space_salt_key, METH_VARARGS, "salt_key($self, parent, salt, /)\n--\n\n" KVFP_MANUAL_Space_salt_key},
+    {"key_of", space_key_of, METH_O, "key_of($self, engine_hash, /)\n--\n\n" KVFP_MANUAL_Space_key_of},
     {"keys_of", KVFP_KEYWORDS(space_keys_of),
-     "keys_of($self, /, engine_hashes, suffix=b\"\")\n--\n\nThe keys of several hashes, each followed by the suffix."},
+     "keys_of($self, /, engine_hashes, suffix=b\"\")\n--\n\n" KVFP_MANUAL_Space_keys_of},
     {"tail_key", KVFP_KEYWORDS(space_tail_key),
-     "tail_key($self, /, last_block, tokens)\n--\n\nThe key of the tokens after the last whole block of a prompt."},
-    {"state_key", space_state_key, METH_O,
-     "state_key($self, block, /)\n--\n\nThe key of what an engine can't divide into blocks, at the end of a block."},
-    {"apart_key", KVFP_KEYWORDS(space_apart_key),
-     "apart_key($self, /, key, how)\n--\n\nThe key of the same tokens, computed in another way."},
-    {"stored_key", space_stored_key, METH_O, "stored_key($self, key, /)\n--\n\nThe key as the store sees it."},
-    {"match", KVFP_KEYWORDS(space_match),
-     "match($self, /, keys, timeout=None)\n--\n\nHow many leading blocks are stored. A hint: the load decides."},
-    {"find", KVFP_KEYWORDS(space_find),
-     "find($self, /, keys, timeout=None)\n--\n\nWhat is stored of each key, also after the first that is missing."},
+     "tail_key($self, /, last_block, tokens)\n--\n\n" KVFP_MANUAL_Space_tail_key},
+    {"state_key", space_state_key, METH_O, "state_key($self, block, /)\n--\n\n" KVFP_MANUAL_Space_state_key},
+    {"apart_key", KVFP_KEYWORDS(space_apart_key), "apart_key($self, /, key, how)\n--\n\n" KVFP_MANUAL_Space_apart_key},
+    {"stored_key", space_stored_key, METH_O, "stored_key($self, key, /)\n--\n\n" KVFP_MANUAL_Space_stored_key},
+    {"match", KVFP_KEYWORDS(space_match), "match($self, /, keys, timeout=None)\n--\n\n" KVFP_MANUAL_Space_match},
+    {"find", KVFP_KEYWORDS(space_find), "find($self, /, keys, timeout=None)\n--\n\n" KVFP_MANUAL_Space_find},
     {"load", KVFP_KEYWORDS(space_load),
      "load($self, /, keys, into, *, slots=None, tokens=None, first_token=None, each=False, timeout=None, "
-     "patience=None, owner=None)\n--\n\n"
-     "Reads blocks into memory, verified. Misses with a reason, and never fails because of the store."},
+     "patience=None, owner=None)\n--\n\n" KVFP_MANUAL_Space_load},
     {"save", KVFP_KEYWORDS(space_save),
-     "save($self, /, keys, source, *, slots=None, tokens=None, first_token=None, owner=None)\n--\n\n"
-     "Copies blocks into the backlog, hands them to the writers and returns at once."},
-    {"knows", space_knows, METH_O,
-     "knows($self, key, /)\n--\n\nWhether the store is known to have this block. No I/O."},
-    {"forget", space_forget, METH_O,
-     "forget($self, keys, /)\n--\n\nDrops what this process knows of these blocks. No I/O."},
+     "save($self, /, keys, source, *, slots=None, tokens=None, first_token=None, owner=None)\n--\n\n" KVFP_MANUAL_Space_save},
+    {"knows", space_knows, METH_O, "knows($self, key, /)\n--\n\n" KVFP_MANUAL_Space_knows},
+    {"forget", space_forget, METH_O, "forget($self, keys, /)\n--\n\n" KVFP_MANUAL_Space_forget},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef properties[] = {
@@ -532,8 +523,7 @@ static PyGetSetDef properties[] = {
 };
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Space(store, fields, *, block_tokens=256, secret=None, previous_secret=None)\n--\n\n"
-     "An identity: everything that changes the bytes of a block, as named fields. Any difference is a miss."},
+     "Space(store, fields, *, block_tokens=256, secret=None, previous_secret=None)\n--\n\n" KVFP_MANUAL_Space},
     {Py_tp_new, space_new},
     {Py_tp_dealloc, kvfp_object_dealloc},
     {Py_tp_traverse, kvfp_object_traverse},

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ext.h"
+#include "manual.h"
 
 PyTypeObject *kvfp_StoreType;
 
@@ -203,32 +204,24 @@ static PyObject *store_num_tiers(PyObject *self, void *unused) {
 
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
-    {"flush", KVFP_KEYWORDS(store_flush),
-     "flush($self, /, timeout=None)\n--\n\n"
-     "Waits until the blocks that were handed over before are written or given up. Default 10 s; 0 polls."},
-    {"stats", store_stats, METH_NOARGS,
-     "stats($self, /)\n--\n\nCounters since the store was opened (kvferry/store.h)."},
+    {"flush", KVFP_KEYWORDS(store_flush), "flush($self, /, timeout=None)\n--\n\n" KVFP_MANUAL_Store_flush},
+    {"stats", store_stats, METH_NOARGS, "stats($self, /)\n--\n\n" KVFP_MANUAL_Store_stats},
     {"walk", KVFP_KEYWORDS(kvfp_store_walk),
-     "walk($self, /, *, whole=False, space=None, key=None, timeout=None)\n--\n\n"
-     "Iterates over every record and session of every tier, or of one space."},
-    {"describe", KVFP_KEYWORDS(kvfp_store_describe),
-     "describe($self, /, space)\n--\n\nThe fields of a space, by its digest. None: there is no card of it."},
-    {"clear", KVFP_KEYWORDS(kvfp_store_clear),
-     "clear($self, /, space=None)\n--\n\nRemoves all records of one space, or all records and sessions of kvferry."},
-    {"remove", KVFP_KEYWORDS(kvfp_store_remove),
-     "remove($self, /, space, key)\n--\n\nRemoves one record from all tiers, by its stored key."},
-    {"doctor", kvfp_store_doctor, METH_NOARGS,
-     "doctor($self, /)\n--\n\nWhat is wrong with the tiers, and how to fix it."},
-    {"tiers", kvfp_store_tiers, METH_NOARGS, "tiers($self, /)\n--\n\nOne Tier for each URL."},
+     "walk($self, /, *, whole=False, space=None, key=None, timeout=None)\n--\n\n" KVFP_MANUAL_Store_walk},
+    {"describe", KVFP_KEYWORDS(kvfp_store_describe), "describe($self, /, space)\n--\n\n" KVFP_MANUAL_Store_describe},
+    {"clear", KVFP_KEYWORDS(kvfp_store_clear), "clear($self, /, space=None)\n--\n\n" KVFP_MANUAL_Store_clear},
+    {"remove", KVFP_KEYWORDS(kvfp_store_remove), "remove($self, /, space, key)\n--\n\n" KVFP_MANUAL_Store_remove},
+    {"doctor", kvfp_store_doctor, METH_NOARGS, "doctor($self, /)\n--\n\n" KVFP_MANUAL_Store_doctor},
+    {"tiers", kvfp_store_tiers, METH_NOARGS, "tiers($self, /)\n--\n\n" KVFP_MANUAL_Store_tiers},
     {"session_save", KVFP_KEYWORDS(kvfp_session_save),
      "session_save($self, /, id, k, v, *, dtype=None, shape=None, v_dtype=None, v_shape=None, ttl=None, "
-     "num_tokens=0, layout=None, space=None, timeout=None, owner=None)\n--\n\nReplaces the session as a whole."},
+     "num_tokens=0, layout=None, space=None, timeout=None, owner=None)\n--\n\n" KVFP_MANUAL_Store_session_save},
     {"session_load", KVFP_KEYWORDS(kvfp_session_load),
-     "session_load($self, /, id, *, into=None, raw=False, timeout=None, owner=None)\n--\n\nLoads a session."},
+     "session_load($self, /, id, *, into=None, raw=False, timeout=None, owner=None)\n--\n\n" KVFP_MANUAL_Store_session_load},
     {"session_look", KVFP_KEYWORDS(kvfp_session_look),
-     "session_look($self, /, id, *, raw=False, timeout=None)\n--\n\nWhat is known of a session without its arrays."},
+     "session_look($self, /, id, *, raw=False, timeout=None)\n--\n\n" KVFP_MANUAL_Store_session_look},
     {"session_remove", KVFP_KEYWORDS(kvfp_session_remove),
-     "session_remove($self, /, id)\n--\n\nRemoves a session from all tiers."},
+     "session_remove($self, /, id)\n--\n\n" KVFP_MANUAL_Store_session_remove},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef properties[] = {
@@ -237,10 +230,8 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None, "
-     "backlog_bytes=0, load_threads=0, store_threads=0)\n--\n\n"
-     "Where blocks and sessions are stored: one URL is one tier, several are tiers of one store, fastest first."},
+    {Py_tp_doc, "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None, "
+                "backlog_bytes=0, load_threads=0, store_threads=0)\n--\n\n" KVFP_MANUAL_Store},
     {Py_tp_new, store_new},
     {Py_tp_dealloc, kvfp_object_dealloc},
     {Py_tp_traverse, kvfp_object_traverse},

@@ -3,6 +3,7 @@
  * View: an engine's own paged memory.
  */
 #include "ext.h"
+#include "manual.h"
 
 typedef struct view_handle {
     kvfp_handle base;
@@ -148,9 +149,7 @@ static PyObject *view_slot_bytes(PyObject *self, void *unused) {
 
 static PyMethodDef methods[] = {
     KVFP_COMMON_METHODS,
-    {"fence", KVFP_KEYWORDS(view_fence),
-     "fence($self, /, slots, timeout=None)\n--\n\n"
-     "Waits until no operation reads or writes these slots. False: some are still in use."},
+    {"fence", KVFP_KEYWORDS(view_fence), "fence($self, /, slots, timeout=None)\n--\n\n" KVFP_MANUAL_View_fence},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef properties[] = {
@@ -160,9 +159,7 @@ static PyGetSetDef properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "View(regions, num_slots, owner=None)\n--\n\n"
-                "Memory that holds many payloads at equal distances, such as an engine's KV pool, described once.\n"
-                "regions: tuples (address, slot_stride, run_bytes, run_stride, num_runs), all in bytes."},
+    {Py_tp_doc, "View(regions, num_slots, owner=None)\n--\n\n" KVFP_MANUAL_View},
     {Py_tp_new, view_new},
     {Py_tp_dealloc, kvfp_object_dealloc},
     {Py_tp_traverse, kvfp_object_traverse},

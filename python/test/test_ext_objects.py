@@ -4,18 +4,36 @@
 from __future__ import annotations
 
 import array
+import ast
 import ctypes
 import gc
+import inspect
 import itertools
 import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 from conftest import FIELDS, until
 
 import kvferry
+from kvferry import _kvferry
+
+
+def test_help_shows_the_manual():
+    stub = ast.parse(Path(kvferry.__file__).with_name("_kvferry.pyi").read_text("utf-8"))
+    kinds = [kind for kind in stub.body if isinstance(kind, ast.ClassDef)]
+    shown = [kind for kind in kinds if kind.name in ("Store", "Space", "View", "Queue", "Session")]
+    assert len(shown) == 5
+    for kind in shown:
+        made = getattr(_kvferry, kind.name, kvferry.Session)
+        assert inspect.getdoc(made) == ast.get_docstring(kind)
+        for call in kind.body:
+            if isinstance(call, ast.FunctionDef) and not call.decorator_list and not call.name.startswith("_"):
+                text = ast.get_docstring(call)
+                assert text and (call.name == "close" or inspect.getdoc(getattr(made, call.name)) == text)
 
 
 class Memory(bytearray):
