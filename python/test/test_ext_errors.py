@@ -376,6 +376,8 @@ def test_messages_say_what_is_wrong(mem_space):
         (lambda: mem_space.load(keys, [bytearray(1), [bytearray(1), "x"]]), TypeError, "memory of block 1"),
         (lambda: mem_space.load(keys, [[], []]), kvferry.LimitError, "at least one part"),
         (lambda: mem_space.load(keys, [(0, 5), (0, 5)]), kvferry.LimitError, "no memory at"),
+        (lambda: mem_space.load(keys, [(2**64 - 5, 10)] * 2), kvferry.LimitError, "no memory at"),
+        (lambda: mem_space.save(keys, [b"", b""], first_token=2**32 - 4), kvferry.LimitError, "do not fit 32 bits"),
         (lambda: mem_space.save(keys, [b"", b""], slots=[1, 2]), TypeError, "only for a View"),
         (lambda: mem_space.save(keys, [b"", b""], tokens=range(4)), kvferry.LimitError, "4 tokens for 2 blocks of 4"),
         (lambda: mem_space.save(keys, [b"", b""], tokens=[2**32] * 8), kvferry.LimitError, "number 0 is 4294967296"),

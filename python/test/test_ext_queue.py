@@ -9,6 +9,7 @@ import os
 import select
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import FIELDS, until
@@ -135,6 +136,16 @@ def test_await(store, space):
     asyncio.run(main())
 
 
+def test_an_awaited_match_of_each_counts_all(mem, mem_space):
+    keys = mem_space.chain(range(12))
+    mem_space.save(keys, [b"x"] * 3)
+    mem.flush()
+    mem.remove(mem_space.digest, mem_space.stored_key(keys[32:64]))
+    queue = kvferry.Queue(mem)
+    assert asyncio.run(queue.match(mem_space, keys)).num_ok == 1
+    assert asyncio.run(queue.match(mem_space, keys, each=True)).num_ok == 2
+
+
 def test_more_awaits_than_the_queue_holds(mem, mem_space):
     keys = mem_space.chain(range(400))
     mem_space.save(keys, [os.urandom(10) for _ in range(100)])
@@ -169,6 +180,31 @@ def test_a_cancelled_task_gives_its_memory_back(own_redis):
         own_redis.resume()
 
 
+def test_a_task_that_is_cancelled_again_still_waits(own_redis):
+    class Slow(kvferry.Queue):
+        def cancel(self, ticket):
+            """Nothing is dropped, as of blocks that have begun."""
+
+    async def main(store, space):
+        queue, memory = Slow(store), bytearray(10)
+        task = asyncio.create_task(queue.load(space, bytes(32), [memory], timeout=600, patience=600))
+        while len(queue) == 0:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        own_redis.resume()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        memory.extend(b"x")  # nobody holds it
+        queue.close()
+
+    with kvferry.Store(own_redis.tcp_url, drain=0) as store:
+        own_redis.pause()
+        asyncio.run(main(store, kvferry.Space(store, FIELDS)))
+
+
 @pytest.mark.parametrize("closes", ["queue", "store", "thread"])
 def test_an_await_ends_when_the_queue_is_closed(own_redis, closes):
     async def main(store, space):
@@ -197,6 +233,31 @@ def test_two_loops_take_turns(mem, mem_space):
     assert queue.wait(60)
     assert asyncio.run(queue.match(mem_space, b"")).ticket == ticket + 1
     assert [d.ticket for d in queue.reap()] == [ticket]
+    assert queue.reap() == []
+
+
+def test_two_loops_at_once_are_refused(own_redis):
+    async def wait(queue, space, begun, end):
+        task = asyncio.create_task(queue.match(space, bytes(32), timeout=600))
+        while len(queue) == 0:
+            await asyncio.sleep(0)
+        begun.set()
+        await asyncio.to_thread(end.wait)
+        return await task
+
+    with kvferry.Store(own_redis.tcp_url, drain=0) as store, ThreadPoolExecutor(1) as thread:
+        space, queue = kvferry.Space(store, FIELDS), kvferry.Queue(store)
+        begun, end = threading.Event(), threading.Event()
+        own_redis.pause()
+        first = thread.submit(asyncio.run, wait(queue, space, begun, end))
+        begun.wait()
+        try:
+            with pytest.raises(RuntimeError, match="open one for each loop"):
+                asyncio.run(queue.match(space, bytes(32)))
+        finally:
+            own_redis.resume()
+            end.set()
+        assert first.result(60).op == "match"
 
 
 def test_an_await_raises_what_its_arguments_cause(mem, mem_space):

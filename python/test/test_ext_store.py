@@ -89,6 +89,7 @@ def test_a_last_block_may_have_fewer_tokens(store, space):
     into = [bytearray(1000), bytearray(1000)]
     assert space.load(keys, into, tokens=tokens).num_ok == 2
     assert [bytes(b) for b in into] == source
+    assert [found.num_tokens for found in space.find(keys)] == [4, 2]
 
 
 def test_the_rest_of_a_prompt_may_follow(store, space):
@@ -190,6 +191,17 @@ def test_sealed_blocks_need_the_secret(any_url):
                 assert plain.match(plain.chain(tokens)) == 0
                 with pytest.raises(kvferry.RefusedError):
                     other.describe(space.digest)
+
+
+def test_a_previous_secret_still_opens(any_url):
+    old, new = os.urandom(32), os.urandom(32)
+    with kvferry.Store(any_url) as store:
+        tokens, keys, source = saved(store, kvferry.Space(store, FIELDS, block_tokens=4, secret=old), num=1)
+        renewed = kvferry.Space(store, FIELDS, block_tokens=4, secret=new, previous_secret=old)
+        assert kvferry.Space(store, FIELDS, block_tokens=4, secret=new).match(keys) == 0
+        into = bytearray(1000)
+        assert renewed.load(renewed.chain(tokens), [into], tokens=tokens).num_ok == 1
+        assert into == source[0]
 
 
 # ---- keys
