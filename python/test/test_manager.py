@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import math
 import os
@@ -108,6 +109,12 @@ def test_buffers_with_a_type_come_back_as_arrays(in_memory):
     keys, values = in_memory.load_kv_cache("s")
     same(keys, np.array([1, 2, 3], "int64"))
     same(values, np.array([1.5, 2.5], "float32"))
+
+
+def test_a_buffer_of_the_other_byte_order_is_refused(in_memory):
+    other = ctypes.c_int32.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int32.__ctype_le__
+    with pytest.raises(TypeError, match="buffer of the format"):
+        in_memory.save_kv_cache("s", (other * 3)(), b"v")
 
 
 def test_arrays_as_bytes(in_memory):
@@ -366,7 +373,8 @@ def test_wrong_memory_to_read_into(in_memory):
         ((k.tobytes(), k.copy()), "read-only"),
         ((np.frombuffer(bytes(32), "f2"), k.copy()), "read-only"),
         ((k.astype(">f2"), k.copy()), "byte order"),
-        ((k.view("int16").copy(), k.copy()), "float16, not int16"),
+        ((k.view("int16").copy(), k.copy()), "keys .* float16, not int16"),
+        ((k.copy(), k.view("int16").copy()), "values .* float16, not int16"),
         (k.copy(), "not ndarray"),
     ]:
         with pytest.raises(TypeError, match=says):
@@ -396,11 +404,18 @@ def test_parameters_that_do_not_go_together(parameters, says):
 def test_a_store_of_the_caller(mem):
     with pytest.raises(TypeError, match="store or url"):
         KVCacheManager(store=mem, url="mem:")
+    for name in ("secret", "previous_secret", "secret_files"):
+        with pytest.raises(TypeError, match=f"store or {name}"):
+            KVCacheManager(store=mem, **{name: b"0123456789abcdef"})  # it would seal nothing
     with KVCacheManager(store=mem) as manager:
         assert manager.store is mem
         manager.save_kv_cache("s", b"k", b"v")
     assert manager.closed and not mem.closed
     assert bytes(mem.session_load("s").k) == b"k"
+    manager = KVCacheManager(store=mem)
+    assert not manager.closed
+    mem.close()
+    assert manager.closed
 
 
 # ---- closed, forked, many threads
@@ -531,6 +546,18 @@ def test_users_and_passwords(own_redis, password):
         with pytest.raises(kvferry.ConfigError, match="password") as caught:
             KVCacheManager(**where, password="wrong-" + password)
         assert "wrong-" not in str(caught.value)
+
+
+def test_how_a_server_is_named():
+    """What reaches the store: an address with colons in brackets, a time in milliseconds, never less than one."""
+    for parameters, url in [
+        ({"host": "::1"}, "redis://[::1]:1/0"),
+        ({"host": "[::1]", "db": 2}, "redis://[::1]:1/2"),
+        ({"host": "127.0.0.1", "socket_connect_timeout": 0.25}, "redis://127.0.0.1:1/0?connect_ms=250"),
+        ({"host": "127.0.0.1", "socket_connect_timeout": 1e-9}, "redis://127.0.0.1:1/0?connect_ms=1"),
+    ]:
+        with KVCacheManager(port=1, **parameters) as manager:
+            assert manager.store.tiers()[0].url == url
 
 
 def test_no_server(tmp_path):

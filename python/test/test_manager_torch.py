@@ -105,6 +105,16 @@ def test_tensors_that_have_no_plain_memory(manager):
         manager.save_kv_cache("s", torch.zeros((4, 6), dtype=torch.uint8).view(torch.float4_e2m1fn_x2), random((4, 6)))
 
 
+def test_lazy_views_are_stored_as_they_look(manager):
+    complex_ = torch.complex(random((3, 4)).float(), random((3, 4)).float())
+    for lazy in (complex_.conj(), complex_.conj().imag):
+        assert lazy.is_conj() or lazy.is_neg()
+        manager.save_kv_cache("s", lazy, lazy)
+        assert torch.equal(manager.load_kv_cache("s")[0], lazy)
+        with pytest.raises(TypeError, match="lazy"):
+            manager.load_kv_cache("s", into=(lazy, lazy))
+
+
 def test_a_dtype_of_another_version(manager):
     manager.store.session_save("s", b"1234", b"1234", dtype="float3_mine", shape=(2,))
     with pytest.raises(TypeError, match="float3_mine"):
