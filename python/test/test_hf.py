@@ -6,6 +6,8 @@ The models are toys of real classes. Needs torch and Transformers (make setup-en
 from __future__ import annotations
 
 import copy
+import importlib.util
+import linecache
 import os
 import runpy
 import subprocess
@@ -280,6 +282,30 @@ def test_a_callers_cache_comes_back_as_it_was(model, mem: kvferry.Store, kind: s
     assert counted(prefix, {"input_ids": ids})[1:] == (0, BLOCK)
 
 
+def test_a_callers_cache_may_be_shorter_and_in_any_order_of_memory(llama, mem: kvferry.Store) -> None:
+    """Only what it holds is stored, whatever the strides of its tensors are."""
+    batch = hf_toys.batch(2, TOKENS)
+    filled = transformers.DynamicCache(config=llama.config)
+    columns = 2 * BLOCK + 6  # after its padding the second row has no whole block in them
+    with torch.no_grad():
+        llama(
+            batch["input_ids"][:, :columns],
+            attention_mask=batch["attention_mask"][:, :columns],
+            past_key_values=filled,
+            use_cache=True,
+        )
+    for layer in filled.layers:
+        layer.keys, layer.values = (t.transpose(2, 3).contiguous().transpose(2, 3) for t in (layer.keys, layer.values))
+    assert prefix_of(llama, mem).save(cache=filled, **batch) == 2
+    assert mem.flush(60) == (True, 0)
+    assert prefix_of(llama, mem).load(batch["input_ids"][1, TOKENS // 3 :])[1] == 0
+    cache, num = prefix_of(llama, mem).load(batch["input_ids"][0])
+    assert num == 2 * BLOCK
+    for layer, source in zip(cache.layers, filled.layers, strict=True):
+        assert torch.equal(layer.keys[0], source.keys[0, :, :num])
+        assert torch.equal(layer.values[0], source.values[0, :, :num])
+
+
 def test_load_gives_a_batch_what_all_rows_have(model, mem: kvferry.Store) -> None:
     batch = hf_toys.batch(4, TOKENS)
     prefix_of(model, mem).prefill(**batch)
@@ -358,6 +384,9 @@ def test_blocks_are_separate_by_secret(llama, mem: kvferry.Store) -> None:
     counted(prefix_of(llama, mem, secret=b"0123456789abcdef"), batch)
     assert counted(prefix_of(llama, mem), batch)[1] == 0
     assert counted(prefix_of(llama, mem, secret=b"0123456789abcdef"), batch)[1] == 4 * BLOCK
+    new = {"secret": b"fedcba9876543210"}
+    assert prefix_of(llama, mem, **new).load(**batch)[1] == 0
+    assert prefix_of(llama, mem, **new, previous_secret=b"0123456789abcdef").load(**batch)[1] == 4 * BLOCK
 
 
 # ---- what names a block
@@ -388,6 +417,10 @@ CHANGES = {
     "threads": lambda model: torch.set_num_threads(2),
     "sdpa kernels": lambda model: torch.backends.cuda.enable_flash_sdp(False),
     "default dtype": lambda model: torch.set_default_dtype(torch.float64),
+    "bfloat16 sums": lambda model: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "float16 sums": lambda model: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "deterministic": lambda model: torch.use_deterministic_algorithms(True),
+    "mkldnn": lambda model: setattr(torch.backends.mkldnn, "enabled", False),
     "variable": lambda model: os.environ.__setitem__("ONEDNN_MAX_CPU_ISA", "AVX2"),
 }
 
@@ -400,6 +433,10 @@ def settings_restored():
     torch.set_num_threads(1)
     torch.backends.cuda.enable_flash_sdp(True)
     torch.set_default_dtype(torch.float32)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    torch.use_deterministic_algorithms(False)
+    torch.backends.mkldnn.enabled = True
     os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
 
 
@@ -436,6 +473,29 @@ def test_code_that_was_replaced_shows_in_the_probe(llama, mem: kvferry.Store, mo
     monkeypatch.setattr(kind, "forward", lambda self, x: original(self, x) * 2)
     after = prefix_of(llama, mem).fields
     assert {name for name in after if after[name] != before[name]} == {"probe"}
+
+
+def test_the_source_of_an_own_class_is_part_of_the_name(mem: kvferry.Store, tmp_path: Path) -> None:
+    """A change that the probe does not see, such as one for long prompts only."""
+
+    def fields_of(source: str) -> dict[str, str]:
+        path = tmp_path / "own_model.py"
+        path.write_text(f"import transformers\n\nclass Own(transformers.LlamaForCausalLM):\n    {source}\n")
+        linecache.clearcache()
+        spec = importlib.util.spec_from_file_location("own_model", path)
+        module = sys.modules["own_model"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        torch.manual_seed(7)
+        return prefix_of(module.Own(hf_toys.llama_config()).eval(), mem).fields
+
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        one, again, other = fields_of("limit = 1"), fields_of("limit = 1"), fields_of("limit = 22")
+    finally:
+        sys.dont_write_bytecode = before
+        sys.modules.pop("own_model", None)
+    assert one == again
+    assert {name for name in one if one[name] != other[name]} == {"class"}
 
 
 def test_one_model_in_two_objects_has_one_name(mem: kvferry.Store) -> None:
@@ -543,7 +603,23 @@ def bidirectional():
     return model
 
 
+def shared():
+    """As Gemma 3n: some layers have no keys of their own."""
+    model = hf_toys.make("llama", "float32")
+    model.config.num_kv_shared_layers = 1
+    return model
+
+
+def partly_training():
+    """As after a training loop that calls eval() on a part only."""
+    model = hf_toys.make("llama", "float32")
+    model.model.layers[1].train()
+    return model
+
+
 REFUSED = {
+    "shared layers": (shared, "shared attention"),
+    "a part in training": (partly_training, r"call model\.eval"),
     "encoder": (encoder, "has an encoder"),
     "recurrent": (recurrent, "linear_attention"),
     "linear layers": (linear, "conv"),
@@ -597,9 +673,11 @@ def dropped(model, tokens: int):
 
 def test_refused_caches(llama, mem: kvferry.Store) -> None:
     prefix, ids = prefix_of(llama, mem), hf_toys.batch(1, TOKENS)["input_ids"]
-    other = transformers.DynamicCache(config=llama.config)
+    other, offloaded, recording = (transformers.DynamicCache(config=llama.config) for _ in range(3))
     other.layers[0] = OtherLayer()
-    for cache in (other, transformers.EncoderDecoderCache(other, other)):
+    offloaded.offloading = True  # a constructor with offloading=True needs an accelerator
+    recording.layers[0].record_past = True
+    for cache in (other, offloaded, recording, transformers.EncoderDecoderCache(other, other)):
         with pytest.raises(kvferry.RefusedError, match="not proven"):
             prefix.load(ids, cache=cache)
         with pytest.raises(kvferry.RefusedError, match="not proven"):
@@ -607,6 +685,14 @@ def test_refused_caches(llama, mem: kvferry.Store) -> None:
     gemma = hf_toys.make("gemma", "float32")
     with pytest.raises(kvferry.RefusedError, match="dropped"):
         prefix_of(gemma, mem).save(ids, dropped(gemma, TOKENS))
+
+
+def started_static(model, rows: int):
+    cache = transformers.StaticCache(config=model.config, max_cache_len=TOKENS)
+    with torch.no_grad():
+        model(torch.arange(3, 3 + rows)[:, None], past_key_values=cache, use_cache=True)
+    cache.reset()
+    return cache
 
 
 def test_arguments_that_do_not_fit(llama, mem: kvferry.Store) -> None:
@@ -620,6 +706,7 @@ def test_arguments_that_do_not_fit(llama, mem: kvferry.Store) -> None:
         {"input_ids": ids, "cache": full},
         {"input_ids": ids, "cache": transformers.DynamicCache()},
         {"input_ids": ids, "cache": transformers.StaticCache(config=llama.config, max_cache_len=BLOCK)},
+        {"input_ids": ids.repeat(2, 1), "cache": started_static(llama, rows=1)},
     ):
         with pytest.raises(kvferry.LimitError):
             prefix.prefill(**arguments)
@@ -632,6 +719,10 @@ def test_arguments_that_do_not_fit(llama, mem: kvferry.Store) -> None:
     right["attention_mask"][0, -3:] = 0
     with pytest.raises(kvferry.RefusedError, match="padding_side"):
         prefix.load(**right)
+    nothing = {"input_ids": ids.repeat(2, 1), "attention_mask": batch["attention_mask"].repeat(2, 1)}
+    nothing["attention_mask"][1] = 0
+    with pytest.raises(kvferry.RefusedError, match="padding_side"):
+        prefix.load(**nothing)
 
 
 ALONE = {

@@ -58,7 +58,7 @@ def refusal(model: Any, named: Mapping[str, str]) -> str | None:
     config = base.config.get_text_config(decoder=True)
     if base.config.is_encoder_decoder:
         return f"{type(base).__name__} has an encoder: only decoder-only models are proven"
-    if base.training or model.training:
+    if any(module.training for module in model.modules()):
         return "the model is in training mode, in which dropout changes every result: call model.eval()"
     if getattr(base, "hf_quantizer", None) is not None:
         return "the weights are quantised, which is not proven"
