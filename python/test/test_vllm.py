@@ -252,7 +252,12 @@ def test_a_store_that_is_down_at_the_start_is_a_miss(engine, own_redis):
     one = engine(own_redis.tcp_url)
     assert one.run(IDS) == 0
     own_redis.start()
-    until(lambda: one.run(IDS) == 0 and engine(own_redis.tcp_url).run(IDS) == 40, "the store is used when it is back")
+
+    def is_used():
+        one.run(IDS)
+        return engine(own_redis.tcp_url).run(IDS) == 40
+
+    until(is_used, "the store is used when it is back")
 
 
 def test_connections_that_break_between_lookup_and_load_cost_nothing(engine, redis):
