@@ -2,6 +2,7 @@
 """The connector for vLLM, both halves, on real stores: what vLLM calls, in its order, without the minutes that it takes
 to start (test_vllm_engine.py has those)."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,13 +16,14 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here (make setup-engines)")
 pytest.importorskip("torch")
 
+import torch
 from conftest import until
 from slow_proxy import SlowProxy
 from vllm.lora.request import LoRARequest
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
 import kvferry
-from kvferry.vllm import identity, plan, weights
+from kvferry.vllm import identity, plan, scheduler, weights
 from kvferry.vllm.connector import HOOKS, KvferryConnector
 from kvferry.vllm.messages import Step
 from kvferry.vllm.settings import Settings
@@ -86,6 +88,25 @@ def test_what_the_engine_has_is_not_loaded(engine, redis):
     request = second.request(IDS)
     assert second.ask(request, computed=24) == 16
     assert second.ask(second.request(IDS), computed=40) == 0
+
+
+@pytest.mark.parametrize("role, loads, saves", [("kv_producer", False, True), ("kv_consumer", True, False)])
+def test_a_role_is_one_half_of_the_work(engine, redis, role, loads, saves):
+    assert engine(redis.unix_url, role=role).run(IDS) == 0
+    assert (engine(redis.unix_url).run(IDS) == 40) == saves
+    assert (engine(redis.unix_url, role=role).run(IDS) == 40) == loads
+
+
+def test_lookups_of_a_request_are_bounded(engine, redis, tmp_path):
+    """Each reset forgets the answer. A request that lives through many asks no more."""
+    trace = tmp_path / "trace"
+    one = engine(redis.unix_url, trace=str(trace))
+    request = one.request(IDS)
+    for _ in range(10):
+        assert one.ask(request) == 0
+        one.scheduler.reset_cache()
+    lookups = [line for line in trace.read_text().splitlines() if '"lookup"' in line]
+    assert len(lookups) == scheduler.MAX_LOOKUPS
 
 
 def test_salts_are_apart(engine, redis):
@@ -177,6 +198,14 @@ def test_an_adapter_is_its_files_not_its_name(engine, redis, tmp_path):
     assert engine(redis.unix_url).run(IDS) == 0, "without the adapter"
     assert engine(redis.unix_url).run(IDS, lora=one) == 40
     assert engine(redis.unix_url).run(IDS, lora=lora("a", b"two")) == 0, "other files under the same name and path"
+    third = engine(redis.unix_url)
+    assert third.run(IDS, lora=lora("a", b"one")) == 40
+    again = lora("a", b"two")
+    again.load_inplace = True
+    assert third.run([1, *IDS], lora=again) == 0
+    assert third.scheduler._scheduler._adapters.suffix(SimpleNamespace(
+        pooling_params=None, mm_features=[], lora_request=again
+    )).hex() == weights.folder_digest(again.lora_path)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"other"), lambda file: file.unlink()])
@@ -326,6 +355,12 @@ def test_every_page_that_a_step_writes_is_fenced(engine, redis):
     fences.clear()
     one.prefill(request, 20)
     assert [f for f in fences if f] == [own[5:]]
+    fences.clear()
+    for token in range(6):  # as if generated: 48 tokens fill the pages that it has, and then two more
+        request.append_output_token_ids(token)
+        one.allocate(request, request.num_tokens + 3, 0)
+        one.step({request: (request.num_tokens - 1, 1)})
+    assert [page for fence in fences for page in fence] == one.slots[request.request_id][11:] != []
 
 
 def test_an_aborted_request_still_ends_its_load(engine, redis):
@@ -499,6 +534,7 @@ def test_a_fault_in_a_worker_turns_kvferry_off(engine, redis, monkeypatch):
     second.end(request)
     second.prefill(another)
     second.check(another, range(10))
+    assert second.workers[0]._worker._queue.closed, "nothing of ours touches the pages any more"
 
 
 def test_halves_that_disagree_move_nothing(engine, redis):
@@ -546,6 +582,12 @@ def put(path, value):
     return change
 
 
+def sliding(group):
+    return SimpleNamespace(
+        kv_cache_spec=dataclasses.replace(group.kv_cache_spec, sliding_window=128), layer_names=group.layer_names
+    )
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -555,6 +597,13 @@ def put(path, value):
         (lambda c, k: setattr(c, "speculative_config", object()), "speculative"),
         (lambda c, k: k.kv_cache_groups.append(k.kv_cache_groups[0]), "FullAttentionSpec, FullAttentionSpec"),
         (lambda c, k: setattr(k.kv_cache_groups[0], "kv_cache_spec", object()), "kinds object"),
+        (lambda c, k: k.kv_cache_groups.__setitem__(0, sliding(k.kv_cache_groups[0])), "sliding window"),
+        (put("cache_config.calculate_kv_scales", True), "KV scales"),
+        (put("cache_config.kv_sharing_fast_prefill", True), "kv_sharing_fast_prefill"),
+        (put("parallel_config.prefill_context_parallel_size", 2), "context parallelism"),
+        (put("parallel_config.decode_context_parallel_size", 2), "context parallelism"),
+        (put("model_config.model_weights", "s3://bucket"), "not in the model's folder"),
+        (put("kv_transfer_config.kv_role", None), "without kv_role"),
     ],
 )
 def test_what_is_not_proven_is_refused_at_the_start(monkeypatch, change, words):
@@ -623,6 +672,94 @@ def test_the_trace_tells_what_was_done(engine, redis, tmp_path):
     assert [(e["stored"], e["of"]) for e in lines if e["event"] == "lookup"] == [(0, 10), (10, 10)]
     assert [(e["ok"], e["why"]) for e in lines if e["event"] == "load"] == [(10, None)]
     assert sum(e["ok"] for e in lines if e["event"] == "save") == 20, "known blocks count as saved"
+
+
+# ---- the engine's identity
+
+
+def described(folder):
+    """As much of the configurations as names the space."""
+    config, kv_config = configs({"store": "mem:"})
+    config.model_config = SimpleNamespace(
+        model=str(folder), revision=None, dtype=torch.float32, quantization=None, quantization_config=None,
+        model_impl="auto", enforce_eager=False, max_model_len=1000,
+        hf_text_config=SimpleNamespace(rope_parameters=None),
+        hf_config=SimpleNamespace(to_dict=lambda: dict(config.hf)),
+    )  # fmt: skip
+    config.hf = {"rms_norm_eps": 1e-6, "_name_or_path": "x", "transformers_version": "5"}
+    config.cache_config.cache_dtype = "auto"
+    config.parallel_config.data_parallel_size, config.parallel_config.enable_expert_parallel = 1, False
+    config.lora_config = None
+    return config, kv_config
+
+
+def spec_with(**changes):
+    def change(config, kv_config):
+        group = kv_config.kv_cache_groups[0]
+        group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, **changes)
+
+    return change
+
+
+DESCRIBES = {
+    "model": lambda c, k: Path(c.model_config.model, "model.safetensors").write_bytes(b"v" * 1000),
+    "dtype of the pages": spec_with(dtype=torch.bfloat16),
+    "heads": spec_with(num_kv_heads=2),
+    "width": spec_with(head_size=64),
+    "fp8 pages": put("cache_config.cache_dtype", "fp8"),
+    "layers": lambda c, k: k.kv_cache_groups[0].layer_names.pop(),
+    "layout": put("kv.kv_cache_layout", "other"),
+    "hashes": put("cache_config.prefix_caching_hash_algo", "sha256_cbor"),
+    "tensor parallel": put("parallel_config.tensor_parallel_size", 2),
+    "data parallel": put("parallel_config.data_parallel_size", 2),
+    "expert parallel": put("parallel_config.enable_expert_parallel", True),
+    "dtype": put("model_config.dtype", torch.bfloat16),
+    "quantisation": put("model_config.quantization", "awq"),
+    "settings of quantisation": put("model_config.quantization_config", {"bits": 4}),
+    "implementation": put("model_config.model_impl", "transformers"),
+    "eager": put("model_config.enforce_eager", True),
+    "lora": lambda c, k: setattr(c, "lora_config", object()),
+    "configuration": lambda c, k: c.hf.update(rms_norm_eps=1e-5),
+    "rope by the longest prompt": lambda c, k: setattr(
+        c.model_config.hf_text_config, "rope_parameters", {"rope_type": "longrope"}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", DESCRIBES.values(), ids=DESCRIBES.keys())
+def test_what_changes_bytes_is_another_name(model, change):
+    config, kv_config = described(model)
+    before = identity.fields_of(config, kv_config)
+    config.hf.update(_name_or_path="elsewhere", transformers_version="6")
+    config.model_config.max_model_len = 2000
+    assert identity.fields_of(config, kv_config) == before
+    assert identity.fields_of(config, kv_config, "epoch") != before
+    change(config, kv_config)
+    assert identity.fields_of(config, kv_config) != before
+
+
+def test_the_seed_of_hashes_is_part_of_the_name(model, monkeypatch):
+    config, kv_config = described(model)
+    names = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        names.append(identity.fields_of(config, kv_config))
+    assert names[0] != names[1]
+
+
+def test_pages_that_are_not_as_expected_are_refused(engine, redis):
+    worker = engine(redis.unix_url).workers[0]._worker
+    layers = worker._layers
+    pages = {name: torch.zeros(8, 1, BLOCK, 8) for name in layers}
+    for wrong in (
+        {name: pages[name] for name in layers[1:]},
+        {**pages, layers[1]: torch.zeros(9, 1, BLOCK, 8)},
+        {**pages, layers[1]: torch.zeros(8, 1, 8, BLOCK).transpose(2, 3)},
+        {**pages, layers[1]: torch.zeros(8, 1, BLOCK, 8, device="meta")},
+    ):
+        with pytest.raises(ValueError, match="kvferry: the"):
+            worker.register(wrong)
+    worker.register(pages)
 
 
 # ---- the model's identity

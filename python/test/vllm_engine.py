@@ -80,6 +80,7 @@ class Engine:
         self.hasher = get_request_block_hasher(hash_tokens, SHA)
         self.free = list(range(SLOTS))
         self.slots = {}
+        self.told = {}  # by request: how many of its pages the workers know of
         self.finished = set()
         self.arrived = {}  # by request: how many ranks have reported its load
         self.count = 0
@@ -139,7 +140,9 @@ class Engine:
             else:
                 cached.req_ids.append(request.request_id)
                 cached.num_computed_tokens.append(computed)
-                cached.new_block_ids.append(None)
+                new_pages = self.slots[request.request_id][self.told[request.request_id] :]
+                cached.new_block_ids.append((list(new_pages),) if new_pages else None)
+            self.told[request.request_id] = len(self.slots[request.request_id])
         output.scheduled_cached_reqs = cached
         output.kv_connector_block_state = KVConnectorBlockState(
             req_ids=set(output.num_scheduled_tokens), resolve_block_ids=lambda r: (list(self.slots[r]),),
