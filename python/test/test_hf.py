@@ -409,6 +409,7 @@ CHANGES = {
     "replaced weight": lambda model: setattr(
         model.model.norm, "weight", torch.nn.Parameter(model.model.norm.weight * 2)
     ),
+    "number in a module": lambda model: setattr(model.model.layers[0].input_layernorm, "variance_epsilon", 0.1),
     "dtype": lambda model: model.to(torch.bfloat16),
     "config": lambda model: setattr(model.config, "rms_norm_eps", 1e-4),
     "attention": lambda model: model.set_attn_implementation("eager"),

@@ -150,6 +150,13 @@ def marks_of(tensors: list[tuple[str, torch.Tensor]]) -> str:
     return short([marks, [digest_of(torch.cat(group)).hex() for group in samples.values()]])
 
 
+def numbers_of(model: Any) -> str:
+    """A digest of the plain attributes of all modules, such as the epsilon of a norm, or the factor of a scale."""
+    plain = (bool, int, float, str)
+    modules = model.named_modules()
+    return short([(name, {k: v for k, v in vars(module).items() if type(v) in plain}) for name, module in modules])
+
+
 def hash_weights(tensors: list[tuple[str, torch.Tensor]]) -> str:
     """SHA-256 over names, shapes, types and bytes of what is in memory, whatever file it came from."""
     start = time.monotonic()

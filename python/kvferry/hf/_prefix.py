@@ -445,7 +445,7 @@ class PrefixCache:
             tensors = models.tensors_in_use(self.model)
             marks = self._weights or models.marks_of(tensors)
             settings = models.settings_of(self.model)
-            name = models.short([marks, settings])
+            name = models.short([marks, settings, models.numbers_of(self.model)])  # the probe shows what these change
             if name not in self._states:
                 self._states[name] = self._new_state(settings, self._weights or self._hash(marks, tensors))
                 while len(self._states) > SPACES:
