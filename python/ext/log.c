@@ -95,26 +95,54 @@ static const char *method_of(kvf_log_level level) {
     return level == KVF_LOG_ERROR ? "error" : level == KVF_LOG_WARN ? "warning" : "info";
 }
 
-static void tell_one(PyObject *to, const message *m) {
+static int raise_again(void *value) {
+    PyErr_SetObject((PyObject *)(void *)Py_TYPE((PyObject *)value), value);
+    Py_DECREF((PyObject *)value);
+    return -1;
+}
+
+/* Logging has failed. Handlers of signals run in it too: what they raise, such as KeyboardInterrupt, is raised again
+ * once the caller has its result. Returns false then. */
+static bool put_off(PyObject *in) {
+    if (PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_WriteUnraisable(in);
+        return true;
+    }
+    PyObject *kind = NULL, *value = NULL, *trace = NULL;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    if (Py_AddPendingCall(raise_again, value) != 0) {
+        PyErr_Restore(kind, value, trace);
+        PyErr_WriteUnraisable(in);
+        return true;
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return false;
+}
+
+/* False: the rest waits for the next call. */
+static bool tell_one(PyObject *to, const message *m) {
     PyObject *text = PyUnicode_DecodeUTF8(m->text, (Py_ssize_t)strlen(m->text), "replace");
     PyObject *done = text == NULL ? NULL : PyObject_CallMethod(to, method_of(m->level), "sO", "%s", text);
-    if (done == NULL) {
-        PyErr_WriteUnraisable(to);
-    }
+    bool goes_on = done != NULL || put_off(to);
     Py_XDECREF(text);
     Py_XDECREF(done);
+    return goes_on;
 }
 
 static void tell_all(PyObject *to) {
     message m;
     size_t lost = 0;
     for (size_t i = 0; i < RING && take(&m, &lost); i++) { /* others may come meanwhile: the next call has them */
-        tell_one(to, &m);
+        if (!tell_one(to, &m)) {
+            return;
+        }
     }
     if (lost > 0) {
         m.level = KVF_LOG_WARN;
         PyOS_snprintf(m.text, sizeof m.text, "%zu more messages were lost, since there were too many at once", lost);
-        tell_one(to, &m);
+        (void)tell_one(to, &m);
     }
 }
 
@@ -126,7 +154,7 @@ void kvfp_log_tell(void) {
     PyErr_Fetch(&kind, &value, &trace);
     PyObject *to = logger();
     if (to == NULL) {
-        PyErr_WriteUnraisable(NULL);
+        (void)put_off(NULL);
     } else {
         tell_all(to);
         Py_DECREF(to);

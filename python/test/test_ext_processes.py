@@ -266,6 +266,27 @@ def test_a_signal_ends_a_wait(mem):
 # ---- logging
 
 
+def test_an_interrupt_while_a_message_is_told_is_raised(own_redis):
+    """Ctrl-C may come while Python's logging runs, in the midst of a call of ours."""
+    own_redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            logging.getLogger("kvferry").removeHandler(self)
+            raise KeyboardInterrupt
+
+    handler = Handler()
+    logging.getLogger("kvferry").addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), kvferry.Store(own_redis.tcp_url) as store:
+            kvferry.Space(store, FIELDS, block_tokens=4).save(bytes(32), [b"x"])
+            store.flush()
+            for _ in range(100):
+                store.stats()
+    finally:
+        logging.getLogger("kvferry").removeHandler(handler)
+
+
 def test_messages_go_to_logging(own_redis, caplog):
     own_redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
     with caplog.at_level(logging.INFO, logger="kvferry"), kvferry.Store(own_redis.tcp_url) as store:
