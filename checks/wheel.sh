@@ -65,6 +65,8 @@ build() {
 check_contents() {
     local exports needed name
     ((bytes <= max_bytes)) || fail "the wheel has $bytes bytes, more than $max_bytes"
+    ! tar -tzf "$work"/kvferry-*.tar.gz | grep -E '^[^/]+/(build|docs|scripts)/' > "$work/strays" ||
+        fail "the source archive has more than the sources: $(head -1 "$work/strays")"
     [[ $wheel == *-cp311-abi3-manylinux_* ]] || fail "not the name of a wheel for all Pythons from 3.11 on: $wheel"
     (cd "$work" && "${KVF_PYTEST}" -m zipfile -e "$wheel" unpacked)
     exports=$(nm -D --defined-only "$work/unpacked/kvferry/_kvferry.abi3.so" | awk '{ print $3 }')
