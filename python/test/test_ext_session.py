@@ -46,6 +46,9 @@ def test_memory_of_another_length_is_refused(store):
     store.session_save("s", b"1234", b"1234")
     with pytest.raises(kvferry.LimitError):
         store.session_load("s", into=(bytearray(3), bytearray(4)))
+    for into in (([], bytearray(4)), (bytearray(4), [])):
+        with pytest.raises(kvferry.LimitError, match="at least one piece"):
+            store.session_load("s", into=into)
 
 
 def test_no_session_is_none(store):

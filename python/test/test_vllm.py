@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -339,6 +340,19 @@ def test_pages_are_not_written_while_a_save_reads_them(engine, own_redis):
     first.settle()
     assert engine(own_redis.tcp_url).run([9] * 42) in range(41)  # checks each page that it loads
     engine(own_redis.tcp_url).run(IDS)
+
+
+def test_a_step_begins_when_nobody_reads_its_pages(engine, own_redis):
+    one = engine(own_redis.tcp_url, save_timeout=1.0)
+    request = one.request(IDS)
+    one.ask(request)
+    own_redis.pause()
+    one.prefill(request)
+    worker, pages = one.workers[0]._worker, array("q", one.slots[request.request_id])
+    until(lambda: worker._pages.fence(pages, 0) is False, "a save reads its pages")
+    worker.before_step(Step(fence=pages))
+    assert worker._pages.fence(pages, 0) is True
+    own_redis.resume()
 
 
 def test_every_page_that_a_step_writes_is_fenced(engine, redis):
