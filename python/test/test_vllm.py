@@ -4,6 +4,7 @@ to start (test_vllm_engine.py has those)."""
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -493,35 +494,105 @@ def test_a_load_goes_on_as_long_as_it_is_worth_it(engine, redis, tmp_path, secon
         proxy.close()
 
 
-def test_an_account_pays_for_what_arrives(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(plan.time, "monotonic", lambda: now[0])
+    return now
+
+
+def is_empty(account, clock, at, arrived):
+    clock[0] = at
+    return account.is_empty(arrived)
+
+
+def test_an_account_pays_for_what_arrives(clock):
     account = plan.Account(0.3, 0.1)
-    steps = [(0.2, 0, False), (0.4, 2, False), (0.6, 2, True)]  # 0.1, 0.1, -0.1 seconds are left
-    for at, arrived, is_empty in steps:
-        now[0] = at
-        assert account.is_empty(arrived) == is_empty
-    now[0] = 0.0
+    steps = [(0.2, 0, False), (0.4, 2, False), (0.6, 2, True)]  # 0.1, 0.06, -0.14 seconds are left
+    assert [is_empty(account, clock, at, arrived) for at, arrived, _ in steps] == [end for _, _, end in steps]
+    clock[0] = 0.0
     account = plan.Account(1.0, None)
-    for at, arrived, is_empty in [(0.9, 0, False), (1.8, 1, False), (2.7, 2, False), (3.8, 2, True)]:
-        now[0] = at
-        assert account.is_empty(arrived) == is_empty
+    steps = [(0.9, 0, False), (1.8, 1, False), (2.7, 2, False), (3.8, 2, True)]
+    assert [is_empty(account, clock, at, arrived) for at, arrived, _ in steps] == [end for _, _, end in steps]
 
 
-def test_the_pace_is_that_of_large_steps(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(plan.time, "monotonic", lambda: now[0])
+@pytest.mark.parametrize("block, last", [(0.075, 100), (0.101, 15), (0.2, 3)])
+def test_a_load_that_does_not_win_by_a_margin_ends_soon(clock, block, last):
+    """100 blocks, of which each takes 0.1 s to compute: 3 % is 0.3 s. Loading in 75 % of that is worth it;
+    loading as fast as computing ends after 15 of them. At any rate it takes at most 0.3 s more than what it saves."""
+    account = plan.Account(0.3, 0.1)
+    num = next((i for i in range(1, 101) if is_empty(account, clock, i * block, i)), 100)
+    assert num == last
+    assert clock[0] - num * 0.1 <= 0.3001
+
+
+def test_the_pace_is_that_of_the_fastest_of_the_last_steps():
     pace = plan.Pace()
     assert (pace.patience(1000), pace.lookup_time(1000, 0.25)) == (plan.GUESS, 0.25)
-    for tokens, seconds in ((10, 50.0), (100, 10.0), (100, 30.0)):
-        pace.begin(tokens)
-        now[0] += seconds
-        pace.end()
+    pace.note(10, 0.001)  # too small
+    assert pace.compute_time(10) is None
+    pace.note(100, 50.0)  # the first step
+    assert pace.compute_time(10) == pytest.approx(5.0)
+    pace.note(100, 20.0)
+    pace.note(100, 30.0)
+    for _ in range(plan.STEPS):
+        pace.note(40, 40.0)  # of another size: does not count against the larger ones
     assert pace.compute_time(10) == pytest.approx(2.0)
     assert pace.patience(1000) == pytest.approx(6.0)
     assert pace.lookup_time(1000, 0.25) == 0.25
     assert pace.lookup_time(10, 0.25) == pytest.approx(0.06)
     assert pace.lookup_time(1, 0.25) == plan.LEAST_LOOKUP
+    for _ in range(plan.STEPS):
+        pace.note(100, 30.0)  # the engine has become slower
+    assert pace.compute_time(10) == pytest.approx(3.0)
+
+
+def test_a_store_that_was_too_slow_is_left_alone_for_a_while(clock):
+    link = plan.Link()
+    assert not link.is_too_slow(0.1)
+    link.note(0.09)
+    assert [link.is_too_slow(compute) for compute in (None, 0.1, 0.2)] == [False, True, False]
+    clock[0] = plan.MEMORY
+    assert not link.is_too_slow(0.1)
+    link.note(math.inf)
+    assert link.is_too_slow(1000.0)
+
+
+def test_the_rate_does_not_count_the_round_trip(clock):
+    rate = plan.Rate()
+    assert rate.seconds(1) == math.inf
+    for at, num_bytes, seconds in ((1.0, 0, math.inf), (2.0, 10, 0.2), (4.0, 30, 0.1)):
+        clock[0] = at
+        rate.note(num_bytes)
+        assert rate.seconds(1) == pytest.approx(seconds)
+
+
+def test_the_engine_measures_its_steps_and_requests_share_what_is_known_of_the_store(
+    engine, redis, tmp_path, monkeypatch
+):
+    """The first request gives up a load, the second does not begin one, and later one is tried again."""
+    monkeypatch.setattr(plan, "LEAST_LOOKUP", 60.0)
+    monkeypatch.setattr(plan, "MEMORY", 1000.0)
+    ids = list(range(100, 164))
+    engine(redis.tcp_url).run(ids)
+    trace = tmp_path / "trace"
+    proxy = SlowProxy(redis.port, None)
+    try:
+        second = engine(proxy.url, patience=None, lookup_timeout=60, trace=str(trace))
+        scheduler = second.scheduler._scheduler
+        second.run(list(range(500, 564)))
+        assert scheduler._pace.seconds_per_token > 0
+        scheduler._pace.seconds_per_token = 1e-6
+        proxy.rate = 3000
+        requests = [second.request(ids) for _ in range(3)]
+        assert second.load(requests[0], steps=100000) < 64
+        assert second.ask(requests[1], steps=100000) == 0
+        scheduler._link._noted -= plan.MEMORY
+        assert second.ask(requests[2], steps=100000) == 60
+        left = [e["request"] for e in map(json.loads, trace.read_text().splitlines()) if e["event"] == "left"]
+        assert left == [requests[1].request_id]
+    finally:
+        proxy.close()
 
 
 # ---- faults of our own

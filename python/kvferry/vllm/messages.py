@@ -61,8 +61,8 @@ class Step(KVConnectorMetadata):
     saves: list[Move] = field(default_factory=list)
     fence: "array[int]" = field(default_factory=lambda: array("q"))
     """Pages that this step writes anew. Nobody may still read them for a save."""
-    idle: bool = False
-    """The step computes nothing."""
+    num_tokens: int = 0
+    """What the step computes, of all requests."""
     stranded: "dict[str, array[int]]" = field(default_factory=dict)
     """Requests that wait for loads which were never begun, because of a fault; with their pages."""
 
@@ -73,7 +73,18 @@ class Report(KVConnectorWorkerMetadata):
 
     failed: set[str] = field(default_factory=set)
     """Requests of which a load has ended with blocks missing."""
+    num_tokens: int = 0
+    """What the step has computed."""
+    seconds: float = 0.0
+    """How long that took."""
+    slow_block: float = 0.0
+    """Seconds that a block took to arrive in a load that was given up; math.inf: nothing arrived. 0: there was none."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         assert isinstance(other, Report)
-        return Report(self.failed | other.failed)
+        return Report(
+            self.failed | other.failed,
+            max(self.num_tokens, other.num_tokens),
+            max(self.seconds, other.seconds),
+            max(self.slow_block, other.slow_block),
+        )

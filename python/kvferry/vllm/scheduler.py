@@ -10,7 +10,7 @@ from typing import Any
 import kvferry
 from kvferry.vllm.identity import Adapters
 from kvferry.vllm.messages import Move, Report, Step, interleave, keys_of
-from kvferry.vllm.plan import Pace
+from kvferry.vllm.plan import Link, Pace
 from kvferry.vllm.settings import Settings, Trace
 
 WAIT = 0.002  # seconds: what a step may wait for answers, so that a store nearby answers within the step
@@ -72,7 +72,8 @@ class Scheduler:
         self._block, self._ratio, self._ranks = block_tokens, block_tokens // hash_tokens, ranks
         self._loads, self._saves, self._shares = loads, saves, shares_prefixes
         self._queue = kvferry.Queue(store, 1024)
-        self._adapters, self._pace, self._trace = Adapters(), Pace(), Trace(settings.trace, "scheduler")
+        self._adapters, self._trace = Adapters(), Trace(settings.trace, "scheduler")
+        self._pace, self._link = Pace(), Link()
         self._requests: dict[str, Tracked] = {}
         self._asked: dict[int, tuple[str, Lookup]] = {}  # by ticket
         self._loading: dict[str, bytes] = {}  # by request: the first hash that it loads
@@ -104,7 +105,7 @@ class Scheduler:
         first = computed // self._block
         # At least one token is computed, and a call has at most MAX_BLOCKS keys.
         last = min((request.num_tokens - 1) // self._block, first + kvferry.MAX_BLOCKS // self._ranks)
-        if first >= last:
+        if first >= last or self._is_store_too_slow(tracked):
             return 0, False
         if self._is_loaded_by_another(tracked, first):
             return None, False
@@ -114,6 +115,12 @@ class Scheduler:
         num = max(0, min(end, last) - first)
         tracked.offered = first
         return num * self._block, num > 0
+
+    def _is_store_too_slow(self, tracked: Tracked) -> bool:
+        if self._settings.patience is not None or not self._link.is_too_slow(self._pace.compute_time(self._block)):
+            return False
+        self._trace("left", request=tracked.request.request_id, why="too slow")
+        return True
 
     def _is_loaded_by_another(self, tracked: Tracked, first: int) -> bool:
         """Then the engine has the block in a moment, and needs no second copy."""
@@ -190,16 +197,15 @@ class Scheduler:
     def step(self, output: Any) -> Step:
         """What the workers have to do in the step that `output` describes."""
         step = self._next
-        step.idle = output.total_num_scheduled_tokens == 0
+        step.num_tokens = output.total_num_scheduled_tokens
         self._next = Step(epoch=step.epoch, digest=step.digest)
         self._add_new_pages(step, output)
         if self._saves:
             self._add_saves(step, output)
-        if step.idle and self._asked:
+        if step.num_tokens == 0 and self._asked:
             self._queue.wait(IDLE_WAIT)
         self._take_answers()
         self._wait_left = WAIT
-        self._pace.begin(output.total_num_scheduled_tokens)
         self.promised = {}
         return step
 
@@ -235,15 +241,21 @@ class Scheduler:
 
     def finished(self, output: Any) -> None:
         """What the workers report of a step."""
-        self._pace.end()
         report = output.kv_connector_worker_meta
-        for request_id in report.failed if isinstance(report, Report) else ():
+        if isinstance(report, Report):
+            self._take_report(report)
+        for request_id in output.finished_recving or ():
+            self._loading.pop(request_id, None)
+
+    def _take_report(self, report: Report) -> None:
+        self._pace.note(report.num_tokens, report.seconds)
+        if report.slow_block > 0:
+            self._link.note(report.slow_block)
+        for request_id in report.failed:
             tracked = self._requests.get(request_id)
             if tracked is not None:
                 tracked.failed = True
                 tracked.saved = 0  # what was damaged is computed and saved anew
-        for request_id in output.finished_recving or ():
-            self._loading.pop(request_id, None)
 
     def forget(self, epoch: str) -> None:
         """What was computed so far is not valid any more, such as after a change of the weights."""

@@ -4,13 +4,13 @@
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import kvferry
 from kvferry.vllm.messages import Move, Report, Step
 from kvferry.vllm.metrics import Counters
-from kvferry.vllm.plan import Account
+from kvferry.vllm.plan import SMALLEST, Account, Rate
 from kvferry.vllm.settings import Settings, Trace, log
 
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for loads, so that they have the core
@@ -26,6 +26,7 @@ class Flight:
     is_load: bool
     started: float
     account: Account | None = None
+    rate: Rate = field(default_factory=Rate)
     is_given_up: bool = False
 
 
@@ -53,6 +54,9 @@ class Worker:
         self._bad: set[int] = set()  # pages that it has left without their block
         self._failed: set[str] = set()
         self._idle = False
+        self._began = 0.0  # when the engine began to compute the step
+        self._computed: tuple[int, float] = (0, 0.0)  # tokens and seconds of the last step, until they are reported
+        self._slow_block = 0.0  # of the next report
         self._epoch, self._has_other_space = "", False
         self._space = self._open("")
 
@@ -83,11 +87,15 @@ class Worker:
     # ---- a step, in the order of the engine's calls
 
     def before_step(self, step: Step) -> None:
-        """The last moment before the step's new pages are written. Saves that still read them end first: they have
-        deadlines, and those that have not begun are dropped."""
         if step.epoch != self._epoch:
             self._epoch, self._space = step.epoch, self._open(step.epoch)
         self._compare_spaces(step.digest)
+        self._fence(step)
+        self._began = time.monotonic()
+
+    def _fence(self, step: Step) -> None:
+        """The last moment before the step's new pages are written. Saves that still read them end first: they have
+        deadlines, and those that have not begun are dropped."""
         saves = [(ticket, f) for ticket, f in self._flights.items() if not f.is_load]
         if not saves or not step.fence:
             return
@@ -139,6 +147,8 @@ class Worker:
         return self._took_off(ticket, Flight(move, True, time.monotonic(), account))
 
     def start_saves(self, step: Step) -> None:
+        if step.num_tokens >= SMALLEST:
+            self._computed = (step.num_tokens, time.monotonic() - self._began)
         for move in [] if self._has_other_space else step.saves:
             ticket = self._queue.submit_save(
                 self._space,
@@ -151,7 +161,7 @@ class Worker:
             )
             if not self._took_off(ticket, Flight(move, False, time.monotonic())):
                 self.counters.add("save_failures", len(move.slots))
-        self._idle = step.idle
+        self._idle = step.num_tokens == 0
 
     def _took_off(self, ticket: int | None, flight: Flight) -> bool:
         if ticket is not None:
@@ -172,10 +182,15 @@ class Worker:
 
     def _give_up_late_loads(self) -> None:
         for ticket, flight in self._flights.items():
-            arrived = self._queue.arrived(ticket) if flight.account is not None and not flight.is_given_up else None
-            if arrived is not None and flight.account is not None and flight.account.is_empty(arrived[1].count(1)):
+            arrived = self._queue.arrived(ticket) if flight.is_load and not flight.is_given_up else None
+            if arrived is not None and self._is_late(flight, *arrived):
                 self._queue.cancel(ticket)
                 flight.is_given_up = True
+                self._slow_block = max(self._slow_block, flight.rate.seconds(self._pages.slot_bytes))
+
+    def _is_late(self, flight: Flight, num_bytes: int, states: bytes) -> bool:
+        flight.rate.note(num_bytes)
+        return flight.account is not None and flight.account.is_empty(states.count(1))
 
     def take_loaded(self) -> set[str]:
         loaded, self._loaded = self._loaded, set()
@@ -187,7 +202,9 @@ class Worker:
 
     def take_report(self) -> Report | None:
         failed, self._failed = self._failed, set()
-        return Report(failed) if failed else None
+        (num_tokens, seconds), self._computed = self._computed, (0, 0.0)
+        slow, self._slow_block = self._slow_block, 0.0
+        return Report(failed, num_tokens, seconds, slow) if failed or num_tokens or slow else None
 
     # ---- completions
 
