@@ -276,6 +276,10 @@ def test_a_cache_object(in_memory):
     cache.layers[1] = FakeLayer(None, None)
     with pytest.raises(TypeError, match=r"layer 1 .* run the model first"):
         in_memory.save_kv_cache("s", past_key_values=cache)
+    cache.layers[1] = FakeLayer(*layers(1)[0])
+    cache.layers[1].is_sliding = True  # also while it has dropped nothing
+    with pytest.raises(TypeError, match=r"kvferry.hf.PrefixCache"):
+        in_memory.save_kv_cache("s", past_key_values=cache)
     cache.layers[1] = FakeLayer(*layers(1, (1, 2, 9, 4))[0])  # preallocated
     with pytest.raises(TypeError, match=r"kvferry.hf.PrefixCache"):
         in_memory.save_kv_cache("s", past_key_values=cache)
