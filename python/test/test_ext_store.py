@@ -136,7 +136,7 @@ def test_spaces_do_not_see_each_other(store, space):
     _, keys, _ = saved(store, space, num=2)
     other = kvferry.Space(store, {**FIELDS, "model": "1" * 64}, block_tokens=4)
     assert other.match(other.chain(range(8))) == 0
-    assert other.load(keys, [bytearray(1000)] * 2).num_ok == 0
+    assert other.load(keys, [bytearray(1000), bytearray(1000)]).num_ok == 0
 
 
 def test_walk_describe_clear(store, space):
@@ -163,7 +163,7 @@ def test_remove_says_whether_there_was_one(store, space):
 
 def test_stats_count(store, space):
     _, keys, source = saved(store, space, num=3)
-    space.load(keys + bytes(32), [bytearray(1000)] * 4)
+    space.load(keys + bytes(32), [bytearray(1000) for _ in range(4)])
     stats = store.stats()
     assert (stats["saves"], stats["saved"], stats["loads"], stats["load_hits"]) == (3, 3, 4, 3)
     assert stats["misses"] == {"absent": 1} and stats["save_failures"] == {}
