@@ -19,7 +19,7 @@
 #define BLOCKS    12u
 #define PAYLOAD   70000u
 #define BUDGET_MS 400u
-#define SLACK_MS  400.0 /* of a busy machine; the check of issue 4 is stricter */
+#define SLACK_MS  2000.0 /* of a busy machine: it tells a load that hangs; check-chaos is stricter */
 
 static kvft_server *server;
 static kvft_proxy *proxy;
