@@ -306,6 +306,17 @@ def test_a_callers_cache_may_be_shorter_and_in_any_order_of_memory(llama, mem: k
         assert torch.equal(layer.values[0], source.values[0, :, :num])
 
 
+def test_a_callers_row_with_padding_is_not_stored(llama, mem: kvferry.Store) -> None:
+    """Without position_ids the model counts the padding, so the keys of such a row are those of other positions."""
+    batch = hf_toys.batch(2, TOKENS)
+    filled = transformers.DynamicCache(config=llama.config)
+    with torch.no_grad():
+        llama(**batch, past_key_values=filled, use_cache=True)
+    assert prefix_of(llama, mem).save(cache=filled, **batch) == TOKENS // BLOCK  # of the first row
+    assert mem.flush(60) == (True, 0)
+    assert prefix_of(llama, mem).load(batch["input_ids"][1, TOKENS // 3 :])[1] == 0
+
+
 def test_load_gives_a_batch_what_all_rows_have(model, mem: kvferry.Store) -> None:
     batch = hf_toys.batch(4, TOKENS)
     prefix_of(model, mem).prefill(**batch)

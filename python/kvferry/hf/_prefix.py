@@ -172,6 +172,7 @@ class PrefixCache:
         """Stores the whole blocks of a cache that you filled, for `load`; returns their number.
 
         `generate` and `prefill` do not use them: a prompt that was computed in other pieces may have other last bits.
+        Rows with padding are not stored: the cache does not tell at which positions the model saw their tokens.
         The memory is copied before this returns; `Store.flush` waits for the writers. The arguments are as for `load`.
         Raises RefusedError (a sliding layer that has dropped tokens, a cache that is not proven), LimitError."""
         state, rows = self._begin(input_ids, attention_mask, leave=0)
@@ -181,9 +182,9 @@ class PrefixCache:
             raise LimitError(f"the cache has another number of rows than input_ids, which has {len(rows)}")
         saved = 0
         for index, row in enumerate(rows):
-            num = min(row.num_blocks, (columns - row.padding) // self.block_tokens)
-            if num > 0:
-                view = view_of(tensors, index, row.padding, num, self.block_tokens)
+            num = min(row.num_blocks, columns // self.block_tokens)
+            if num > 0 and row.padding == 0:
+                view = view_of(tensors, index, 0, num, self.block_tokens)
                 saved += self._save(state.given, row, view, 0, num)
         return saved
 
