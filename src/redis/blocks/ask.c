@@ -114,15 +114,15 @@ static bool step(lookup *l) {
     if (l->why == KVF_WHY_NONE) {
         l->why = hear(l);
     }
-    bool asked = l->asked > before;
-    if (got || asked) {
+    if (got || l->asked > before) {
         int64_t now = kvfi_sys->now_us();
         if (got) {
             kvfi_conn_note_wait(l->conn, now - l->moved_us);
         }
         l->moved_us = now;
     }
-    return got || (asked && l->asked < num_commands(l));
+    /* There is room for more questions, also if none fitted before the last were sent. */
+    return got || (kvfi_conn_all_sent(l->conn) && l->asked < num_commands(l));
 }
 
 static void run(lookup *l, int64_t deadline_us) {
