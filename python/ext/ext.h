@@ -114,6 +114,12 @@ PyObject *kvfp_object_of(PyObject *self, void *unused);
 PyObject *kvfp_object_new(PyTypeObject *type, kvfp_handle *handle, PyObject *of);
 /* The handle of `object` if it is of `type` and open; it is entered. TypeError, ClosedError. */
 kvfp_handle *kvfp_enter_object(PyObject *object, PyTypeObject *type, const char *name);
+/* Of each type with a kvfp_object: how it is freed, and seen by the cycle collector. */
+#define KVFP_COMMON_SLOTS                                                           \
+    {Py_tp_dealloc, kvfp_object_dealloc}, {Py_tp_traverse, kvfp_object_traverse}, { \
+        Py_tp_clear, kvfp_object_clear                                              \
+    }
+
 #define KVFP_COMMON_METHODS                                                                                    \
     {"close", kvfp_object_close, METH_NOARGS, "close($self, /)\n--\n\nCloses it; closing twice is fine."},     \
         {"__enter__", kvfp_object_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nItself, if it is open."}, {  \
@@ -137,7 +143,7 @@ static inline bool kvfp_llama_init(PyObject *module) {
     return module != NULL;
 }
 #endif
-/* kvfp_add_type makes a type and adds it to the module. `public`: its name in the module, or NULL. */
+/* kvfp_add_type makes a type and adds it to the module. Returns NULL with an exception if it can't. */
 PyTypeObject *kvfp_add_type(PyObject *module, PyType_Spec *spec);
 
 /* Methods of a Store in session.c and admin.c. */

@@ -487,9 +487,7 @@ static PyGetSetDef properties[] = {
 static PyType_Slot slots[] = {
     {Py_tp_doc, "Queue(store, depth=64)\n--\n\n" KVFP_MANUAL_Queue},
     {Py_tp_new, queue_new},
-    {Py_tp_dealloc, kvfp_object_dealloc},
-    {Py_tp_traverse, kvfp_object_traverse},
-    {Py_tp_clear, kvfp_object_clear},
+    KVFP_COMMON_SLOTS,
     {Py_tp_methods, methods},
     {Py_tp_getset, properties},
     {Py_sq_length, queue_length},

@@ -233,9 +233,7 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "Store(urls, *, secret=None, previous_secret=None, secret_files=None, seal_sessions=False, drain=None, "
                 "backlog_bytes=0, load_threads=0, store_threads=0)\n--\n\n" KVFP_MANUAL_Store},
     {Py_tp_new, store_new},
-    {Py_tp_dealloc, kvfp_object_dealloc},
-    {Py_tp_traverse, kvfp_object_traverse},
-    {Py_tp_clear, kvfp_object_clear},
+    KVFP_COMMON_SLOTS,
     {Py_tp_methods, methods},
     {Py_tp_getset, properties},
     {0, NULL},

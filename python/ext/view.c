@@ -161,9 +161,7 @@ static PyGetSetDef properties[] = {
 static PyType_Slot slots[] = {
     {Py_tp_doc, "View(regions, num_slots, owner=None)\n--\n\n" KVFP_MANUAL_View},
     {Py_tp_new, view_new},
-    {Py_tp_dealloc, kvfp_object_dealloc},
-    {Py_tp_traverse, kvfp_object_traverse},
-    {Py_tp_clear, kvfp_object_clear},
+    KVFP_COMMON_SLOTS,
     {Py_tp_methods, methods},
     {Py_tp_getset, properties},
     {0, NULL},
