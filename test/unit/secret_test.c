@@ -876,11 +876,23 @@ static ssize_t read_and_cancel(int fd, const struct iovec *iov, int num, off_t a
     return got;
 }
 
+/* What a load of the first block says that is cancelled after its first read. */
+static kvf_reason why_of_a_cancelled_load(const bench *b) {
+    kvfi_systable table = kvfi_sys_real;
+    cancelled = false;
+    table.preadv = read_and_cancel;
+    kvfi_sys_table = &table;
+    size_t num = kvfi_load(b->space, b->prompt->blocks, 1, NULL, 0, kvfi_deadline(10000000), 0, &cancelled, NULL);
+    kvfi_sys_table = &kvfi_sys_real;
+    assert_int_equal(num, 0);
+    assert_true(cancelled);
+    return b->prompt->blocks[0].why;
+}
+
 /* A damaged record under the new secret says nothing of the one under the old secret, which the load does not reach. */
 static void rotation_removes_only_what_it_read(void **state) {
     (void)state;
     char *dir = kvft_temp_dir(), url[512];
-    kvfi_systable table = kvfi_sys_real;
     kvfi_addr addr;
     snprintf(url, sizeof url, "file:%s", dir);
     save_under(url, OLD, 0, 1);
@@ -888,14 +900,7 @@ static void rotation_removes_only_what_it_read(void **state) {
     bench b = open_bench(url, NEW, OLD);
     kvfi_address(&addr, &b.space->identity, &b.prompt->keys[0]);
     flip_in(dir, &addr);
-    cancelled = false;
-    table.preadv = read_and_cancel;
-    kvfi_sys_table = &table;
-    size_t num = kvfi_load(b.space, b.prompt->blocks, 1, NULL, 0, kvfi_deadline(10000000), 0, &cancelled, NULL);
-    kvfi_sys_table = &kvfi_sys_real;
-    assert_int_equal(num, 0);
-    assert_true(cancelled);
-    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_CHECKSUM);
+    assert_int_equal(why_of_a_cancelled_load(&b), KVF_WHY_CHECKSUM);
     close_bench(&b);
     assert_int_equal(num_loaded(url, NEW, NULL), 0); /* removed */
     assert_int_equal(num_loaded(url, OLD, NULL), 1);
@@ -909,7 +914,6 @@ static void tiers_lose_only_what_was_read(void **state) {
     char *dirs[2], urls[2][512];
     const char *both[2] = {urls[0], urls[1]};
     kvf_options options = {.struct_size = sizeof options, .secret = OLD, .secret_len = strlen(OLD)};
-    kvfi_systable table = kvfi_sys_real;
     kvfi_addr addr;
     for (size_t i = 0; i < 2; i++) {
         dirs[i] = kvft_temp_dir();
@@ -922,14 +926,7 @@ static void tiers_lose_only_what_was_read(void **state) {
     b.prompt = kvft_prompt_new(b.space, 7, 1, PAYLOAD);
     kvfi_address(&addr, &b.space->identity, &b.prompt->keys[0]);
     flip_in(dirs[0], &addr);
-    cancelled = false;
-    table.preadv = read_and_cancel;
-    kvfi_sys_table = &table;
-    size_t num = kvfi_load(b.space, b.prompt->blocks, 1, NULL, 0, kvfi_deadline(10000000), 0, &cancelled, NULL);
-    kvfi_sys_table = &kvfi_sys_real;
-    assert_int_equal(num, 0);
-    assert_true(cancelled);
-    assert_int_equal(b.prompt->blocks[0].why, KVF_WHY_CLOSED);
+    assert_int_equal(why_of_a_cancelled_load(&b), KVF_WHY_CLOSED);
     close_bench(&b);
     assert_int_equal(num_loaded(urls[1], OLD, NULL), 1);
     kvft_remove_dir(dirs[0]);
