@@ -103,9 +103,9 @@ static void show(const kvfcli_run_state *run, size_t from) {
     }
 }
 
-static int add_token(kvfcli_run_state *run, kvfcli_utf8 *utf8, llama_token token) {
+static int add_token(kvfcli_run_state *run, kvfl_utf8 *utf8, llama_token token) {
     size_t from = run->answer.len;
-    if (!kvfcli_tokens_add(&run->said, &token, 1) || !kvfcli_add_piece(utf8, &run->answer, run->engine.vocab, token)) {
+    if (!kvfl_tokens_add(&run->said, &token, 1) || !kvfl_add_piece(utf8, &run->answer, run->engine.vocab, token)) {
         return kvfcli_no_memory();
     }
     show(run, from);
@@ -137,8 +137,7 @@ static bool sample(kvfcli_run_state *run, struct llama_sampler *sampler, llama_t
     return true;
 }
 
-static int go_on(kvfcli_run_state *run, struct llama_sampler *sampler, kvfcli_utf8 *utf8, llama_token token,
-                 bool more) {
+static int go_on(kvfcli_run_state *run, struct llama_sampler *sampler, kvfl_utf8 *utf8, llama_token token, bool more) {
     int code = KVFCLI_FINE;
     while (more && code == KVFCLI_FINE) {
         code = add_token(run, utf8, token);
@@ -152,14 +151,14 @@ static int go_on(kvfcli_run_state *run, struct llama_sampler *sampler, kvfcli_ut
 
 int kvfcli_generate(kvfcli_run_state *run) {
     struct llama_sampler *sampler = new_sampler(&run->options);
-    kvfcli_utf8 utf8 = {.num_held = 0};
+    kvfl_utf8 utf8 = {.num_held = 0};
     llama_token token = LLAMA_TOKEN_NULL;
     bool more = sample(run, sampler, &token);
     int64_t began = kvfcli_now_us();
     run->ttft_us = began - run->began_us + run->before_us;
     int code = go_on(run, sampler, &utf8, token, more);
     size_t from = run->answer.len;
-    if (!kvfcli_utf8_end(&utf8, &run->answer)) {
+    if (!kvfl_utf8_end(&utf8, &run->answer)) {
         code = kvfcli_no_memory();
     }
     show(run, from);

@@ -262,7 +262,7 @@ static int64_t budget_us(const explanation *e) {
     return KVF_MS(e->run->options.budget_ms);
 }
 
-static size_t match_tokens(const explanation *e, const kvfcli_tokens *tokens) {
+static size_t match_tokens(const explanation *e, const kvfl_tokens *tokens) {
     size_t num = kvf_llama_cut(e->run->engine.kv, tokens->num) / e->block_tokens, run = 0;
     kvf_key *keys = malloc((num + 1) * sizeof *keys);
     if (keys != NULL && num > 0) {
@@ -279,14 +279,14 @@ static void try_other_template(explanation *e) {
     const kvfcli_run_state *run = e->run;
     kvfcli_run_options options = run->options;
     options.raw = !options.raw;
-    kvfcli_tokens tokens = {.num = 0};
-    const kvfcli_message message = {.role = "user", .text = run->question.text};
-    kvfcli_template other = kvfcli_choose_template(run->engine.model, &options);
+    kvfl_tokens tokens = {.num = 0};
+    const kvfl_message message = {.role = "user", .text = run->question.text};
+    kvfl_template other = kvfcli_choose_template(run->engine.model, &options);
     if (kvfcli_tokenize_chat(&tokens, run->engine.vocab, other, &message, 1) == KVFCLI_FINE) {
         size_t matched = match_tokens(e, &tokens);
         e->other_template = matched > e->matched ? matched : 0;
     }
-    kvfcli_tokens_cleanup(&tokens);
+    kvfl_tokens_cleanup(&tokens);
 }
 
 /* ---- words ---- */
@@ -317,7 +317,7 @@ static const char *code_of(const explanation *e) {
 }
 
 static char *text_of(const explanation *e, const uint32_t *tokens, size_t num) {
-    return kvfcli_text_of(e->run->engine.vocab, tokens, num);
+    return kvfl_text_of(e->run->engine.vocab, tokens, num);
 }
 
 static char *our_text(const explanation *e) {

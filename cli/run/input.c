@@ -11,7 +11,7 @@
 
 /* The tokenizer needs C strings, and a chat is stored as JSON: text without NUL, in UTF-8. */
 static int check_text(const kvfcli_string *text, const char *name) {
-    size_t good = kvfcli_utf8_check(text->text, text->len);
+    size_t good = kvfl_utf8_check(text->text, text->len);
     size_t line = 1;
     for (size_t i = 0; i < good; i++) {
         line += text->text[i] == '\n';
@@ -39,7 +39,7 @@ static bool is_blank(const char *text, size_t len) {
 /* The document comes first, so that other questions about it share its blocks. */
 static int add_question(kvfcli_string *out, const char *question) {
     size_t len = strlen(question);
-    if (kvfcli_utf8_check(question, len) < len) {
+    if (kvfl_utf8_check(question, len) < len) {
         kvfcli_say("the text of -p is not UTF-8");
         return KVFCLI_INPUT;
     }

@@ -110,7 +110,7 @@ static json_t *text_or_null(const char *text) {
     return text != NULL && text[0] != '\0' ? json_string(text) : json_null();
 }
 
-static json_t *json_tokens(const kvfcli_tokens *tokens) {
+static json_t *json_tokens(const kvfl_tokens *tokens) {
     json_t *list = json_array();
     for (size_t i = 0; i < tokens->num; i++) {
         json_array_append_new(list, json_integer(tokens->ids[i]));
@@ -142,7 +142,7 @@ static json_t *json_run(const kvfcli_run_state *run) {
                      (json_int_t)run->prompt.num, "answer_tokens", (json_int_t)run->said.num, "unwritten_blocks",
                      (json_int_t)run->unwritten, "model_ms", real_ms(run->engine.model_us), "context_ms",
                      real_ms(run->engine.context_us), "attach_ms", real_ms(run->engine.attach_us), "chat_ms",
-                     real_ms(run->chat.load_us), "tokenize_ms", real_ms(run->tokenize_us), "ttft_ms",
+                     real_ms(run->chat_load_us), "tokenize_ms", real_ms(run->tokenize_us), "ttft_ms",
                      real_ms(run->ttft_us), "generate_ms", real_ms(run->generate_us), "flush_ms",
                      real_ms(run->flush_us), "tokens_per_s", tokens_per_s(run));
 }

@@ -60,7 +60,7 @@ static int check_chat(const kvfcli_run_options *options) {
         return kvfcli_usage("--chat needs a store to keep the conversation in");
     }
     size_t len = strlen(options->chat);
-    if (len == 0 || len > KVF_MAX_ID_BYTES || kvfcli_utf8_check(options->chat, len) < len) {
+    if (len == 0 || len > KVF_MAX_ID_BYTES || kvfl_utf8_check(options->chat, len) < len) {
         return kvfcli_usage("the id of a chat is UTF-8 text of 1 to %u bytes", KVF_MAX_ID_BYTES);
     }
     return KVFCLI_FINE;
@@ -89,11 +89,11 @@ static int check(void *ctx, const kvfcli_common *common, int num_left, char **le
 /* There are two ways to make it: from the texts of all turns, or, exactly, from the tokens of earlier turns and the new
  * question. Which one applies is known only once the model is attached, and the context must have room for either. */
 typedef struct prompts {
-    kvfcli_tokens anew, further;
+    kvfl_tokens anew, further;
 } prompts;
 
-static int tokenize_anew(kvfcli_run_state *run, kvfcli_tokens *out) {
-    kvfcli_message *messages = kvfcli_chat_messages(&run->chat, run->question.text);
+static int tokenize_anew(kvfcli_run_state *run, kvfl_tokens *out) {
+    kvfl_message *messages = kvfl_chat_messages(&run->chat, run->question.text);
     if (messages == NULL) {
         return kvfcli_no_memory();
     }
@@ -102,14 +102,14 @@ static int tokenize_anew(kvfcli_run_state *run, kvfcli_tokens *out) {
     return code;
 }
 
-static int tokenize_further(kvfcli_run_state *run, kvfcli_tokens *out) {
+static int tokenize_further(kvfcli_run_state *run, kvfl_tokens *out) {
     int32_t num_vocab = llama_vocab_n_tokens(run->engine.vocab);
     for (size_t i = 0; i < run->chat.tokens.num; i++) {
         if (run->chat.tokens.ids[i] >= num_vocab) {
             return KVFCLI_FINE; /* of another model: stays empty */
         }
     }
-    if (!kvfcli_tokens_add(out, run->chat.tokens.ids, run->chat.tokens.num)) {
+    if (!kvfl_tokens_add(out, run->chat.tokens.ids, run->chat.tokens.num)) {
         return kvfcli_no_memory();
     }
     return kvfcli_tokenize_turn(out, run->engine.vocab, run->chat_template, run->question.text);
@@ -126,29 +126,20 @@ static int tokenize(kvfcli_run_state *run, prompts *out) {
         code = KVFCLI_INPUT;
     }
     run->tokenize_us = kvfcli_now_us() - began;
-    run->before_us = run->chat.load_us + run->tokenize_us;
+    run->before_us = run->chat_load_us + run->tokenize_us;
     return code;
 }
 
-/* The space of the model, or zeros without one. No chat continues with zeros. */
-static void engine_digest(const kvfcli_run_state *run, kvf_digest *out) {
-    kvf_space *space = run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
-    *out = (kvf_digest){{0}};
-    if (space != NULL) {
-        kvf_space_digest(space, out);
-    }
+static kvf_space *engine_space(const kvfcli_run_state *run) {
+    return run->engine.kv != NULL ? kvf_llama_space(run->engine.kv) : NULL;
 }
 
 static void choose_prompt(kvfcli_run_state *run, prompts *from) {
-    static const kvf_digest none;
-    kvf_digest now;
-    engine_digest(run, &now);
-    run->whole = from->further.num == 0 || memcmp(&now, &none, sizeof now) == 0 ||
-                 memcmp(&now, &run->chat.engine, sizeof now) != 0;
+    run->whole = from->further.num == 0 || !kvfl_chat_goes_on(&run->chat, engine_space(run));
     run->num_old = run->whole ? 0 : run->chat.tokens.num;
-    kvfcli_tokens *chosen = run->whole ? &from->anew : &from->further;
+    kvfl_tokens *chosen = run->whole ? &from->anew : &from->further;
     run->prompt = *chosen;
-    *chosen = (kvfcli_tokens){.num = 0};
+    *chosen = (kvfl_tokens){.num = 0};
 }
 
 static int prepare(kvfcli_run_state *run) {
@@ -162,8 +153,8 @@ static int prepare(kvfcli_run_state *run) {
         kvfcli_attach(&run->engine, run->store, &run->options);
         choose_prompt(run, &both);
     }
-    kvfcli_tokens_cleanup(&both.anew);
-    kvfcli_tokens_cleanup(&both.further);
+    kvfl_tokens_cleanup(&both.anew);
+    kvfl_tokens_cleanup(&both.further);
     return code;
 }
 
@@ -200,18 +191,18 @@ static void flush(kvfcli_run_state *run) {
 }
 
 static int keep_turn(kvfcli_run_state *run) {
-    kvf_digest engine;
-    engine_digest(run, &engine);
-    const kvfcli_new_turn turn = {
+    const kvfl_new_turn turn = {
         .question = run->question.text,
         .answer = run->answer.text != NULL ? run->answer.text : "",
         .prompt = run->prompt.ids + run->num_old,
         .num_prompt = run->prompt.num - run->num_old,
         .said = &run->said,
         .whole = run->whole,
-        .engine = &engine,
+        .engine = engine_space(run),
     };
-    return kvfcli_chat_add(&run->chat, &turn);
+    kvf_error err = {.status = KVF_OK};
+    kvf_status status = kvfl_chat_add(&run->chat, &err, &turn, KVF_MS(FLUSH_MS));
+    return status == KVF_OK ? KVFCLI_FINE : kvfcli_fail(status, &err);
 }
 
 static int answer_and_keep(kvfcli_run_state *run) {
@@ -254,6 +245,19 @@ static int check_inputs(kvfcli_run_state *run, const kvfcli_common *common) {
     return status == KVF_OK ? open_store(run, common) : kvfcli_fail(status, &err);
 }
 
+static int load_chat(kvfcli_run_state *run) {
+    const kvfcli_run_options *o = &run->options;
+    kvf_error err = {.status = KVF_OK};
+    int64_t began = kvfcli_now_us();
+    kvf_status status = kvfl_chat_load(&run->chat, &err, run->store, o->chat, NULL, KVF_MS(o->budget_ms), o->restart);
+    run->chat_load_us = kvfcli_now_us() - began;
+    if (status == KVF_IO && !o->restart) {
+        kvfcli_say("%s; --restart starts again", err.what);
+        return KVFCLI_IO;
+    }
+    return status == KVF_OK ? KVFCLI_FINE : kvfcli_fail(status, &err);
+}
+
 static int work(void *ctx, kvf_store *none, const kvfcli_common *common) {
     kvfcli_run_state *run = ctx;
     (void)none; /* check_inputs opens it */
@@ -262,7 +266,7 @@ static int work(void *ctx, kvf_store *none, const kvfcli_common *common) {
         code = kvfcli_load_model(&run->engine, &run->options);
     }
     if (code == KVFCLI_FINE && run->options.chat != NULL) {
-        code = kvfcli_chat_load(&run->chat, run->store, &run->options);
+        code = load_chat(run);
     }
     if (code == KVFCLI_FINE) {
         run->chat_template = kvfcli_choose_template(run->engine.model, &run->options);
@@ -278,12 +282,12 @@ static int work(void *ctx, kvf_store *none, const kvfcli_common *common) {
 }
 
 static void cleanup(kvfcli_run_state *run) {
-    kvfcli_chat_cleanup(&run->chat);
+    kvfl_chat_cleanup(&run->chat);
     kvfcli_engine_cleanup(&run->engine);
     kvf_store_close(run->store);
-    kvfcli_tokens_cleanup(&run->prompt);
-    kvfcli_tokens_cleanup(&run->said);
-    kvfcli_string_cleanup(&run->answer);
+    kvfl_tokens_cleanup(&run->prompt);
+    kvfl_tokens_cleanup(&run->said);
+    kvfl_text_cleanup(&run->answer);
     kvfcli_string_cleanup(&run->question);
 }
 

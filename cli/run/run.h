@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Declarations that the files of kvferry run share. run.c reads the arguments and is the order of events. The others:
- * threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens, chat template,
- * UTF-8; chat: a conversation in a store; answer: prefill and generation; report: the output at the end; explain:
+ * threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens and chat template;
+ * answer: prefill and generation; report: the output at the end; explain:
  * kvferry explain.
  */
 #ifndef KVFCLI_RUN_H
@@ -11,13 +11,7 @@
 #include <kvferry/llama.h>
 
 #include "common/cli.h"
-
-typedef struct kvfcli_tokens {
-    llama_token *ids;
-    size_t num, cap;
-} kvfcli_tokens;
-bool kvfcli_tokens_add(kvfcli_tokens *tokens, const llama_token *ids, size_t num); /* false without memory */
-void kvfcli_tokens_cleanup(kvfcli_tokens *tokens);
+#include "llama/talk/talk.h"
 
 /* ---- what the command line says */
 typedef struct kvfcli_run_options {
@@ -72,79 +66,14 @@ void kvfcli_engine_cleanup(kvfcli_engine *engine);
 void kvfcli_watch_llama(bool verbose);
 const char *kvfcli_llama_error(void); /* the first error since the last call of kvfcli_watch_llama; "" = none */
 
-/* ---- text and tokens (text.c). Calls that return a bool return false without memory. */
-typedef struct kvfcli_message {
-    const char *role, *text;
-} kvfcli_message;
-
-typedef struct kvfcli_template {
-    const char *text; /* NULL: ChatML */
-    bool raw;         /* none: the text is used as it is */
-} kvfcli_template;
+/* ---- text and tokens (text.c, which turns the errors of llama/talk into messages) */
 /* kvfcli_choose_template takes the model's own; prints a message if that is impossible. */
-kvfcli_template kvfcli_choose_template(const struct llama_model *model, const kvfcli_run_options *options);
-
-/* Both return 0, or an exit code after a message. kvfcli_tokenize_chat makes the prompt that ends where the next answer
- * begins. kvfcli_tokenize_turn makes only what follows an answer: its end and the next question. */
-int kvfcli_tokenize_chat(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
-                         const kvfcli_message *messages, size_t num);
-int kvfcli_tokenize_turn(kvfcli_tokens *out, const struct llama_vocab *vocab, kvfcli_template chat_template,
+kvfl_template kvfcli_choose_template(const struct llama_model *model, const kvfcli_run_options *options);
+/* Both return 0, or an exit code after a message. */
+int kvfcli_tokenize_chat(kvfl_tokens *out, const struct llama_vocab *vocab, kvfl_template chat_template,
+                         const kvfl_message *messages, size_t num);
+int kvfcli_tokenize_turn(kvfl_tokens *out, const struct llama_vocab *vocab, kvfl_template chat_template,
                          const char *question);
-
-/* Text that arrives in pieces which may end inside a character. Invalid UTF-8 becomes U+FFFD. */
-typedef struct kvfcli_utf8 {
-    char held[4]; /* the beginning of a character */
-    size_t num_held;
-} kvfcli_utf8;
-/* kvfcli_utf8_feed appends the whole characters of held and new bytes to `out`; kvfcli_utf8_end what is left. */
-bool kvfcli_utf8_feed(kvfcli_utf8 *utf8, kvfcli_string *out, const char *bytes, size_t len);
-bool kvfcli_utf8_end(kvfcli_utf8 *utf8, kvfcli_string *out);
-/* kvfcli_utf8_check returns the number of leading bytes that are valid UTF-8 (len: all). */
-size_t kvfcli_utf8_check(const char *bytes, size_t len);
-/* The text of tokens, to be freed with free(); U+FFFD for those that the vocabulary does not have. NULL without
- * memory. */
-char *kvfcli_text_of(const struct llama_vocab *vocab, const uint32_t *tokens, size_t num);
-/* The text of a token, appended to `out` in whole characters. */
-bool kvfcli_add_piece(kvfcli_utf8 *utf8, kvfcli_string *out, const struct llama_vocab *vocab, llama_token token);
-
-/* ---- a conversation in a store (chat.c) */
-typedef struct kvfcli_turn {
-    char *question, *answer;
-} kvfcli_turn;
-
-typedef struct kvfcli_chat {
-    const char *id;
-    kvf_store *store;
-    kvf_space *space;
-    kvfcli_turn *turns;
-    size_t num_turns;
-    kvfcli_tokens tokens; /* of all turns, answers included, exactly as the model read and produced them */
-    kvf_digest engine;    /* the space whose tokens these are */
-    kvf_key last;         /* stands for the content of the last turn */
-    size_t num_stale;     /* records after the last turn that belong to another history */
-    int64_t budget_us;
-    int64_t load_us;
-} kvfcli_chat;
-
-/* kvfcli_chat_load finds the turns of the conversation; there may be none. Returns 0, or an exit code after a
- * message. */
-int kvfcli_chat_load(kvfcli_chat *chat, kvf_store *store, const kvfcli_run_options *options);
-/* The messages of all turns and the question: 2 * num_turns + 1 of them, to be freed with free(). NULL without memory.
- */
-kvfcli_message *kvfcli_chat_messages(const kvfcli_chat *chat, const char *question);
-
-/* What a turn adds. `whole`: `prompt` is everything that the model read, not only what was new. */
-typedef struct kvfcli_new_turn {
-    const char *question, *answer;
-    const llama_token *prompt;
-    size_t num_prompt;
-    const kvfcli_tokens *said;
-    bool whole;
-    const kvf_digest *engine;
-} kvfcli_new_turn;
-/* kvfcli_chat_add stores it. Returns 0, or an exit code after a message. */
-int kvfcli_chat_add(kvfcli_chat *chat, const kvfcli_new_turn *turn);
-void kvfcli_chat_cleanup(kvfcli_chat *chat);
 
 /* ---- all of one run (run.c) */
 typedef enum kvfcli_stop { KVFCLI_STOP_END, KVFCLI_STOP_LENGTH, KVFCLI_STOP_INTERRUPTED } kvfcli_stop;
@@ -153,19 +82,20 @@ typedef struct kvfcli_run_state {
     kvfcli_run_options options;
     kvf_store *store; /* NULL: none */
     kvfcli_engine engine;
-    kvfcli_chat chat;
+    kvfl_chat chat;
+    int64_t chat_load_us;
     kvfcli_string question;
-    kvfcli_template chat_template;
+    kvfl_template chat_template;
 
-    kvfcli_tokens prompt;
+    kvfl_tokens prompt;
     size_t num_old; /* tokens of the prompt that are earlier turns, exactly */
     bool whole;     /* the prompt was made from the messages, not by adding to the tokens of earlier turns */
     uint32_t num_answer;
     kvf_llama_report report;
     char source[256]; /* where the loaded blocks came from; "" = nothing was loaded */
 
-    kvfcli_tokens said;
-    kvfcli_string answer;
+    kvfl_tokens said;
+    kvfl_text answer;
     kvfcli_stop stop;
     uint32_t seed;
 
