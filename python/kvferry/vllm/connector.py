@@ -4,17 +4,17 @@ our own faults: after one, kvferry is off, and the engine computes."""
 
 import functools
 import secrets
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 import kvferry
 from kvferry.vllm import identity
+from kvferry.vllm.guard import never_fails, nothing
 from kvferry.vllm.messages import Step
 from kvferry.vllm.metrics import PromMetrics, Stats
 from kvferry.vllm.scheduler import Scheduler
-from kvferry.vllm.settings import Settings, log, share_handlers
+from kvferry.vllm.settings import Settings, log, share_handlers, without_password
 from kvferry.vllm.worker import Worker
 
 # What this connector overrides. A version of vLLM that has dropped one of them does not call it any more.
@@ -25,30 +25,6 @@ HOOKS = (
     "reset_cache", "save_kv_layer", "shutdown", "start_load_kv", "update_connector_output", "update_state_after_alloc",
     "wait_for_layer_load", "wait_for_save",
 )  # fmt: skip
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def never_fails(otherwise: Any) -> Callable[[F], F]:
-    """A method that returns `otherwise()` while kvferry is off, and turns it off instead of raising."""
-
-    def decorate(method: F) -> F:
-        @functools.wraps(method)
-        def guarded(self: "KvferryConnector", *args: Any, **kwargs: Any) -> Any:
-            if self._is_on:
-                try:
-                    return method(self, *args, **kwargs)
-                except Exception:
-                    self._turn_off(method.__name__)
-            return otherwise()
-
-        return guarded  # type: ignore[return-value]
-
-    return decorate
-
-
-def nothing() -> None:
-    return None
 
 
 class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
@@ -69,9 +45,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             log.info("kvferry is off: a pooling model computes no KV to keep")
             return False
         if identity.has_random_hashes(config):
-            log.warning("kvferry is off: no other process computes the same block hashes with %s; use "
-                        "--prefix-caching-hash-algo sha256, or set PYTHONHASHSEED",
-                        config.cache_config.prefix_caching_hash_algo)  # fmt: skip
+            log.warning(identity.RANDOM_HASHES, config.cache_config.prefix_caching_hash_algo)
             return False
         why = identity.refusal(config, kv_config)
         if why is not None:
@@ -99,7 +73,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                 saves=transfer.is_kv_producer,
                 shares_prefixes=config.cache_config.enable_prefix_caching,
             )
-            log.info("kvferry is on: blocks of %d tokens, %s", block, ", ".join(map(_without_password, settings.store)))
+            log.info("kvferry is on: blocks of %d tokens, %s", block, ", ".join(map(without_password, settings.store)))
         else:
             self._worker = Worker(
                 store,
@@ -262,8 +236,3 @@ def _require_hooks() -> None:
             f"vLLM {vllm.__version__} does not have {', '.join(missing)} any more, which kvferry {kvferry.__version__} "
             f"needs. Use vLLM {', '.join(identity.TESTED)}, or a newer kvferry."
         )
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('//')[0]}//...@{tail}" if at else url

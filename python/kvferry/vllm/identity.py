@@ -17,30 +17,53 @@ from kvferry.vllm.weights import folder_digest
 TESTED = ("0.32.0",)
 # The weights are those of the files in the model's folder.
 FILE_FORMATS = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors")
+RANDOM_HASHES = (
+    "kvferry is off: no other process computes the same block hashes with %s; use --prefix-caching-hash-algo sha256, "
+    "or set PYTHONHASHSEED"
+)
 # The kinds of rope whose factors do not depend on the longest prompt that the engine takes.
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn", "mrope")
 
 
 def refusal(config: Any, kv_config: Any) -> str | None:
-    """Why blocks of this engine can't be stored, or None."""
-    cache, parallel, transfer = config.cache_config, config.parallel_config, config.kv_transfer_config
-    load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
+    """Why blocks of this engine can't be stored by the connector, or None."""
+    parallel, transfer = config.parallel_config, config.kv_transfer_config
     checks = (
         (
             not current_platform.is_cpu(),
             f"the platform {current_platform.device_type} (only the CPU platform is proven)",
         ),
-        (config.speculative_config is not None, "speculative decoding"),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
         (getattr(parallel, "prefill_context_parallel_size", 1) > 1, "context parallelism"),
         (getattr(parallel, "decode_context_parallel_size", 1) > 1, "context parallelism"),
-        (load_format not in FILE_FORMATS, f"the load format {load_format}: its weights are not those of files"),
-        (bool(getattr(config.model_config, "model_weights", "")), "weights that are not in the model's folder"),
-        (getattr(cache, "kv_sharing_fast_prefill", False), "kv_sharing_fast_prefill"),
-        (getattr(cache, "calculate_kv_scales", False), "KV scales that are computed while the engine runs"),
         (transfer.kv_role is None, "a configuration without kv_role"),
     )
-    return next((what for wrong, what in checks if wrong), None) or _refused_layers(kv_config)
+    return next((what for wrong, what in checks if wrong), None) or _refused_model(config) or _refused_layers(kv_config)
+
+
+def tier_refusal(config: Any) -> str | None:
+    """Why chunks of this engine can't be stored by the secondary tier, or None."""
+    unnamed = "the tier is given keys without requests, and can't tell whose they are"
+    checks = (
+        (config.lora_config is not None, f"LoRA adapters: {unnamed}. Use KvferryConnector"),
+        (config.model_config.is_multimodal_model, f"models with images: {unnamed}. Use KvferryConnector"),
+    )
+    return next((what for wrong, what in checks if wrong), None) or _refused_model(config)
+
+
+def _refused_model(config: Any) -> str | None:
+    load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
+    checks = (
+        (config.speculative_config is not None, "speculative decoding"),
+        (load_format not in FILE_FORMATS, f"the load format {load_format}: its weights are not those of files"),
+        (bool(getattr(config.model_config, "model_weights", "")), "weights that are not in the model's folder"),
+        (getattr(config.cache_config, "kv_sharing_fast_prefill", False), "kv_sharing_fast_prefill"),
+        (
+            getattr(config.cache_config, "calculate_kv_scales", False),
+            "KV scales that are computed while the engine runs",
+        ),
+    )
+    return next((what for wrong, what in checks if wrong), None)
 
 
 def _refused_layers(kv_config: Any) -> str | None:
@@ -71,19 +94,55 @@ def layout_of(kv_config: Any) -> str:
 
 
 def fields_of(config: Any, kv_config: Any, epoch: str = "") -> dict[str, str]:
-    """The fields of the space: whatever changes a block's bytes. Raises ValueError or
+    """The fields of the space of the connector: whatever changes a block's bytes. Raises ValueError or
     kvferry.RefusedError: the model can't be identified."""
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    parallel = config.parallel_config
     group = kv_config.kv_cache_groups[0]
     spec = group.kv_cache_spec
-    names = {
-        "engine": f"vllm {vllm.__version__} torch {torch.__version__} {_attention(model, cache, spec)}",
-        "model": f"sha256:{folder_digest(_folder(model.model, model.revision))}",
-        "kv": f"{spec.dtype} {cache.cache_dtype} {layout_of(kv_config)} {len(group.layer_names)} layers"
+    own = {
+        "engine": _engine(config, spec.block_size, spec.head_size),
+        "kv": f"{spec.dtype} {config.cache_config.cache_dtype} {layout_of(kv_config)} {len(group.layer_names)} layers"
         f" {spec.num_kv_heads}x{spec.head_size}+{spec.head_size_v} page {spec.page_size_bytes}",
-        "hash": f"{cache.prefix_caching_hash_algo} seed {os.environ.get('PYTHONHASHSEED', 'default')}",
         "parallel": f"tp {parallel.tensor_parallel_size} dp {parallel.data_parallel_size}"
         f" ep {parallel.enable_expert_parallel}",
+    }
+    return own | _fields_of_model(config, epoch)
+
+
+def tier_fields_of(config: Any, offload: Any, row_bytes: int, epoch: str = "") -> dict[str, str]:
+    """The fields of the space of the secondary tier: whatever changes the bytes of a chunk, which is a row with the
+    pages of all layers of all ranks. offload: vLLM's OffloadingConfig. Raises as fields_of does."""
+    groups = [(g.group_id, g.tokens_per_block, g.layer_names) for g in offload.groups]
+    own = {
+        "engine": "offload " + _engine(config, min(g.tokens_per_block for g in offload.groups), None),
+        "kv": f"{offload.model.dtype} {config.cache_config.cache_dtype} {offload.kv_cache_layout} row {row_bytes}"
+        f" of {offload.cache.blocks_per_chunk} blocks, hashes of {offload.cache.tokens_per_hash} tokens",
+        "groups": _digest(groups),
+        "parallel": _layout_of_ranks(offload) + f" dp {offload.parallel.data_parallel_size}"
+        f" ep {config.parallel_config.enable_expert_parallel}",
+    }
+    return own | _fields_of_model(config, epoch)
+
+
+def _layout_of_ranks(offload: Any) -> str:
+    """How the pages of the ranks lie in a row. vLLM's canonical layout has the pages of the whole model, whatever the
+    number of ranks, where it vouches for it. Without it a row has one part for each rank, with all of its layers, which
+    is another order of bytes for each number of ranks."""
+    parallel = offload.parallel
+    if offload.canonical_layout and parallel.is_parallelism_agnostic:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import canonical_format_id
+
+        return f"canonical {canonical_format_id(offload.kv_cache_layout)}"
+    ranks = f"tp {parallel.tp_size} pp {parallel.pp_size} pcp {parallel.pcp_size} dcp {parallel.dcp_size}"
+    return f"{ranks} canonical {offload.canonical_layout} replicated {offload.replicated_layout}"
+
+
+def _fields_of_model(config: Any, epoch: str) -> dict[str, str]:
+    """What the connector and the tier name alike."""
+    model = config.model_config
+    names = {
+        "model": f"sha256:{folder_digest(_folder(model.model, model.revision))}",
+        "hash": f"{config.cache_config.prefix_caching_hash_algo} seed {os.environ.get('PYTHONHASHSEED', 'default')}",
         "compute": f"{model.dtype} {model.quantization} {model.model_impl} eager {model.enforce_eager}"
         f" lora {config.lora_config is not None} {_longest(model)}",
         "config": _digest(_without_names(model.hf_config.to_dict()), model.quantization_config),
@@ -91,11 +150,19 @@ def fields_of(config: Any, kv_config: Any, epoch: str = "") -> dict[str, str]:
     return names | ({"epoch": epoch} if epoch else {})
 
 
-def _attention(model: Any, cache: Any, spec: Any) -> str:
-    """The CPU's pages are arranged for its instructions: those of one kind of CPU mean nothing to another."""
+def _engine(config: Any, block_size: int, head_size: int | None) -> str:
+    return f"vllm {vllm.__version__} torch {torch.__version__} {_attention(config, block_size, head_size)}"
+
+
+def _attention(config: Any, block_size: int, head_size: int | None) -> str:
+    """The CPU's pages are arranged for its instructions: those of one kind of CPU mean nothing to another. A GPU's are
+    those of its kernels, which vLLM chooses by the device. head_size: None = the model's."""
+    if not current_platform.is_cpu():
+        return f"{current_platform.get_device_name()} {_digest(getattr(config, 'attention_config', None))}"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    isa = _get_attn_isa(model.dtype, spec.block_size, spec.head_size, cache.cache_dtype)
+    model, head_size = config.model_config, head_size or config.model_config.get_head_size()
+    isa = _get_attn_isa(model.dtype, block_size, head_size, config.cache_config.cache_dtype)
     return f"cpu_attn {isa} {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -58,6 +58,11 @@ def _urls(value: Any) -> tuple[str, ...]:
     return tuple(urls)
 
 
+def without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('//')[0]}//...@{tail}" if at else url
+
+
 def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
         raise ValueError(f"kvferry: the option {name!r} is a number of seconds above 0 and up to 3600, not {value!r}")
