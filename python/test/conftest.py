@@ -86,6 +86,9 @@ class RedisServer:
             s.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
             return s.recv(1 << 16)
 
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def pause(self) -> None:
         """It is silent until resume(): connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
@@ -94,7 +97,7 @@ class RedisServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self.runs():
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import tomllib
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here (make setup-engin
 pytest.importorskip("torch")
 
 import torch
+import vllm_lab
 from conftest import until
 from slow_proxy import SlowProxy
 from vllm.lora.request import LoRARequest
@@ -733,18 +733,16 @@ def test_the_short_name_is_registered_once_or_twice():
 
 
 def test_vllm_finds_the_plugin_of_an_installed_package(tmp_path):
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
-    info = tmp_path / "kvferry-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvferry\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]) + "\n")
     code = (
         "from vllm.plugins import load_general_plugins as load; load();"
         "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F;"
         "print(F.get_connector_class_by_name('KvferryConnector').__module__)"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(vllm_lab.plugin_folder(tmp_path)), *sys.path]),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "kvferry.vllm.connector"
 

@@ -8,10 +8,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_WAIT_POLICY": "passive",  # threads that wait leave the core to others, on a busy machine too
+}
 TEXT = HERE.parent.parent / "checks" / "document.txt"
 
 
@@ -35,16 +44,47 @@ def tokens() -> list[int]:
     return list(tokenizer.encode(TEXT.read_text()).ids)
 
 
+TIE = 1e-3
+
+
+def differs(answer: dict[str, Any], reference: dict[str, Any]) -> str | None:
+    """How an answer is another one than that of an engine without kvferry, or None.
+
+    Both have "ids" and "logprobs" of their tokens, and the reference "leads": how far its tokens are before the second
+    best. What is computed beside a request changes its last bits (1e-5), so log-probabilities may differ by TIE; and a
+    token that leads by no more may be the other one: what follows is then not compared."""
+    for i, (mine, its, lead) in enumerate(zip(answer["ids"], reference["ids"], reference["leads"], strict=True)):
+        if mine != its:
+            return None if lead < TIE else f"token {i} is {mine} and not {its}, which leads by {lead:.3f}"
+        if abs(answer["logprobs"][i] - reference["logprobs"][i]) > TIE:
+            return f"log-probability {i} is {answer['logprobs'][i]:.4f} and not {reference['logprobs'][i]:.4f}"
+    return None
+
+
+def plugin_folder(folder: Path) -> Path:
+    """A folder for PYTHONPATH with what an installed kvferry tells vLLM: its entry points. vLLM then knows the short
+    name of the connector."""
+    project = tomllib.loads((HERE.parent.parent / "pyproject.toml").read_text())["project"]
+    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
+    info = folder / "kvferry-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvferry\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]) + "\n")
+    return folder
+
+
 class EngineProcess:
     """An engine. Used by `with`; a failure shows the end of its log."""
 
     def __init__(self, kvferry: dict[str, Any] | None, **llm: Any) -> None:
         more = {"max_model_len": 2560, "max_num_batched_tokens": 2560, "enable_prefix_caching": True, **llm}
         config = {"model": os.environ["KVF_HF_MODEL"], "llm": more, "kvferry": kvferry}
+        self.block = more.get("block_size", 32)
         self.log = tempfile.NamedTemporaryFile("a+", prefix="vllm-", suffix=".log")  # noqa: SIM115
         self.process = subprocess.Popen(
             [os.environ["KVF_ENGINES"], str(HERE / "vllm_driver.py"), json.dumps(config)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            env={**os.environ, **ENVIRONMENT},
         )  # fmt: skip
         self.seconds = self._read()["ready"]
 
@@ -78,9 +118,9 @@ class EngineProcess:
         self.process.stdin.flush()
         return self._read()
 
-    def run(self, *prompts: list[int], num: int = 1, salt: str | None = None) -> Any:
+    def run(self, *prompts: list[int], num: int = 1, salt: str | None = None, lora: str | None = None) -> Any:
         """Generates `num` tokens for each prompt, all at once. One result for each; a single one is not a list."""
-        results = self.do(do="run", prompts=prompts, max_tokens=num, salt=salt)
+        results = self.do(do="run", prompts=prompts, max_tokens=num, salt=salt, lora=lora)
         return results[0] if len(prompts) == 1 else results
 
     def reset(self) -> None:
