@@ -115,6 +115,12 @@ check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times soone
 check-vllm-never-slower: build ## vLLM with a slow or silent store takes at most 1.05 of its time without
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_never_slower.py
 
+check-vllm-serve: build ## vLLM's OpenAI server, 16 clients, Redis killed, server restarted: every answer as without kvferry
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_serve.py
+
+check-conformance: build ## one set of cases for the adapters of all engines, as a table; ADAPTERS=names for some
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/conformance.py
+
 check-servers: build ## all tests that need a server, on redis-server and on valkey-server
 	@$(paths); scripts/test.sh redis valkey
 
