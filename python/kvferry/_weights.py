@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeAlias
 
 from ._kvferry import RefusedError
@@ -23,6 +26,13 @@ Files: TypeAlias = tuple[tuple[str, Identity], ...]
 
 SETTLED_S = 2
 """A file that was written a moment ago may be written again within the resolution of its times."""
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+# Files of a model's folder that do not change what is computed from given tokens.
+OTHER = re.compile(
+    r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template|training_args)"
+)
+MANY_BYTES = 10**9
 
 _hashes: dict[Identity, str] = {}
 
@@ -67,6 +77,42 @@ def file_hash(path: str) -> str:
             return digest
     except OSError as error:
         raise RefusedError(f"the file can't be read to identify it: {path}: {error.strerror}") from error
+
+
+def folder_digest(folder: str, log: logging.Logger | None = None) -> str:
+    """64 hex digits: a hash of all files in the folder that decide what is computed: weights, configuration, code.
+
+    Each file is hashed once, and remembered. Raises ValueError: there are no weights in it; kvferry.RefusedError: a
+    file can't be read, or changes meanwhile."""
+    files = sorted(path for path in Path(folder).iterdir() if _matters(path))
+    if not any(path.suffix in WEIGHTS for path in files):
+        raise ValueError(f"there are no weights in {folder} to identify the model by")
+    num_bytes = sum(path.stat().st_size for path in files)
+    if num_bytes >= MANY_BYTES:
+        log = log or logging.getLogger("kvferry")
+        log.info("kvferry: identifying the model by its %.1f GB of files, hashed once", num_bytes / 1e9)
+    with ThreadPoolExecutor(4) as pool:
+        hashes = list(pool.map(file_hash, map(str, files)))
+    lines = [f"{digest} {path.name}\n" for digest, path in zip(hashes, files, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _matters(path: Path) -> bool:
+    kind = path.suffix in WEIGHTS or path.suffix in (".json", ".py", ".model")
+    return kind and not OTHER.match(path.name) and path.is_file()
+
+
+def model_folder(model: str, revision: str | None = None) -> str:
+    """The folder of the model's files. A name of the Hugging Face hub is looked up in its cache, not in the network.
+    Raises ValueError: they can't be found."""
+    if os.path.isdir(model):
+        return model
+    try:
+        from huggingface_hub import snapshot_download
+
+        return str(snapshot_download(model, revision=revision, local_files_only=True))
+    except Exception as error:
+        raise ValueError(f"the files of {model} can't be found to identify it: {error}") from error
 
 
 def cache_folder() -> str:

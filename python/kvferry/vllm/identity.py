@@ -11,8 +11,8 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import kvferry
+from kvferry._weights import folder_digest, model_folder
 from kvferry.vllm.settings import log
-from kvferry.vllm.weights import folder_digest
 
 TESTED = ("0.32.0",)
 # The weights are those of the files in the model's folder.
@@ -141,7 +141,7 @@ def _fields_of_model(config: Any, epoch: str) -> dict[str, str]:
     """What the connector and the tier name alike."""
     model = config.model_config
     names = {
-        "model": f"sha256:{folder_digest(_folder(model.model, model.revision))}",
+        "model": f"sha256:{folder_digest(model_folder(model.model, model.revision), log)}",
         "hash": f"{config.cache_config.prefix_caching_hash_algo} seed {os.environ.get('PYTHONHASHSEED', 'default')}",
         "compute": f"{model.dtype} {model.quantization} {model.model_impl} eager {model.enforce_eager}"
         f" lora {config.lora_config is not None} {_longest(model)}",
@@ -164,18 +164,6 @@ def _attention(config: Any, block_size: int, head_size: int | None) -> str:
     model, head_size = config.model_config, head_size or config.model_config.get_head_size()
     isa = _get_attn_isa(model.dtype, block_size, head_size, config.cache_config.cache_dtype)
     return f"cpu_attn {isa} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _folder(model: str, revision: str | None) -> str:
-    """The folder of the model's files. A name of the Hugging Face hub is looked up in its cache, not in the network."""
-    if os.path.isdir(model):
-        return model
-    from huggingface_hub import snapshot_download
-
-    try:
-        return str(snapshot_download(model, revision=revision, local_files_only=True))
-    except Exception as error:
-        raise ValueError(f"the files of {model} can't be found to identify it: {error}") from error
 
 
 def _longest(model: Any) -> str:
@@ -221,7 +209,7 @@ class Adapters:
         if known == b"":
             return None
         try:
-            digest = bytes.fromhex(folder_digest(_folder(lora.lora_path, None)))
+            digest = bytes.fromhex(folder_digest(model_folder(lora.lora_path), log))
             if known is not None and digest != known:
                 raise ValueError("its files have changed while it is loaded")
         except (OSError, ValueError, kvferry.Error) as error:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kvferry._adapter import seconds, urls_of
+
 log = logging.getLogger("vllm.kvferry")  # below "vllm", whose handlers and level vLLM sets
 
 
@@ -39,34 +41,17 @@ class Settings:
             if name not in names:
                 raise ValueError(f"kvferry has no option {name!r}; its options are {', '.join(names)}")
         values = dict(options)
-        values["store"] = _urls(values.get("store"))
+        values["store"] = urls_of(values.get("store"))
         values.setdefault("secret_files", os.environ.get("KVFERRY_SECRET_FILE"))
         for name in ("lookup_timeout", "load_timeout", "save_timeout", "patience"):
             if values.get(name) is not None:
-                values[name] = _seconds(name, values[name])
+                values[name] = seconds(name, values[name])
         return cls(**values)
-
-
-def _urls(value: Any) -> tuple[str, ...]:
-    urls = value if value else os.environ.get("KVFERRY_STORE", "").split()
-    urls = [urls] if isinstance(urls, str) else urls
-    if not urls or not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) for url in urls):
-        raise ValueError(
-            'kvferry needs the option "store": a URL, or a list of URLs, such as ["redis://127.0.0.1:6379"]; '
-            "or the environment variable KVFERRY_STORE"
-        )
-    return tuple(urls)
 
 
 def without_password(url: str) -> str:
     head, at, tail = url.rpartition("@")
     return f"{head.split('//')[0]}//...@{tail}" if at else url
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
-        raise ValueError(f"kvferry: the option {name!r} is a number of seconds above 0 and up to 3600, not {value!r}")
-    return float(value)
 
 
 class Trace:
