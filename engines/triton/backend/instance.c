@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An instance: one llama context with a sequence for each slot, a thread that decodes, and one that keeps the books.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "triton/backend/backend.h"
+
+#define BATCH_TOKENS 2048u
+
+/* ---- queues ---- */
+
+void kvfb_queue_put(kvfb_queue *queue, kvfb_request *r) {
+    r->next = NULL;
+    if (queue->last != NULL) {
+        queue->last->next = r;
+    } else {
+        queue->first = r;
+    }
+    queue->last = r;
+    queue->num++;
+}
+
+kvfb_request *kvfb_queue_take(kvfb_queue *queue) {
+    kvfb_request *r = queue->first;
+    if (r != NULL) {
+        queue->first = r->next;
+        queue->last = queue->first != NULL ? queue->last : NULL;
+        queue->num--;
+        r->next = NULL;
+    }
+    return r;
+}
+
+/* ---- the context ---- */
+
+static int32_t num_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) {
+        return CPU_COUNT(&set);
+    }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int32_t)online : 1;
+}
+
+static bool on_abort(void *instance) {
+    return atomic_load_explicit(&((kvfb_instance *)instance)->abort, memory_order_relaxed);
+}
+
+static enum ggml_type kv_type_of(const char *name) {
+    for (int type = 0; type < GGML_TYPE_COUNT; type++) {
+        const char *known = ggml_type_name((enum ggml_type)type);
+        if (known != NULL && strcmp(known, name) == 0) {
+            return (enum ggml_type)type;
+        }
+    }
+    return GGML_TYPE_F16;
+}
+
+static enum llama_flash_attn_type flash_attn_of(const char *name) {
+    return strcmp(name, "on") == 0    ? LLAMA_FLASH_ATTN_TYPE_ENABLED
+           : strcmp(name, "off") == 0 ? LLAMA_FLASH_ATTN_TYPE_DISABLED
+                                      : LLAMA_FLASH_ATTN_TYPE_AUTO;
+}
+
+static TRITONSERVER_Error *make_context(kvfb_instance *in) {
+    const kvfb_config *config = &in->model->config;
+    struct llama_context_params *p = &in->params;
+    uint64_t cells = (uint64_t)in->model->context * config->slots + 256; /* some for the scratch sequence */
+    if (cells > INT32_MAX) {
+        return kvfb_error(TRITONSERVER_ERROR_INVALID_ARG,
+                          "config.pbtxt: %u slots of %u tokens are too many (parameters \"slots\", \"context_size\")",
+                          config->slots, in->model->context);
+    }
+    *p = llama_context_default_params();
+    p->n_ctx = (uint32_t)cells;
+    p->n_seq_max = config->slots + 1;
+    p->n_batch = BATCH_TOKENS > config->piece + config->slots ? BATCH_TOKENS : config->piece + config->slots;
+    p->kv_unified = true;
+    p->swa_full = false;
+    p->n_threads = config->threads > 0 ? (int32_t)config->threads : num_cores();
+    p->n_threads_batch = p->n_threads;
+    p->type_k = p->type_v = kv_type_of(config->kv_type);
+    p->flash_attn_type = flash_attn_of(config->flash_attn);
+    p->abort_callback = on_abort;
+    p->abort_callback_data = in;
+    (void)kvfb_llama_error();
+    in->ctx = llama_init_from_model(in->model->weights, *p);
+    return in->ctx != NULL ? NULL
+                           : kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE, "no context of %llu tokens: %s",
+                                        (unsigned long long)cells, kvfb_llama_error());
+}
+
+/* A context that can't use a store works without one. */
+static void attach(kvfb_instance *in) {
+    const kvfb_config *config = &in->model->config;
+    kvf_error err = {.status = KVF_OK};
+    const kvf_llama_options options = {
+        .struct_size = sizeof options,
+        .scratch_seq = (llama_seq_id)config->slots,
+        .model_path = in->model->path,
+        .context_params = &in->params,
+        .model_params = &in->model->params,
+        .tenant = config->tenant,
+        .budget_us = KVF_MS(config->budget_ms),
+        .portable = config->portable,
+    };
+    if (kvf_llama_attach(&in->kv, &err, in->model->store, in->ctx, &options) != KVF_OK) {
+        in->kv = NULL;
+        kvfb_log(TRITONSERVER_LOG_WARN, "model %s: nothing is loaded or stored: %s", in->model->name, err.what);
+        return;
+    }
+    in->space = kvf_llama_space(in->kv);
+    in->block_tokens = in->space != NULL ? kvf_space_block_tokens(in->space) : 0;
+}
+
+/* ---- opening ---- */
+
+static TRITONSERVER_Error *make_slots(kvfb_instance *in) {
+    uint32_t num = in->model->config.slots;
+    in->slots = calloc(num, sizeof *in->slots);
+    in->batch = llama_batch_init((int32_t)in->params.n_batch, 0, 1);
+    if (in->slots == NULL || in->batch.token == NULL) {
+        return kvfb_no_memory();
+    }
+    for (uint32_t i = 0; i < num; i++) {
+        in->slots[i].seq = (llama_seq_id)i;
+    }
+    return NULL;
+}
+
+static TRITONSERVER_Error *start_threads(kvfb_instance *in) {
+    in->has_loop = pthread_create(&in->loop, NULL, kvfb_loop_run, in) == 0;
+    in->has_clerk = in->has_loop && pthread_create(&in->clerk, NULL, kvfb_clerk_run, in) == 0;
+    return in->has_clerk ? NULL : kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE, "no thread could be started");
+}
+
+static void init_locks(kvfb_instance *in) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&in->lock, NULL);
+    pthread_cond_init(&in->work, &attr);
+    pthread_cond_init(&in->desk_work, &attr);
+    pthread_cond_init(&in->room, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static TRITONSERVER_Error *open_instance(kvfb_instance *in) {
+    const char *name = NULL;
+    TRITONSERVER_Error *error = TRITONBACKEND_ModelInstanceName(in->triton, &name);
+    if (error == NULL) {
+        error = make_context(in);
+    }
+    if (error == NULL) {
+        attach(in);
+        error = make_slots(in);
+    }
+    if (error != NULL) {
+        return error;
+    }
+    in->metrics = kvfb_metrics_new(in->model->name, in->model->version, name);
+    return start_threads(in);
+}
+
+TRITONSERVER_Error *kvfb_instance_open(kvfb_instance **out, TRITONBACKEND_ModelInstance *triton, kvfb_model *model) {
+    kvfb_instance *in = calloc(1, sizeof *in);
+    if (in == NULL) {
+        return kvfb_no_memory();
+    }
+    in->triton = triton;
+    in->model = model;
+    init_locks(in);
+    TRITONSERVER_Error *error = open_instance(in);
+    if (error != NULL) {
+        kvfb_instance_close(in);
+        in = NULL;
+    }
+    *out = in;
+    return error;
+}
+
+static void end_threads(kvfb_instance *in) {
+    pthread_mutex_lock(&in->lock);
+    in->stopping = true;
+    pthread_cond_broadcast(&in->work);
+    pthread_cond_broadcast(&in->room);
+    pthread_mutex_unlock(&in->lock);
+    atomic_store(&in->abort, true);
+    if (in->has_loop) {
+        pthread_join(in->loop, NULL);
+    }
+    pthread_mutex_lock(&in->lock);
+    in->loop_ended = true;
+    pthread_cond_broadcast(&in->desk_work);
+    pthread_mutex_unlock(&in->lock);
+    if (in->has_clerk) {
+        pthread_join(in->clerk, NULL);
+    }
+}
+
+void kvfb_instance_close(kvfb_instance *in) {
+    if (in == NULL) {
+        return;
+    }
+    end_threads(in);
+    for (uint32_t i = 0; i < in->model->config.slots && in->slots != NULL; i++) {
+        kvfb_slot_cleanup(&in->slots[i]);
+    }
+    free(in->slots);
+    if (in->batch.token != NULL) {
+        llama_batch_free(in->batch);
+    }
+    kvf_llama_detach(in->kv);
+    llama_free(in->ctx);
+    kvfb_metrics_free(in->metrics);
+    pthread_cond_destroy(&in->work);
+    pthread_cond_destroy(&in->desk_work);
+    pthread_cond_destroy(&in->room);
+    pthread_mutex_destroy(&in->lock);
+    free(in);
+}
+
+/* ---- requests ---- */
+
+static bool is_full(const kvfb_instance *in) {
+    const kvfb_config *config = &in->model->config;
+    return in->waiting.num + in->at_desk >= config->queue + config->slots - in->num_busy;
+}
+
+/* Queues it, or says why not. */
+static TRITONSERVER_Error *enqueue(kvfb_instance *in, kvfb_request *r) {
+    TRITONSERVER_Error *error = NULL;
+    bool waits = strcmp(in->model->config.when_full, "wait") == 0;
+    pthread_mutex_lock(&in->lock);
+    while (waits && is_full(in) && !in->stopping) {
+        pthread_cond_wait(&in->room, &in->lock);
+    }
+    if (in->stopping) {
+        error = kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE, "the model is being unloaded");
+    } else if (is_full(in)) {
+        error =
+            kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE,
+                       "all %u slots are busy and %u requests wait (parameters \"slots\", \"queue\"); try again later",
+                       in->model->config.slots, in->waiting.num + in->at_desk);
+    } else if (r->session != NULL) {
+        in->at_desk++;
+        kvfb_queue_put(&in->desk, r);
+        pthread_cond_signal(&in->desk_work);
+    } else {
+        kvfb_queue_put(&in->waiting, r);
+        pthread_cond_signal(&in->work);
+    }
+    pthread_mutex_unlock(&in->lock);
+    return error;
+}
+
+/* Without memory for a request it is answered without one. */
+static void refuse(TRITONBACKEND_Request *triton, TRITONSERVER_Error *error) {
+    TRITONBACKEND_Response *response = NULL;
+    if (kvfb_drop(TRITONBACKEND_ResponseNew(&response, triton))) {
+        kvfb_drop(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+    }
+    kvfb_drop(error);
+    kvfb_drop(TRITONBACKEND_RequestRelease(triton, TRITONSERVER_REQUEST_RELEASE_ALL));
+}
+
+void kvfb_instance_take(kvfb_instance *in, TRITONBACKEND_Request *triton) {
+    kvfb_request *r = NULL;
+    TRITONSERVER_Error *error = kvfb_request_read(&r, in, triton);
+    if (r == NULL) {
+        refuse(triton, error);
+        return;
+    }
+    if (error == NULL && r->session == NULL) {
+        error = kvfb_prompt_make(r, in->space);
+    }
+    if (error == NULL) {
+        error = enqueue(in, r);
+    }
+    if (error != NULL) {
+        kvfb_respond_error(r, error);
+    }
+}
