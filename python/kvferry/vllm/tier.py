@@ -31,6 +31,7 @@ from kvferry.vllm import identity
 from kvferry.vllm.answers import Answers, Asked
 from kvferry.vllm.guard import never_fails, nothing
 from kvferry.vllm.plan import GUESS, Account
+from kvferry.vllm.region import unlink_region
 from kvferry.vllm.settings import Settings, Trace, log, share_handlers, without_password
 
 SAVING_SHARE = 0.5  # of the rows of the primary tier: more are not kept from it by saves
@@ -95,6 +96,9 @@ class KvferryTier(SecondaryTierManager):
         self._step_ended, self._wait_left = 0.0, 0.0
         self._open_store(primary_kv_view)
         self._open_space("")
+        region = getattr(offloading_spec, "_scheduler_mmap", None)
+        if region is not None:
+            unlink_region(region.mmap_path, self._offload.parallel.world_size)
         log.info("kvferry tier is on: %d chunks of %d bytes, %s", self._view.num_slots, self._view.slot_bytes,
                  ", ".join(map(without_password, self._settings.store)))  # fmt: skip
 
