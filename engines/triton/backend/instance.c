@@ -9,8 +9,6 @@
 
 #include "triton/backend/backend.h"
 
-#define BATCH_TOKENS 2048u
-
 /* ---- queues ---- */
 
 void kvfb_queue_put(kvfb_queue *queue, kvfb_request *r) {
@@ -78,7 +76,7 @@ static TRITONSERVER_Error *make_context(kvfb_instance *in) {
     *p = llama_context_default_params();
     p->n_ctx = (uint32_t)cells;
     p->n_seq_max = config->slots + 1;
-    p->n_batch = BATCH_TOKENS > config->piece + config->slots ? BATCH_TOKENS : config->piece + config->slots;
+    p->n_batch = in->model->context + config->slots; /* a whole prompt that is stored, and a token of each answer */
     p->kv_unified = true;
     p->swa_full = false;
     p->n_threads = config->threads > 0 ? (int32_t)config->threads : num_cores();
