@@ -148,6 +148,16 @@ typedef void (*kvf_log_fn)(void *ctx, kvf_log_level, const char *message);
  * thread, at most one message at a time, and must not call back into kvferry. Call this before opening a store. */
 KVF_API void kvf_set_log(kvf_log_fn fn, void *ctx, kvf_log_level max_level);
 
+/* Returns nonzero: the call under way is to end. */
+typedef int (*kvf_interrupt_fn)(void *ctx);
+/* kvf_set_interrupt lets calls of this thread end before their budget: a program uses it for Ctrl-C. While such a call
+ * waits, it calls `fn` on this thread, about every 20 ms and soon after a signal. Once `fn` returns nonzero, this call
+ * and later ones of this thread end within 50 ms, and do not touch the caller's memory any more: what is not there yet
+ * is a miss (KVF_WHY_CLOSED), or KVF_IO, or KVF_AGAIN of a flush and a fence. `fn` may call the library; such calls wait
+ * to their end. NULL: no more. It acts on every call with a budget, and on administration; not on closing, and not on
+ * batches of a queue (kvf_cancel). */
+KVF_API void kvf_set_interrupt(kvf_interrupt_fn fn, void *ctx);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,6 +2,7 @@
  *
  * Loads and borrows blocks: checks each record that arrives, and removes damaged ones.
  */
+#include "base/interrupt.h"
 #include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
@@ -227,8 +228,8 @@ size_t kvf_load_with(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *
         refuse(space, blocks, num, KVF_WHY_MISUSE);
         return 0;
     }
-    return kvfi_load(space, blocks, num, view, own.flags, kvfi_budget_deadline(own.budget_us), own.patience_us, NULL,
-                     NULL);
+    return kvfi_load(space, blocks, num, view, own.flags, kvfi_budget_deadline(own.budget_us), own.patience_us,
+                     kvfi_interrupt_flag(), NULL);
 }
 
 size_t kvf_load(kvf_space *space, kvf_block *blocks, size_t num, kvf_view *view, int64_t budget_us) {

@@ -2,6 +2,7 @@
  *
  * Looks up how many blocks of a prefix are stored, tier by tier.
  */
+#include "base/interrupt.h"
 #include "prefix/prefix.h"
 
 typedef struct lookup {
@@ -80,7 +81,7 @@ static void ask_tiers(lookup *at, kvf_store *store, const kvfi_identity *identit
                       size_t num) {
     for (size_t tier = 0; tier < kvfi_store_num_tiers(store); tier++) {
         size_t missing = select_missing(at, identity, keys, stride, num);
-        if (missing > 0) {
+        if (missing > 0 && !kvfi_interrupt_look()) {
             ask_tier(at, store, kvfi_seal_of(identity), tier, missing);
         }
     }

@@ -2,6 +2,7 @@
  *
  * Hands out the items of a batch to the threads that work on it, and collects the results.
  */
+#include "base/interrupt.h"
 #include "tier/finish.h"
 
 /* A part has the limit of the whole: a miss on one server ends the run on all. */
@@ -26,6 +27,7 @@ bool kvfi_feed_is_dry(const kvfi_feed *feed) {
 }
 
 kvfi_item *kvfi_feed_draw(kvfi_feed *feed) {
+    (void)kvfi_interrupt_look();
     if (kvfi_sys->now_us() >= feed->deadline_us || kvfi_feed_is_cancelled(feed)) {
         return NULL;
     }

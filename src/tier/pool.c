@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <time.h>
 
+#include "base/interrupt.h"
+
 #define MAX_THREADS 64u
 #define MAX_HELPERS 16u
 
@@ -32,13 +34,31 @@ int kvfi_cond_init(pthread_cond_t *cond) {
     return rc;
 }
 
-bool kvfi_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_us) {
+static bool wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_us) {
     if (deadline_us == KVFI_NEVER) {
         pthread_cond_wait(cond, lock);
         return true;
     }
     struct timespec at = {.tv_sec = deadline_us / 1000000, .tv_nsec = deadline_us % 1000000 * 1000};
     return pthread_cond_timedwait(cond, lock, &at) != ETIMEDOUT;
+}
+
+/* After each step the caller looks again, as after any wake-up. */
+bool kvfi_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_us) {
+    if (kvfi_interrupt_flag() == NULL) {
+        return wait_until(cond, lock, deadline_us);
+    }
+    if (kvfi_is_interrupted()) {
+        return false;
+    }
+    int64_t look_us = kvfi_deadline(KVFI_INTERRUPT_STEP_US);
+    if (wait_until(cond, lock, look_us < deadline_us ? look_us : deadline_us)) {
+        return true;
+    }
+    pthread_mutex_unlock(lock);
+    bool over = kvfi_interrupt_ask() || kvfi_sys->now_us() >= deadline_us;
+    pthread_mutex_lock(lock);
+    return !over;
 }
 
 kvfi_pool *kvfi_pool_new(unsigned max_threads) {
@@ -180,7 +200,11 @@ void kvfi_pool_share(kvfi_pool *pool, void (*run)(void *), void *arg, unsigned h
                 s.running--;
             }
         }
-        while (s.running > 0) {
+        bool asks = true;
+        while (s.running > 0 && asks) {
+            asks = kvfi_cond_wait(&pool->done, &pool->lock, KVFI_NEVER);
+        }
+        while (s.running > 0) { /* the call was interrupted: its helpers end soon */
             pthread_cond_wait(&pool->done, &pool->lock);
         }
         pthread_mutex_unlock(&pool->lock);

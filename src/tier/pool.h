@@ -35,7 +35,8 @@ void kvfi_pool_share(kvfi_pool *, void (*run)(void *arg), void *arg, unsigned he
 
 /* A condition that waits by the monotonic clock, as deadlines do. */
 int kvfi_cond_init(pthread_cond_t *);
-/* Waits for a signal or the deadline. False when the deadline has passed. */
+/* Waits for a signal or the deadline. False when the deadline has passed, or the caller interrupts the call
+ * (kvf_set_interrupt), which is asked without the lock. */
 bool kvfi_cond_wait(pthread_cond_t *, pthread_mutex_t *, int64_t deadline_us);
 
 #endif

@@ -153,6 +153,34 @@ static void test_also_one_that_has_no_connection_yet(void **state) {
     cancel_on(server->tcp_url, 0, NULL, false);
 }
 
+/* Small ones, of which nearly all has arrived as far as the client knows, and large ones. */
+static void test_a_cancelled_load_gives_its_memory_back(void **state) {
+    static const size_t payloads[] = {100, (size_t)8 << 20};
+    (void)state;
+    if (server == NULL) {
+        skip();
+    }
+    for (size_t i = 0; i < sizeof payloads / sizeof *payloads; i++) {
+        open_on(server->unix_url, NULL);
+        kvft_prompt *prompt = kvft_prompt_new(space, 1, BLOCKS, payloads[i]);
+        kvf_batch batch = batch_of(KVF_OP_LOAD, prompt, 0);
+        kvft_save_all(space, store, prompt);
+        assert_int_equal(kvf_load(space, prompt->blocks, BLOCKS, NULL, KVF_MS(WAIT_MS)), BLOCKS);
+        kvft_server_signal(server, SIGSTOP);
+        uint64_t ticket = submit(&batch);
+        kvft_nap_ms(60);
+        kvf_cancel(queue, ticket);
+        assert_int_equal(next_completion().num_ok, 0);
+        assert_int_equal(prompt->blocks[0].why, KVF_WHY_CLOSED);
+        kvft_server_signal(server, SIGCONT);
+        (void)submit(&batch);
+        assert_int_equal(next_completion().num_ok, BLOCKS);
+        assert_int_equal(kvft_prompt_wrong(prompt, 1, BLOCKS), 0);
+        kvft_prompt_free(prompt);
+        close_all();
+    }
+}
+
 /* All threads wait for the silent server, so the last batch has not begun. */
 static void cancel_last_of_many(kvf_op op) {
     open_on(server->unix_url, NULL);
@@ -377,6 +405,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_a_cancelled_save_gives_its_memory_back),
                                        TEST(test_also_one_that_is_sealed_first),
                                        TEST(test_also_one_that_has_no_connection_yet),
+                                       TEST(test_a_cancelled_load_gives_its_memory_back),
                                        TEST(test_also_one_that_waits_for_a_thread),
                                        TEST(test_each_batch_has_patience_of_its_own),
                                        TEST(test_a_match_has_patience_too),

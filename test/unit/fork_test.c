@@ -75,6 +75,11 @@ static bool set_log(void *s) {
     kvf_set_log(NULL, NULL, KVF_LOG_ERROR);
     return true;
 }
+static bool set_interrupt(void *s) {
+    (void)s;
+    kvf_set_interrupt(NULL, NULL);
+    return true;
+}
 static bool space_digest(void *scene_) {
     scene *s = scene_;
     kvf_digest digest = {{0}};
@@ -451,6 +456,7 @@ static const kvft_child_row rows[] = {
     {"kvf_absence_name", absence_name},
     {"kvf_plan_name", plan_name},
     {"kvf_set_log", set_log},
+    {"kvf_set_interrupt", set_interrupt},
     {"kvf_space_digest", space_digest},
     {"kvf_space_block_tokens", space_block_tokens},
     {"kvf_space_fields", space_fields},

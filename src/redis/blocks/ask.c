@@ -6,6 +6,7 @@
  */
 #include "redis/blocks/ask.h"
 
+#include "base/interrupt.h"
 #include "redis/cluster/rounds.h"
 
 typedef struct lookup {
@@ -133,12 +134,15 @@ static void run(lookup *l, int64_t deadline_us) {
         if (is_running(l)) {
             l->why = moved ? kvfi_conn_in_time(l->conn, deadline_us) : kvfi_conn_wait(l->conn, deadline_us);
         }
+        if (is_running(l)) {
+            l->why = kvfi_conn_heed(l->conn);
+        }
     }
 }
 
 /* A connection with the patience of the question. */
 static kvf_reason take_conn(lookup *l, kvfi_node *node, int64_t deadline_us) {
-    const kvfi_feed waits = {.patience_us = l->question->patience_us};
+    const kvfi_feed waits = {.patience_us = l->question->patience_us, .cancelled = kvfi_interrupt_flag()};
     return kvfi_node_take(node, &l->conn, NULL, l->question->lane, &waits, true, deadline_us);
 }
 
@@ -189,12 +193,14 @@ typedef struct lookups {
     lookup shares[KVFI_MAX_SHARES];
 } lookups;
 
-/* Drops servers that stall, and all servers at the deadline. */
+/* Drops servers that stall, and all servers at the deadline or once the caller interrupts. */
 static void give_up_late(lookups *all) {
     int64_t now = kvfi_sys->now_us(), deadline_us = all->rounds->deadline_us;
     for (unsigned i = 0; i < all->rounds->num_shares; i++) {
         lookup *l = &all->shares[i];
-        if (is_running(l) && now >= deadline_us) {
+        if (is_running(l) && kvfi_conn_is_cancelled(l->conn)) {
+            l->why = kvfi_conn_heed(l->conn);
+        } else if (is_running(l) && now >= deadline_us) {
             l->why = kvfi_conn_in_time(l->conn, deadline_us);
         } else if (is_running(l) && now - l->moved_us >= kvfi_conn_patience_us(l->conn)) {
             l->why = kvfi_conn_stall(l->conn, now - l->moved_us);
@@ -215,7 +221,7 @@ static void wait_for_any(lookups *all) {
                 (struct pollfd){.fd = l->conn->fd, .events = kvfi_conn_all_sent(l->conn) ? POLLIN : POLLIN | POLLOUT};
         }
     }
-    (void)kvfi_sys->poll(fds, num, kvfi_poll_ms(until_us)); /* a failure is like waking up early */
+    (void)kvfi_interruptible_poll(fds, num, until_us); /* a failure is like waking up early */
 }
 
 static bool run_all(lookups *all) {
@@ -259,7 +265,8 @@ static void end(lookup *l) {
         again = kvfi_node_forgives(l->node, l->conn, &stalls);
         kvfi_node_give(l->node, l->question->lane, l->conn);
     }
-    if (answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM) {
+    if (answered < l->num && !again && l->why != KVF_WHY_BUDGET && l->why != KVF_WHY_NOMEM &&
+        l->why != KVF_WHY_CLOSED) {
         kvfi_topology_refresh(rounds->topology, rounds->deadline_us);
     }
     fail_rest(l, l->why);
@@ -291,7 +298,7 @@ static void ask_round(lookups *all, const kvfi_question *q, uint64_t *round_trip
 
 static void ask_several(const kvfi_question *q, const uint32_t *keys, size_t num, uint64_t *round_trips,
                         int64_t deadline_us) {
-    kvfi_rounds *rounds = kvfi_rounds_new(q->tier->topology, q->num, deadline_us, NULL);
+    kvfi_rounds *rounds = kvfi_rounds_new(q->tier->topology, q->num, deadline_us, kvfi_interrupt_flag());
     lookups *all = kvfi_alloc(sizeof *all);
     bool more = rounds != NULL && all != NULL && num > 0;
     for (size_t i = 0; i < num; i++) {

@@ -9,8 +9,9 @@
  */
 #include "redis/blocks/ring.h"
 
-#define WORTH_CLOSING (512u << 10) /* discarding this much costs more than another connection */
-#define TAIL_BYTES    (160u << 10) /* the default buffer of a unix socket: by then the server has sent everything */
+#define WORTH_CLOSING   (512u << 10) /* discarding this much costs more than another connection */
+#define CANCEL_GRACE_US 20000        /* a cancelled batch ends within 50 ms: a wait looks every 20 */
+#define TAIL_BYTES      (160u << 10) /* the default buffer of a unix socket: by then the server has sent everything */
 
 typedef struct loader {
     kvfi_redis *tier;
@@ -18,11 +19,12 @@ typedef struct loader {
     kvfi_feed *feed;
     kvfi_lost *lost;
     kvfi_ring ring;
-    size_t usual;    /* the length of the last requested value: a guess at the next */
-    uint64_t part;   /* the next part of the item being requested */
-    kvfi_place rest; /* from there on */
-    bool dry;        /* the feed has no more */
-    bool named;      /* the decoder knows the place of the next reply */
+    size_t usual;     /* the length of the last requested value: a guess at the next */
+    uint64_t part;    /* the next part of the item being requested */
+    kvfi_place rest;  /* from there on */
+    bool dry;         /* the feed has no more */
+    int64_t until_us; /* the deadline; sooner once the batch is cancelled */
+    bool named;       /* the decoder knows the place of the next reply */
 } loader;
 
 /* ---- asking ---- */
@@ -213,13 +215,15 @@ static bool is_busy(loader *l) {
     return false;
 }
 
-/* Cancelled: an item that is nearly complete is read to its end, which keeps the connection usable. Otherwise the
- * connection is dropped with it. */
+/* Cancelled: an item that is nearly complete is read to its end, which keeps the connection usable, unless the server is
+ * silent. Otherwise the connection is dropped with it. */
 static bool is_unwanted(loader *l) {
     if (l->conn->cancelled == NULL || !kvfi_feed_is_cancelled(l->feed)) {
         return false;
     }
     l->conn->cancelled = NULL;
+    int64_t soon_us = kvfi_deadline(CANCEL_GRACE_US);
+    l->until_us = soon_us < l->until_us ? soon_us : l->until_us;
     return unread(l) > WORTH_CLOSING;
 }
 
@@ -246,9 +250,9 @@ static kvf_reason step(loader *l) {
     }
     bool got = false;
     uint64_t before = l->conn->received;
-    kvf_reason why = kvfi_conn_move(l->conn, &got, l->feed->deadline_us);
+    kvf_reason why = kvfi_conn_move(l->conn, &got, l->until_us);
     kvfi_feed_moved(l->feed, l->conn->received - before);
-    return why;
+    return why == KVF_WHY_BUDGET && kvfi_feed_is_cancelled(l->feed) ? KVF_WHY_CLOSED : why;
 }
 
 /* Loads until the feed is dry (true) or the connection fails (false). */
@@ -258,6 +262,7 @@ bool kvfi_redis_load_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
     l.conn = conn;
     l.feed = feed;
     l.lost = lost;
+    l.until_us = feed->deadline_us;
     kvfi_ring_init(&l.ring);
     l.usual = 0;
     l.dry = l.named = false;

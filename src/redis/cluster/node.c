@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "base/interrupt.h"
 #include "tier/pool.h"
 
 #define MIN_BACKOFF_MS 50u
@@ -422,9 +423,9 @@ static kvf_reason connect_to(kvfi_node *node, kvfi_conn *conn, kvf_error *err, i
         locked(node, note_success);
         return why;
     }
-    if (why == KVF_WHY_CLOSED) { /* the batch was cancelled */
+    if (kvfi_conn_is_cancelled(conn)) {
         locked(node, note_nothing);
-        return why;
+        return KVF_WHY_CLOSED;
     }
     bool impatient = why == KVF_WHY_STALLED && conn->patience_us > 0;
     bool out_of_budget = !impatient && until_us < most_us && kvfi_sys->now_us() >= until_us;
@@ -449,7 +450,8 @@ static kvf_reason take_slot(kvfi_node *node, kvfi_lane *lane, kvfi_conn **out, c
                             int64_t deadline_us) {
     while (lane->num_idle == 0 && lane->num_taken >= lane_max(node)) {
         int64_t now = kvfi_sys->now_us();
-        if (now >= deadline_us || (feed != NULL && (must ? kvfi_feed_is_cancelled(feed) : kvfi_feed_is_dry(feed)))) {
+        bool over = now >= deadline_us || kvfi_is_interrupted();
+        if (over || (feed != NULL && (must ? kvfi_feed_is_cancelled(feed) : kvfi_feed_is_dry(feed)))) {
             return KVF_WHY_BUDGET;
         }
         int64_t until_us = feed != NULL && deadline_us - now > RECHECK_US ? now + RECHECK_US : deadline_us;
@@ -571,7 +573,7 @@ kvf_reason kvfi_node_take(kvfi_node *node, kvfi_conn **out, kvf_error *err, kvfi
         (void)kvfi_fail(err, KVF_NOMEM, "no memory for a connection");
         why = KVF_WHY_NOMEM;
     } else {
-        conn->cancelled = feed != NULL ? feed->cancelled : NULL;
+        conn->cancelled = feed != NULL ? feed->cancelled : kvfi_interrupt_flag();
         conn->patience_us = feed != NULL ? feed->patience_us : 0;
         why = make_fit(node, conn, err, deadline_us);
     }

@@ -4,6 +4,8 @@
  */
 #include "redis/cluster/rounds.h"
 
+#include "base/interrupt.h"
+
 #define MAX_ROUNDS     6u /* the first, and five redirections */
 #define FIRST_WAIT_MS  5
 #define CANCEL_STEP_MS 5 /* how often a wait checks whether it is cancelled */
@@ -93,6 +95,7 @@ kvfi_fate kvfi_rounds_learn(kvfi_rounds *r, uint32_t key, const kvfi_node *from,
 static bool wait_for(const kvfi_rounds *r, int64_t wait_ms) {
     int64_t until_us = kvfi_deadline(wait_ms * 1000);
     for (;;) {
+        (void)kvfi_interrupt_look();
         if (until_us >= r->deadline_us ||
             (r->cancelled != NULL && atomic_load_explicit(r->cancelled, memory_order_relaxed))) {
             return false;

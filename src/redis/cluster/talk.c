@@ -6,6 +6,8 @@
 
 #include <stdarg.h>
 
+#include "base/interrupt.h"
+
 #define MAX_TRIES 5u
 
 kvf_status kvfi_talk_begin_on(kvfi_talk *talk, kvfi_redis *tier, kvf_error *err, kvfi_node *node, kvfi_lane_kind lane,
@@ -62,11 +64,11 @@ bool kvfi_talk_again(const kvfi_talk *talk, unsigned *tries) {
     if (kvfi_sys->now_us() + (int64_t)wait_ms * 1000 >= talk->deadline_us) {
         return false;
     }
-    (void)kvfi_sys->poll(NULL, 0, wait_ms);
+    (void)kvfi_interruptible_poll(NULL, 0, kvfi_deadline((int64_t)wait_ms * 1000));
     if (talk->tier->topology != NULL) {
         kvfi_topology_refresh(talk->tier->topology, talk->deadline_us);
     }
-    return true;
+    return !kvfi_interrupt_look();
 }
 
 size_t kvfi_redis_nodes(kvfi_redis *tier, kvfi_node **out, size_t cap) {
@@ -114,6 +116,9 @@ static kvf_status make_room(kvfi_talk *talk, size_t bytes) {
         if (why == KVF_WHY_NONE && kvfi_conn_room(talk->conn, bytes) == NULL) {
             why = kvfi_conn_wait(talk->conn, talk->deadline_us);
         }
+        if (why == KVF_WHY_NONE) {
+            why = kvfi_conn_heed(talk->conn);
+        }
     }
     return why == KVF_WHY_NONE ? KVF_OK : lost(talk);
 }
@@ -132,6 +137,9 @@ kvf_status kvfi_talk_send_body(kvfi_talk *talk) {
         }
         if (why == KVF_WHY_NONE) {
             why = kvfi_conn_in_time(talk->conn, talk->deadline_us);
+        }
+        if (why == KVF_WHY_NONE) {
+            why = kvfi_conn_heed(talk->conn);
         }
     }
     return why == KVF_WHY_NONE ? KVF_OK : lost(talk);

@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "base/interrupt.h"
+
 #define CANCEL_STEP_US 20000 /* how often a cancellable wait checks whether it is cancelled */
 #define SEND_BUFFER    (1 << 20)
 #define PATIENCE       8          /* a stall is this many times longer than any earlier pause */
@@ -256,6 +258,7 @@ kvf_reason kvfi_conn_send(kvfi_conn *conn) {
             return fail_errno(conn);
         }
         sent(conn, (size_t)n);
+        (void)kvfi_interrupt_look();
         if (kvfi_conn_is_cancelled(conn)) {
             return KVF_WHY_NONE; /* a server that reads as fast as we write would keep us here to the end */
         }
@@ -296,6 +299,7 @@ static kvf_reason fail_late(kvfi_conn *conn) {
 }
 
 kvf_reason kvfi_conn_in_time(kvfi_conn *conn, int64_t deadline_us) {
+    (void)kvfi_interrupt_look();
     return kvfi_sys->now_us() < deadline_us ? KVF_WHY_NONE : fail_late(conn);
 }
 
@@ -312,6 +316,7 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return -1;
         }
+        (void)kvfi_interrupt_ask();
         if (kvfi_conn_is_cancelled(conn)) {
             return 1; /* as if something had arrived: the reader finds nothing, and checks why */
         }
@@ -421,6 +426,15 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
     return KVF_WHY_NONE;
 }
 
+kvf_reason kvfi_conn_heed(kvfi_conn *conn) {
+    if (!kvfi_conn_is_cancelled(conn)) {
+        return KVF_WHY_NONE;
+    }
+    snprintf(conn->said, sizeof conn->said, "the call was cancelled");
+    kvfi_conn_close(conn);
+    return KVF_WHY_CLOSED;
+}
+
 kvf_reason kvfi_conn_move(kvfi_conn *conn, bool *got, int64_t deadline_us) {
     *got = false;
     kvf_reason why = kvfi_conn_send(conn);
@@ -447,9 +461,8 @@ kvf_reason kvfi_conn_next(kvfi_conn *conn, kvfi_reply *reply, int64_t deadline_u
         }
         bool got = false;
         kvf_reason why = kvfi_conn_move(conn, &got, deadline_us);
-        if (why == KVF_WHY_NONE && !got && kvfi_conn_is_cancelled(conn)) {
-            kvfi_conn_close(conn);
-            why = KVF_WHY_CLOSED;
+        if (why == KVF_WHY_NONE && !got) {
+            why = kvfi_conn_heed(conn);
         }
         if (why != KVF_WHY_NONE) {
             return why;

@@ -134,6 +134,8 @@ kvf_reason kvfi_conn_wait(kvfi_conn *, int64_t deadline_us);
 static inline bool kvfi_conn_is_cancelled(const kvfi_conn *conn) {
     return conn->cancelled != NULL && atomic_load_explicit(conn->cancelled, memory_order_relaxed);
 }
+/* Closes the connection if it is cancelled, and returns KVF_WHY_CLOSED then. */
+kvf_reason kvfi_conn_heed(kvfi_conn *);
 /* The batch allows a silent server less time than the store would: its stalls say nothing about the server. */
 bool kvfi_conn_is_impatient(const kvfi_conn *);
 /* stall_ms, or a multiple of the server's longest recent pause if that is more. */

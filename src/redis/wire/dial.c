@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <sys/un.h>
 
+#include "base/interrupt.h"
 #include "redis/wire/conn.h"
 #include "tier/pool.h"
 
@@ -171,11 +172,11 @@ static int dial_unix(const char *path, int64_t deadline_us) {
     memcpy(address.sun_path, path, strlen(path) + 1);
     int fd = begin(AF_UNIX, (const struct sockaddr *)&address, sizeof address, &done);
     while (fd < 0 && errno == EAGAIN) {
-        if (kvfi_sys->now_us() >= deadline_us) {
+        if (kvfi_sys->now_us() >= deadline_us || kvfi_interrupt_look()) {
             errno = ETIMEDOUT;
             return -1;
         }
-        (void)kvfi_sys->poll(NULL, 0, 1);
+        (void)kvfi_interruptible_poll(NULL, 0, kvfi_deadline(1000));
         fd = begin(AF_UNIX, (const struct sockaddr *)&address, sizeof address, &done);
     }
     return fd;
@@ -277,7 +278,7 @@ static bool wait_for_one(race *r, int64_t deadline_us) {
     for (size_t i = 0; i < r->num_fds; i++) {
         r->fds[i].revents = 0;
     }
-    int n = kvfi_sys->poll(r->fds, r->num_fds, kvfi_poll_ms(until_us));
+    int n = kvfi_interruptible_poll(r->fds, r->num_fds, until_us);
     if (n < 0 && errno != EINTR && errno != EAGAIN) {
         r->error = errno;
         return false;
@@ -295,7 +296,7 @@ static int run_race(race *r, uint32_t *mark, int64_t deadline_us) {
     int fd = -1;
     while (fd < 0 && (r->next < r->num || r->num_fds > 0)) {
         int64_t now = kvfi_sys->now_us();
-        if (now >= deadline_us) {
+        if (now >= deadline_us || kvfi_interrupt_look()) {
             r->error = ETIMEDOUT;
             break;
         }
@@ -416,8 +417,7 @@ static bool answers_in_plain(int fd, int64_t deadline_us) {
     char text[] = "PING\r\n";
     struct iovec iov = {text, sizeof text - 1};
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (kvfi_sys->writev(fd, &iov, 1) != (ssize_t)iov.iov_len ||
-        kvfi_sys->poll(&p, 1, kvfi_poll_ms(deadline_us)) <= 0) {
+    if (kvfi_sys->writev(fd, &iov, 1) != (ssize_t)iov.iov_len || kvfi_interruptible_poll(&p, 1, deadline_us) <= 0) {
         return false;
     }
     return kvfi_sys->readv(fd, &iov, 1) > 0 && (text[0] == '+' || text[0] == '-'); /* PONG, NOAUTH, DENIED, LOADING */

@@ -4,6 +4,8 @@
  */
 #include "redis/wire/tls.h"
 
+#include "base/interrupt.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -517,11 +519,11 @@ static bool set_up(kvfi_tls_link *l) {
 static int wait_for(const kvfi_tls_link *l, short events, int64_t deadline_us) {
     struct pollfd p = {.fd = l->fd, .events = events};
     for (;;) {
-        int n = kvfi_sys->poll(&p, 1, kvfi_poll_ms(deadline_us));
+        int n = kvfi_interruptible_poll(&p, 1, deadline_us);
         if (n > 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) {
             return n > 0 ? 1 : -1;
         }
-        if (kvfi_sys->now_us() >= deadline_us) {
+        if (kvfi_sys->now_us() >= deadline_us || kvfi_interrupt_look()) {
             return 0;
         }
     }
