@@ -27,9 +27,9 @@ static PyObject *bytes_32(const uint8_t from[32]) {
 
 /* ---- walk */
 typedef struct walk {
-    PyThreadState *thread; /* of the caller; the library calls back on its thread, without the GIL */
-    PyObject *entries;     /* a list */
-    bool payload, failed;
+    kvfp_wait wait;    /* of the caller; the library calls back on its thread, without the GIL */
+    PyObject *entries; /* a list */
+    bool payload;
 } walk;
 
 static PyObject *kind_of(kvf_entry_kind kind) {
@@ -78,15 +78,20 @@ static PyObject *entry_value(const kvf_entry *e, bool payload) {
                       payload ? payload_of(e) : kvfp_none(), payload ? tokens_of(e) : kvfp_none());
 }
 
+static int add_entry(const walk *w, const kvf_entry *entry) {
+    PyObject *value = entry_value(entry, w->payload);
+    int added = value == NULL ? -1 : PyList_Append(w->entries, value);
+    Py_XDECREF(value);
+    return added;
+}
+
 /* A signal, such as Ctrl-C, ends the walk. */
 static int visit(void *ctx, const kvf_entry *entry) {
     walk *w = ctx;
-    PyEval_RestoreThread(w->thread);
-    PyObject *value = entry_value(entry, w->payload);
-    w->failed = value == NULL || PyList_Append(w->entries, value) != 0 || PyErr_CheckSignals() != 0;
-    Py_XDECREF(value);
-    w->thread = PyEval_SaveThread();
-    return w->failed;
+    PyEval_RestoreThread(w->wait.thread);
+    int failed = PyErr_Occurred() != NULL || add_entry(w, entry) != 0 || PyErr_CheckSignals() != 0;
+    w->wait.thread = PyEval_SaveThread();
+    return failed;
 }
 
 static bool walk_store(PyObject *self, walk *w, const kvf_walk_options *options) {
@@ -95,12 +100,12 @@ static bool walk_store(PyObject *self, walk *w, const kvf_walk_options *options)
         return false;
     }
     kvf_error err = {0};
-    w->thread = PyEval_SaveThread();
+    kvfp_wait_begin(&w->wait);
     kvf_status status = kvf_walk(store->it, &err, visit, w, options);
-    PyEval_RestoreThread(w->thread);
+    bool ended = kvfp_wait_end(&w->wait);
     kvfp_leave(store);
     kvfp_log_tell();
-    if (w->failed) {
+    if (!ended) {
         return false;
     }
     return status == KVF_OK || kvfp_raise(status, &err, "the store can't be walked") != NULL;
@@ -135,6 +140,7 @@ PyObject *kvfp_store_describe(PyObject *self, PyObject *args, PyObject *kwargs) 
     kvf_error err = {0};
     kvf_status status = KVF_OK;
     char *fields = NULL;
+    kvfp_wait wait;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:describe", names, &from) ||
         !kvfp_take_32(space.bytes, from, "space")) {
         return NULL;
@@ -143,9 +149,15 @@ PyObject *kvfp_store_describe(PyObject *self, PyObject *args, PyObject *kwargs) 
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_space_describe(store->it, &fields, &err, &space);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_space_describe(store->it, &fields, &err, &space);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
+    if (!ended) {
+        kvf_free(fields);
+        return NULL;
+    }
     if (status != KVF_OK) {
         return status == KVF_MISS ? kvfp_none() : kvfp_raise(status, &err, "the space can't be described");
     }
@@ -162,6 +174,7 @@ PyObject *kvfp_store_clear(PyObject *self, PyObject *args, PyObject *kwargs) {
     kvf_error err = {0};
     kvf_status status = KVF_OK;
     uint64_t removed = 0;
+    kvfp_wait wait;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:clear", names, &from) || !take_space(&space, &room, from)) {
         return NULL;
     }
@@ -169,9 +182,14 @@ PyObject *kvfp_store_clear(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_clear(store->it, &removed, &err, space);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_clear(store->it, &removed, &err, space);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
+    if (!ended) {
+        return NULL;
+    }
     return status == KVF_OK ? PyLong_FromUnsignedLongLong(removed)
                             : kvfp_raise(status, &err, "the store can't be cleared");
 }
@@ -183,6 +201,7 @@ PyObject *kvfp_store_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
     kvf_key key;
     kvf_error err = {0};
     kvf_status status = KVF_OK;
+    kvfp_wait wait;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:remove", names, &space_from, &key_from) ||
         !kvfp_take_32(space.bytes, space_from, "space") || !kvfp_take_32(key.bytes, key_from, "key")) {
         return NULL;
@@ -191,9 +210,14 @@ PyObject *kvfp_store_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_remove(store->it, &err, &space, &key);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_remove(store->it, &err, &space, &key);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
+    if (!ended) {
+        return NULL;
+    }
     if (status != KVF_OK && status != KVF_MISS) {
         return kvfp_raise(status, &err, "the record can't be removed");
     }
@@ -202,7 +226,7 @@ PyObject *kvfp_store_remove(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 /* ---- doctor */
 typedef struct doctor {
-    PyThreadState *thread;
+    kvfp_wait wait;
     PyObject *findings;
     bool failed;
 } doctor;
@@ -217,12 +241,16 @@ static void note(void *ctx, const kvf_finding *finding) {
     if (d->failed) {
         return;
     }
-    PyEval_RestoreThread(d->thread);
+    PyEval_RestoreThread(d->wait.thread);
+    if (PyErr_Occurred() != NULL) { /* Ctrl-C: the rest is not of interest */
+        d->wait.thread = PyEval_SaveThread();
+        return;
+    }
     PyObject *value = KVFP_VALUE(kvfp_Finding, severity_of(finding->severity), PyLong_FromUnsignedLong(finding->tier),
                                  text(finding->code), text(finding->what), text(finding->mend));
     d->failed = value == NULL || PyList_Append(d->findings, value) != 0;
     Py_XDECREF(value);
-    d->thread = PyEval_SaveThread();
+    d->wait.thread = PyEval_SaveThread();
 }
 
 static bool examine(PyObject *self, doctor *d) {
@@ -231,12 +259,12 @@ static bool examine(PyObject *self, doctor *d) {
         return false;
     }
     kvf_error err = {0};
-    d->thread = PyEval_SaveThread();
+    kvfp_wait_begin(&d->wait);
     kvf_status status = kvf_doctor(store->it, &err, note, d);
-    PyEval_RestoreThread(d->thread);
+    bool ended = kvfp_wait_end(&d->wait);
     kvfp_leave(store);
     kvfp_log_tell();
-    if (d->failed) {
+    if (!ended) {
         return false;
     }
     return status == KVF_OK || kvfp_raise(status, &err, "the store can't be examined") != NULL;
@@ -266,9 +294,13 @@ static PyObject *tier_value(const kvf_tier_info *t) {
 static bool add_tier(PyObject *list, kvf_store *store, uint32_t tier) {
     kvf_tier_info info = {.struct_size = sizeof info};
     kvf_status status = KVF_OK;
-    Py_BEGIN_ALLOW_THREADS status = kvf_tier_info_get(store, &info, tier);
-    Py_END_ALLOW_THREADS PyObject *value =
-        status == KVF_OK ? tier_value(&info) : kvfp_raise(status, NULL, "the tier can't be described");
+    kvfp_wait wait;
+    kvfp_wait_begin(&wait);
+    status = kvf_tier_info_get(store, &info, tier);
+    PyObject *value = NULL;
+    if (kvfp_wait_end(&wait)) {
+        value = status == KVF_OK ? tier_value(&info) : kvfp_raise(status, NULL, "the tier can't be described");
+    }
     bool added = value != NULL && PyList_Append(list, value) == 0;
     Py_XDECREF(value);
     return added;

@@ -158,6 +158,21 @@ PyObject *kvfp_store_remove(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *kvfp_store_doctor(PyObject *self, PyObject *unused);
 PyObject *kvfp_store_tiers(PyObject *self, PyObject *unused);
 
+/* ---- waiting (wait.c): calls of the library that may wait, without the GIL:
+ *
+ *   kvfp_wait wait;
+ *   kvfp_wait_begin(&wait);
+ *   status = kvf_...(...);
+ *   if (!kvfp_wait_end(&wait)) ... a handler of a signal has raised, such as KeyboardInterrupt, and the call has ended
+ *
+ * Its callbacks run with wait->thread: PyEval_RestoreThread(wait->thread), wait->thread = PyEval_SaveThread(). */
+typedef struct kvfp_wait {
+    PyThreadState *thread;
+    bool listens;
+} kvfp_wait;
+void kvfp_wait_begin(kvfp_wait *wait);
+bool kvfp_wait_end(kvfp_wait *wait);
+
 /* ---- batches (batch.c): blocks, with all that they use */
 typedef struct kvfp_batch {
     struct kvfp_batch *next; /* in its queue */

@@ -244,15 +244,17 @@ static bool take_arrays(save *s) {
 static bool write_session(PyObject *self, const save *s) {
     kvf_error err = {0};
     kvf_status status = KVF_OK;
+    kvfp_wait wait;
     kvfp_handle *store = kvfp_enter_object(self, kvfp_StoreType, "Store");
     if (store == NULL) {
         return false;
     }
-    Py_BEGIN_ALLOW_THREADS status =
-        kvf_session_save(store->it, &err, s->id, &s->tensors[0], &s->tensors[1], &s->options);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_session_save(store->it, &err, s->id, &s->tensors[0], &s->tensors[1], &s->options);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
-    return status == KVF_OK || kvfp_raise(status, &err, "the session can't be saved") != NULL;
+    return ended && (status == KVF_OK || kvfp_raise(status, &err, "the session can't be saved") != NULL);
 }
 
 PyObject *kvfp_session_save(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -281,13 +283,20 @@ PyObject *kvfp_session_save(PyObject *self, PyObject *args, PyObject *kwargs) {
 static int read_session(PyObject *self, kvf_session **out, const char *id, const kvf_session_load_options *options) {
     kvf_error err = {0};
     kvf_status status = KVF_OK;
+    kvfp_wait wait;
     kvfp_handle *store = kvfp_enter_object(self, kvfp_StoreType, "Store");
     if (store == NULL) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_session_load_with(store->it, out, &err, id, options);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_session_load_with(store->it, out, &err, id, options);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
+    if (!ended) {
+        kvf_session_free(status == KVF_OK ? *out : NULL);
+        return -1;
+    }
     if (status != KVF_OK && status != KVF_MISS) {
         kvfp_raise(status, &err, "the session can't be loaded");
         return -1;
@@ -384,13 +393,19 @@ PyObject *kvfp_session_remove(PyObject *self, PyObject *args, PyObject *kwargs) 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s:session_remove", names, &id)) {
         return NULL;
     }
+    kvfp_wait wait;
     kvfp_handle *store = kvfp_enter_object(self, kvfp_StoreType, "Store");
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_session_remove(store->it, &err, id);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_session_remove(store->it, &err, id);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
+    if (!ended) {
+        return NULL;
+    }
     if (status != KVF_OK && status != KVF_MISS) {
         return kvfp_raise(status, &err, "the session can't be removed");
     }

@@ -336,13 +336,19 @@ static bool take_lookup(lookup *out, PyObject *keys, bool found) {
 
 static bool look_up(PyObject *self, lookup *of, int64_t budget_us) {
     kvf_status status = KVF_OK;
+    kvfp_wait wait;
     kvfp_handle *space = enter(self);
     if (space == NULL) {
         return false;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_match(space->it, &of->run, of->found, of->keys, of->num, budget_us);
-    Py_END_ALLOW_THREADS kvfp_leave(space);
+    kvfp_wait_begin(&wait);
+    status = kvf_match(space->it, &of->run, of->found, of->keys, of->num, budget_us);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(space);
     kvfp_log_tell();
+    if (!ended) {
+        return false;
+    }
     return status == KVF_OK || kvfp_raise(status, NULL, "the keys can't be looked up") != NULL;
 }
 
@@ -387,9 +393,10 @@ static PyObject *space_find(PyObject *self, PyObject *args, PyObject *kwargs) {
 /* ---- load, save */
 static PyObject *load_batch(const kvfp_batch *batch, const kvf_load_options *options) {
     kvf_view *view = batch->view == NULL ? NULL : batch->view->it;
-    size_t num_ok = 0;
-    Py_BEGIN_ALLOW_THREADS num_ok = kvf_load_with(batch->space->it, batch->blocks, batch->num, view, options);
-    Py_END_ALLOW_THREADS return kvfp_batch_result(batch, num_ok);
+    kvfp_wait wait;
+    kvfp_wait_begin(&wait);
+    size_t num_ok = kvf_load_with(batch->space->it, batch->blocks, batch->num, view, options);
+    return kvfp_wait_end(&wait) ? kvfp_batch_result(batch, num_ok) : NULL;
 }
 
 static PyObject *space_load(PyObject *self, PyObject *args, PyObject *kwargs) {

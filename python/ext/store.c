@@ -112,6 +112,7 @@ static PyObject *store_flush(PyObject *self, PyObject *args, PyObject *kwargs) {
     int64_t budget_us = KVF_DEFAULT;
     uint64_t unwritten = 0;
     kvf_status status = KVF_OK;
+    kvfp_wait wait;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&:flush", names, kvfp_timeout, &budget_us)) {
         return NULL;
     }
@@ -119,9 +120,14 @@ static PyObject *store_flush(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (store == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status = kvf_store_flush(store->it, &unwritten, budget_us);
-    Py_END_ALLOW_THREADS kvfp_leave(store);
+    kvfp_wait_begin(&wait);
+    status = kvf_store_flush(store->it, &unwritten, budget_us);
+    bool ended = kvfp_wait_end(&wait);
+    kvfp_leave(store);
     kvfp_log_tell();
+    if (!ended) {
+        return NULL;
+    }
     if (status != KVF_OK && status != KVF_MISS && status != KVF_AGAIN) {
         return kvfp_raise(status, NULL, "the store can't be flushed");
     }

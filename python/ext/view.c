@@ -112,8 +112,13 @@ static PyObject *view_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 
 static PyObject *fence_slots(kvfp_handle *handle, const int64_t *slots, size_t num, int64_t budget_us) {
     kvf_status status = KVF_OK;
-    Py_BEGIN_ALLOW_THREADS status = kvf_fence(handle->it, slots, num, budget_us);
-    Py_END_ALLOW_THREADS if (status != KVF_OK && status != KVF_AGAIN) {
+    kvfp_wait wait;
+    kvfp_wait_begin(&wait);
+    status = kvf_fence(handle->it, slots, num, budget_us);
+    if (!kvfp_wait_end(&wait)) {
+        return NULL;
+    }
+    if (status != KVF_OK && status != KVF_AGAIN) {
         return kvfp_raise(status, NULL, "slots: one of them is not in the view");
     }
     return PyBool_FromLong(status == KVF_OK);

@@ -18,6 +18,9 @@ Conventions of all calls:
   "absent", "other-tokens", "other-space", "checksum", "truncated", "version", "budget", "unreachable", "server",
   "breaker", "full", "nomem", "after-gap", "closed", "slow", "settings", "stalled", "misuse" (docs/python.md explains
   them).
+- A signal whose handler raises, such as Ctrl-C, ends a call of the main thread that waits for a server, at once. The
+  exception leaves the call when nothing uses the caller's memory any more. `close` waits to its end, as do calls that a
+  handler makes while another one waits.
 - Every call that may wait releases the GIL. Any number of threads may use a Store, a Space, a View and a Queue.
 - Closed objects raise ClosedError, and so do all objects of the parent in a forked child. Closing twice is fine, in any
   order: a Store closes its spaces and queues. What another thread has under way ends first; the last one out frees.
