@@ -164,7 +164,18 @@ class KvferryCache(BaseLlamaCache):  # type: ignore[misc]  # its types are not f
     # -- a prompt
 
     def _bring(self, llm: Llama, tokens: Sequence[int]) -> None:
-        """Makes the context hold the prompt, as far as that is worth it. Whatever fails, the Llama computes all."""
+        """Makes the context hold the prompt, as far as that is worth it. Whatever fails, the Llama computes all.
+
+        Raises RuntimeError where another thread is in the same Llama: its context is for one thread at a time."""
+        inside: threading.Lock = llm.__dict__.setdefault("_kvferry_inside", threading.Lock())
+        if not inside.acquire(blocking=False):
+            raise RuntimeError("this Llama computes on another thread: use a lock, or one Llama for each thread")
+        try:
+            self._bring_alone(llm, tokens)
+        finally:
+            inside.release()
+
+    def _bring_alone(self, llm: Llama, tokens: Sequence[int]) -> None:
         self.report = {"how": "none", "num_tokens": len(tokens)}
         try:
             way = self._way(llm)

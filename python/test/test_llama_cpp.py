@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -585,6 +586,63 @@ def test_an_interrupt_ends_a_prefill(toys: Toys, make: Make) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert answer(llm, PROMPT) == answer(make(toys.plain, "mem:"), PROMPT)
+
+
+def test_a_context_is_for_one_thread(toys: Toys, make: Make) -> None:
+    """A second thread in the same context is refused, before it has touched anything."""
+    llm = make(toys.plain, "mem:", n_ctx=4096, n_batch=64, n_ubatch=64)
+    answer(llm, PROMPT, 1)
+    engine = llm.__dict__["_kvferry_way"].engine
+    tokens = [list(PROMPT.encode()) * 4, list(PROMPT[::-1].encode()) * 4]
+    refused = threading.Event()
+    errors: list[BaseException] = []
+
+    def work(prompt: list[int]) -> None:
+        try:
+            while not refused.is_set():
+                try:
+                    assert engine.prefill(prompt)["num_tokens"] == len(prompt)
+                    engine.cut(len(prompt))
+                except RuntimeError as error:
+                    assert "one thread at a time" in str(error)
+                    refused.set()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(prompt,)) for prompt in tokens]
+    for thread in threads:
+        thread.start()
+    until(lambda: refused.is_set() or errors, "a second thread is refused")
+    for thread in threads:
+        thread.join()
+    assert not errors
+    llm.reset()
+    with llm.__dict__["_kvferry_inside"], pytest.raises(RuntimeError, match="another thread"):
+        answer(llm, PROMPT, 1)
+    assert answer(llm, PROMPT) == answer(make(toys.plain, "mem:"), PROMPT)
+
+
+def test_an_interrupt_ends_a_lookup(toys: Toys, make: Make, own_redis: RedisServer) -> None:
+    """Ctrl-C while the store is silent: the wait for it ends, and the exception leaves the call."""
+    llm = make(toys.plain, own_redis.unix_url, n_ctx=4096)
+    first = answer(llm, PROMPT)
+    own_redis.pause()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            while True:
+                llm.reset()
+                answer(llm, PROMPT, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        own_redis.resume()
+    assert answer(llm, PROMPT) == first
 
 
 # ---- other processes

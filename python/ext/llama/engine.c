@@ -16,10 +16,28 @@ static void close_engine(void *it) {
     kvf_llama_detach(it);
 }
 
-static const kvfp_kind engine_kind = {"LlamaEngine", sizeof(kvfp_handle), NULL, close_engine, NULL};
+typedef struct engine_handle {
+    kvfp_handle base;
+    bool computing;
+} engine_handle;
+
+static const kvfp_kind engine_kind = {"LlamaEngine", sizeof(engine_handle), NULL, close_engine, NULL};
 
 static kvfp_handle *enter(PyObject *self) {
     return kvfp_enter_object(self, engine_type, "LlamaEngine");
+}
+
+/* For calls that use the context: a context of llama.cpp is for one thread at a time. */
+static engine_handle *enter_alone(PyObject *self) {
+    engine_handle *engine = (engine_handle *)(void *)enter(self);
+    if (engine != NULL && engine->computing) {
+        kvfp_leave(&engine->base);
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this LlamaEngine computes on another thread: a context of llama.cpp is for "
+                        "one thread at a time, so use a lock, or a context for each thread");
+        return NULL;
+    }
+    return engine;
 }
 
 /* ---- signals: Ctrl-C ends a long prefill after its batch. The thread of the call is the one that computes. */
@@ -228,10 +246,12 @@ static PyObject *engine_prefill(PyObject *self, PyObject *from) {
     if (!take_prompt(&tokens, &num, from)) {
         return NULL;
     }
-    kvfp_handle *engine = enter(self);
+    engine_handle *engine = enter_alone(self);
     if (engine != NULL) {
-        report = prefill(engine->it, tokens, num);
-        kvfp_leave(engine);
+        engine->computing = true;
+        report = prefill(engine->base.it, tokens, num);
+        engine->computing = false;
+        kvfp_leave(&engine->base);
     }
     PyMem_Free(tokens);
     kvfp_log_tell();
@@ -263,9 +283,10 @@ static PyObject *engine_stored(PyObject *self, PyObject *from) {
     }
     kvfp_handle *engine = enter(self);
     if (engine != NULL) {
-        size_t run = 0;
-        Py_BEGIN_ALLOW_THREADS run = count_stored(engine->it, tokens, num);
-        Py_END_ALLOW_THREADS stored = PyLong_FromSize_t(run);
+        kvfp_wait wait;
+        kvfp_wait_begin(&wait);
+        size_t run = count_stored(engine->it, tokens, num);
+        stored = kvfp_wait_end(&wait) ? PyLong_FromSize_t(run) : NULL;
         kvfp_leave(engine);
     }
     PyMem_Free(tokens);
@@ -277,19 +298,20 @@ static PyObject *engine_cut(PyObject *self, PyObject *from) {
     if (num == (size_t)-1 && PyErr_Occurred() != NULL) {
         return NULL;
     }
-    kvfp_handle *engine = enter(self);
+    engine_handle *engine = enter_alone(self);
     if (engine == NULL) {
         return NULL;
     }
-    PyObject *cut = PyLong_FromSize_t(kvf_llama_cut(engine->it, num));
-    kvfp_leave(engine);
+    PyObject *cut = PyLong_FromSize_t(kvf_llama_cut(engine->base.it, num));
+    kvfp_leave(&engine->base);
     return cut;
 }
 
 /* ---- the type */
 static PyMethodDef methods[] = {
     {"takes", engine_takes, METH_VARARGS | METH_STATIC, "Whether this libllama can be used."},
-    {"prefill", engine_prefill, METH_O, "Makes sequence 0 hold the prompt; returns what was done."},
+    {"prefill", engine_prefill, METH_O,
+     "Makes sequence 0 hold the prompt; returns what was done. RuntimeError: another thread is in it."},
     {"stored", engine_stored, METH_O, "How many of the first tokens are stored in whole blocks."},
     {"cut", engine_cut, METH_O, "Where a prompt of that many tokens is cut."},
     KVFP_COMMON_METHODS,
