@@ -177,7 +177,7 @@ stage_python() {
         one "KVCacheManager with torch: make setup-engines" sh -c 'exit 77'
     fi
     # Checks the answers. `make check-manager` checks how fast it is, on a machine that does nothing else.
-    PYTHONPATH=build/release/python one "check-manager" "$pytest" checks/manager.py --short
+    KVF_BUILD=build/release PYTHONPATH=build/release/python one "check-manager" "$pytest" checks/manager.py --short
     # Checks the bytes and the memory. `make check-python-wire` checks the bound of 0.9, on a machine that does nothing else.
     BOUND=0.4 KVF_BUILD=build/release PYTHONPATH=build/release/python one "check-python-wire" "$pytest" checks/python_wire.py \
         --short
