@@ -112,6 +112,9 @@ check-hf: build ## Transformers in a second process: 2,000 tokens, first token 1
 check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times sooner, log-probabilities as from its own cache
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm.py
 
+check-vllm-tier: build ## the secondary tier on a folder beside vLLM's own tier fs, interleaved: saves and loads not slower
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_tier.py
+
 check-vllm-never-slower: build ## vLLM with a slow or silent store takes at most 1.05 of its time without
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_never_slower.py
 

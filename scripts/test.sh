@@ -161,9 +161,9 @@ stage_python() {
     PYTHONPATH=build/release/python one "the stubs are those of the extension" "$pytest" -m mypy.stubtest kvferry._kvferry \
         --allowlist python/test/stubs.allow
     one "ruff" "$pytest" -m ruff check python checks/manager.py checks/manager checks/python_wire.py \
-        checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/conformance.py
+        checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py checks/conformance.py
     one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager \
-        checks/python_wire.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/conformance.py
+        checks/python_wire.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py checks/conformance.py
     pytests "python tests" "$pytest" python/test
     LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py

@@ -51,7 +51,11 @@ class Adapter:
 
 ADAPTERS = (
     Adapter("vLLM connector", ("test_vllm_conformance.py",)),
-    Adapter("vLLM tier", ("test_vllm_tier.py",)),
+    Adapter(
+        "vLLM tier",
+        ("test_vllm_tier.py",),
+        refuses={"lora_on_and_off": "the tier is given the hashes of blocks, which name an adapter, not its files"},
+    ),
     Adapter(
         "HF",
         ("test_hf.py", "test_hf_conformance.py"),

@@ -25,7 +25,8 @@ from vllm.lora.request import LoRARequest
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
 import kvferry
-from kvferry.vllm import identity, plan, scheduler, weights
+from kvferry import _weights as weights
+from kvferry.vllm import identity, plan, scheduler
 from kvferry.vllm.connector import HOOKS, KvferryConnector
 from kvferry.vllm.messages import Step
 from kvferry.vllm.settings import Settings

@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.request import RequestStatus
 from vllm_engine import BLOCK
-from vllm_tier_engine import TierEngine, configs
+from vllm_tier_engine import TierEngine, configs, name_without_files, offload_of
 
 import kvferry
 from kvferry.vllm import KvferryTier, identity, tier
@@ -170,7 +170,7 @@ def test_conformance_store_down_in_the_middle(engine, own_redis, without):
     second = engine(own_redis.tcp_url)
     request = begin_load(second, IDS, own_redis.pause)
     assert is_loading(second)
-    own_redis.stop()
+    own_redis.process.kill()  # it must not go on before
     loaded, pages = finish(second, request)
     assert loaded == 0
     assert torch.equal(pages, without(IDS))
@@ -672,19 +672,10 @@ def threading_result(function):
 # ---- identity
 
 
-def offload(**changes):
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
-
-    config, kv_config = configs({name: changes.pop(name) for name in ("canonical_layout",) if name in changes},
-                                engine_id="e", **changes)  # fmt: skip
-    return config, build_offloading_config(config, kv_config)
-
-
 @pytest.fixture
 def fields(monkeypatch):
-    monkeypatch.setattr(identity, "_fields_of_model", lambda c, epoch: {"model": "0" * 64, "epoch": epoch})
-    monkeypatch.setattr(identity, "_attention", lambda c, block, head: "attention")
-    return lambda row=4096, **changes: identity.tier_fields_of(*offload(**changes), row)
+    name_without_files(monkeypatch)
+    return lambda row=4096, extra=None, **kind: identity.tier_fields_of(*offload_of(extra, **kind), row)
 
 
 def test_what_changes_a_row_is_another_name(fields):
@@ -692,14 +683,17 @@ def test_what_changes_a_row_is_another_name(fields):
     assert len({json.dumps(name, sort_keys=True) for name in names}) == len(names)
 
 
+CANONICAL = {"canonical_layout": True}
+
+
 def test_the_canonical_layout_does_not_depend_on_the_number_of_ranks(fields):
-    assert fields(canonical_layout=True) == fields(canonical_layout=True, tp=2)
-    assert fields(canonical_layout=True) != fields()
+    assert fields(extra=CANONICAL) == fields(extra=CANONICAL, tp=2)
+    assert fields(extra=CANONICAL) != fields()
 
 
 def test_the_model_is_named_as_by_the_connector(monkeypatch):
-    monkeypatch.setattr(identity, "folder_digest", lambda folder: folder)
-    monkeypatch.setattr(identity, "_folder", lambda model, revision: f"{model}@{revision}")
+    monkeypatch.setattr(identity, "folder_digest", lambda folder, log: folder)
+    monkeypatch.setattr(identity, "model_folder", lambda model, revision: f"{model}@{revision}")
     config, _ = configs({})
     config.model_config.__dict__.update(
         model_impl="auto", enforce_eager=True, quantization=None, quantization_config=None, revision="main",

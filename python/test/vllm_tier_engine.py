@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import torch
 from conftest import until
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -54,13 +55,24 @@ def configs(extra, *, tp=1, rank=0, engine_id="", dtype=torch.float32, block=BLO
     )
 
 
+def offload_of(extra=None, **kind):
+    """The configuration of an engine, and what of it vLLM gives to the tiers."""
+    config, kv_config = configs(extra or {}, engine_id="engine", **kind)
+    return config, build_offloading_config(config, kv_config)
+
+
+def name_without_files(monkeypatch, model=FIELDS["model"]):
+    """The part of the identity that vLLM's model and device decide."""
+    monkeypatch.setattr(identity, "_fields_of_model", lambda c, epoch: {"model": model, "epoch": epoch})
+    monkeypatch.setattr(identity, "_attention", lambda c, block, head: "attention")
+
+
 class TierEngine(Engine):
     """model: names it, as it has no files here. more: options of the tier. extra: those of vLLM's offloading."""
 
     def __init__(self, monkeypatch, url, *, model=FIELDS["model"], tp=1, chunks=CHUNKS, extra=None, **more):
         kind = {name: more.pop(name) for name in ("dtype", "block", "slots") if name in more}
-        monkeypatch.setattr(identity, "_fields_of_model", lambda c, epoch: {"model": model, "epoch": epoch})
-        monkeypatch.setattr(identity, "_engine", lambda *a: "test")
+        name_without_files(monkeypatch, model)
         tier = {"type": "KvferryTier", "module_path": "kvferry.vllm", "store": url, "lookup_timeout": 30.0,
                 "patience": 20.0, **more}  # fmt: skip
         extra = {
