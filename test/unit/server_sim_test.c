@@ -32,6 +32,7 @@ static struct {
     const char *has_field;     /* to HEXISTS; NULL: an error */
     const char *get;           /* to GET; NULL: the value */
     const char *set, *range;   /* to SET and GETRANGE; NULL: what they do */
+    const char *expire;        /* to PEXPIRE; NULL: what it does */
     const char *slots;         /* to CLUSTER SLOTS; NULL: the map of the simulation */
     const char *key;           /* SCAN finds it; NULL: pages of nothing */
     const char *cant_be_read;  /* a GET of it is refused */
@@ -55,13 +56,13 @@ static struct {
 
 static kvfi_systable table;
 static const kvfi_systable *sim;
-static unsigned logged;
+static unsigned logged, warned;
 
 static void count_log(void *ctx, kvf_log_level level, const char *text) {
     (void)ctx;
-    (void)level;
     (void)text;
     logged++;
+    warned += level == KVF_LOG_WARN;
 }
 
 static unsigned only_port; /* the others are down */
@@ -123,6 +124,8 @@ static void answer(void *ctx, const char *command, const char *arg, kvft_buffer 
         replace(reply, server.has_field);
     } else if (strcmp(command, "SCAN") == 0) {
         say_page(reply);
+    } else if (strcmp(command, "PEXPIRE") == 0) {
+        replace(reply, server.expire);
     }
     if (server.master && strcmp(command, "SENTINEL") == 0) {
         char text[64];
@@ -199,7 +202,7 @@ static void watch(void) {
 
 static void begin(bool cluster) {
     memset(&server, 0, sizeof server);
-    logged = 0;
+    logged = warned = 0;
     kvf_set_log(count_log, NULL, KVF_LOG_DEBUG);
     kvft_sim_begin(1, cluster);
     kvft_sim_lie(answer, NULL);
@@ -663,6 +666,28 @@ static void rounds_come_to_an_end(void **state) {
         assert_in_range(kvfi_sys->now_us() - from_us, rows[i].least_us, rows[i].most_us);
     }
     kvft_value_cleanup(&value);
+    tier->ops->close(tier);
+}
+
+/* A redirect is followed, and is nothing to report; a refusal is reported once for each batch and server. */
+static void only_refusals_are_logged(void **state) {
+    (void)state;
+    static const struct {
+        const char *reply;
+        unsigned warned;
+    } rows[] = {{"-MOVED 1 127.0.0.1:7001\r\n", 0},
+                {"-ASK 1 127.0.0.1:7001\r\n", 0},
+                {"-TRYAGAIN\r\n", 0},
+                {"-ERR other\r\n", 1}};
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL "?ttl=3600");
+    assert_int_equal(kvft_put(tier, 1, 1000), KVF_WHY_NONE);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        server.expire = rows[i].reply;
+        warned = server.refreshed = 0;
+        assert_int_equal(kvft_each(tier, KVFI_TOUCH, 1), KVF_WHY_SERVER);
+        assert_true(server.refreshed > 0);
+        assert_int_equal(warned, rows[i].warned);
+    }
     tier->ops->close(tier);
 }
 
@@ -1297,6 +1322,7 @@ int main(void) {
         TEST(a_load_breaks_off),
         cmocka_unit_test_setup_teardown(what_has_no_slots_needs_no_connections, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(rounds_come_to_an_end, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(only_refusals_are_logged, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(a_pause_is_cancelled, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(as_many_help_as_are_of_use, set_up_cluster, tear_down),
         TEST(one_question_ends_the_connection),
