@@ -103,7 +103,7 @@ uint32_t kvfi_xxh32(const void *, size_t len);
 
 /* ---- AES-256-GCM with a nonce of zeros: a key is good for one message. begin, add its pieces in order (`out` may be
  * `in`), and end in any case, also after a begin that failed. begin is false without memory. end writes the tag, or
- * compares it: false is a message that is not to be used. */
+ * compares it: false is a message that is not to be used. A second end is false, and does nothing. */
 typedef struct kvfi_gcm {
     void *ctx;
     bool opens, failed;

@@ -101,5 +101,6 @@ bool kvfi_gcm_end(kvfi_gcm *gcm, uint8_t tag[16]) {
                 EVP_CipherFinal_ex(ctx, none, &num) == 1 &&
                 (gcm->opens || EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_AEAD_GET_TAG, 16, tag) == 1);
     give_context(ctx);
+    gcm->ctx = NULL;
     return fine;
 }

@@ -233,25 +233,27 @@ static kvf_reason prepare(kvfi_item *item) {
     return KVF_WHY_NONE;
 }
 
-/* A sealed record is built in a buffer of the backlog, since the caller's memory must not change. It lasts for one
- * attempt to send it, because each attempt has its own salt; the buffer lasts for all of them. */
+/* A sealed record is built in a buffer of the backlog, since the caller's memory must not change. It lasts for one tier,
+ * because each has its own salt; the buffer lasts for all of them. */
 typedef struct cover {
     kvf_store *store;
     kvfi_staged *room;   /* reserved, and empty; NULL: none */
     kvfi_staged *staged; /* NULL: none now */
     struct iovec whole;  /* the record in it */
-    struct iovec *iov;   /* of the item without the buffer */
-    uint32_t num_iov;
-    bool may_lend;
+    bool may_lend;       /* of the item without the buffer */
 } cover;
 
 static size_t payload_of(const kvfi_item *item) {
     return item->bytes - item->iov[0].iov_len - KVFI_SUM_BYTES;
 }
 
+/* The header, and the tokens in the clear; the rest is sealed as it is sent (finish.h). */
 static kvf_reason prepare_sealed(kvfi_item *item) {
     cover *c = item->cover;
     const kvf_block *block = item->user;
+    if (c->staged != NULL) {
+        return KVF_WHY_NOMEM; /* a record that was begun and is not finished: sealing failed */
+    }
     kvfi_staged *staged = c->room;
     c->room = NULL;
     kvf_status status = staged != NULL ? KVF_OK
@@ -263,19 +265,20 @@ static kvf_reason prepare_sealed(kvfi_item *item) {
     c->staged = staged;
     staged->addr = item->addr;
     staged->num_tokens = block->num_tokens;
-    uint8_t *head = kvfi_staged_head(staged);
-    if (!kvfi_staged_seal(staged, item->seal) ||
-        !kvfi_sealed_write(head, head + KVFI_HEADER_BYTES, head + item->bytes - KVFI_SUM_BYTES, &staged->key,
-                           &item->addr, block, item->iov + 1, item->num_iov - 2, 0, kvfi_sys->wall_us() / 1000000)) {
+    if (!kvfi_staged_seal(staged, item->seal)) {
         return KVF_WHY_NOMEM;
     }
-    c->whole = (struct iovec){head, item->bytes};
-    c->iov = item->iov;
-    c->num_iov = item->num_iov;
+    uint8_t *clear_head = item->iov[0].iov_base;
+    kvfi_tokens_put(clear_head + KVFI_HEADER_BYTES, block->tokens, block->num_tokens);
+    kvfi_sealed_header(kvfi_staged_head(staged), &staged->key, &item->addr, block, payload_of(item), 0,
+                       kvfi_sys->wall_us() / 1000000);
+    c->whole = (struct iovec){kvfi_staged_head(staged), item->bytes};
     c->may_lend = item->may_lend;
+    item->clear = item->iov;
+    item->num_clear = item->num_iov;
     item->iov = &c->whole;
     item->num_iov = 1;
-    item->unfinished = false;
+    item->record_key = &staged->key;
     item->may_lend = true; /* sealed bytes in the library's memory */
     return KVF_WHY_NONE;
 }
@@ -300,10 +303,12 @@ static void release_sealed(kvfi_item *item) {
     if (item->lent) {
         drop_room(c);
     }
-    if (!item->unfinished) {
-        item->iov = c->iov;
-        item->num_iov = c->num_iov;
+    if (item->clear != NULL) {
+        item->iov = item->clear;
+        item->num_iov = item->num_clear;
+        item->clear = NULL;
         item->may_lend = c->may_lend;
+        item->record_key = NULL;
         item->unfinished = true;
     }
     item->lent = false;

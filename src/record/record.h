@@ -95,10 +95,15 @@ typedef struct kvfi_record_key {
 void kvfi_record_key_of(kvfi_record_key *, const kvfi_secret *seal, const kvfi_addr *,
                         const uint8_t salt[KVFI_SALT_BYTES]);
 
-/* kvfi_sealed_write writes a whole record: the header to `head`, the tag to `tag`, and the sealed tokens and payload to
- * `body`. If `body` is NULL they are sealed in place, and the tokens already follow the header. Of the block it uses
- * tokens, num_tokens and first_token. Returns false without memory; then neither the record nor what was sealed in
- * place may be used. */
+/* kvfi_sealed_header writes the header for a payload of that length. Of the block it uses
+ * tokens (whether there are any), num_tokens and first_token. */
+void kvfi_sealed_header(uint8_t head[KVFI_HEADER_BYTES], const kvfi_record_key *, const kvfi_addr *,
+                        const kvf_block *block, size_t payload_bytes, uint16_t flags, int64_t stored_s);
+/* What follows the header, piece by piece: init with the header, kvfi_gcm_add tokens and payload, kvfi_gcm_end. Returns
+ * false without memory. */
+bool kvfi_sealed_init(kvfi_gcm *, const kvfi_record_key *, const uint8_t header[KVFI_HEADER_BYTES]);
+/* kvfi_sealed_write does all of it at once: the header to `head`, the tag to `tag`, and the sealed tokens and payload to
+ * `body`. Returns false without memory; then the record may not be used. */
 bool kvfi_sealed_write(uint8_t head[KVFI_HEADER_BYTES], uint8_t *body, uint8_t tag[KVFI_SUM_BYTES],
                        const kvfi_record_key *, const kvfi_addr *, const kvf_block *block, const struct iovec *payload,
                        size_t num_iov, uint16_t flags, int64_t stored_s);

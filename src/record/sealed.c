@@ -39,9 +39,13 @@ static void veil(uint8_t bytes[8], const kvfi_record_key *key) {
     }
 }
 
-static void sealed_header(uint8_t head[KVFI_HEADER_BYTES], const kvfi_record_key *key, const kvfi_addr *addr,
-                          uint32_t first_token, uint32_t num_tokens, uint64_t body_bytes, uint16_t flags,
-                          int64_t stored_s) {
+static uint32_t num_tokens_of(const kvf_block *block) {
+    return block->tokens == NULL ? 0 : block->num_tokens;
+}
+
+void kvfi_sealed_header(uint8_t head[KVFI_HEADER_BYTES], const kvfi_record_key *key, const kvfi_addr *addr,
+                        const kvf_block *block, size_t payload_bytes, uint16_t flags, int64_t stored_s) {
+    uint64_t body_bytes = 4 * (uint64_t)num_tokens_of(block) + payload_bytes;
     kvfi_header header = {.flags = flags,
                           .codec = KVFI_CODEC_SEALED,
                           .addr = *addr,
@@ -49,28 +53,29 @@ static void sealed_header(uint8_t head[KVFI_HEADER_BYTES], const kvfi_record_key
                           .raw_bytes = body_bytes,
                           .stored_s = stored_s};
     memcpy(header.salt, key->salt, sizeof header.salt);
-    kvfi_put32(header.veiled, first_token);
-    kvfi_put32(header.veiled + 4, num_tokens);
+    kvfi_put32(header.veiled, block->first_token);
+    kvfi_put32(header.veiled + 4, num_tokens_of(block));
     veil(header.veiled, key);
     kvfi_header_encode(head, &header);
+}
+
+bool kvfi_sealed_init(kvfi_gcm *gcm, const kvfi_record_key *key, const uint8_t header[KVFI_HEADER_BYTES]) {
+    return kvfi_gcm_begin(gcm, false, key->key, header, KVFI_HEADER_SAYS);
 }
 
 bool kvfi_sealed_write(uint8_t head[KVFI_HEADER_BYTES], uint8_t *body, uint8_t tag[KVFI_SUM_BYTES],
                        const kvfi_record_key *key, const kvfi_addr *addr, const kvf_block *block,
                        const struct iovec *payload, size_t num_iov, uint16_t flags, int64_t stored_s) {
-    uint32_t num_tokens = block->tokens == NULL ? 0 : block->num_tokens;
-    size_t token_bytes = 4 * (size_t)num_tokens;
-    uint8_t *to = body != NULL ? body : head + KVFI_HEADER_BYTES;
+    size_t token_bytes = 4 * (size_t)num_tokens_of(block);
     kvfi_gcm gcm;
-    kvfi_tokens_put(to, block->tokens, num_tokens);
-    sealed_header(head, key, addr, block->first_token, num_tokens, token_bytes + kvfi_iov_bytes(payload, num_iov),
-                  flags, stored_s);
-    (void)kvfi_gcm_begin(&gcm, false, key->key, head, KVFI_HEADER_SAYS);
-    kvfi_gcm_add(&gcm, to, to, token_bytes);
-    to += token_bytes;
+    kvfi_tokens_put(body, block->tokens, num_tokens_of(block));
+    kvfi_sealed_header(head, key, addr, block, kvfi_iov_bytes(payload, num_iov), flags, stored_s);
+    (void)kvfi_sealed_init(&gcm, key, head);
+    kvfi_gcm_add(&gcm, body, body, token_bytes);
+    body += token_bytes;
     for (size_t i = 0; i < num_iov; i++) {
-        kvfi_gcm_add(&gcm, body != NULL ? to : payload[i].iov_base, payload[i].iov_base, payload[i].iov_len);
-        to += payload[i].iov_len;
+        kvfi_gcm_add(&gcm, body, payload[i].iov_base, payload[i].iov_len);
+        body += payload[i].iov_len;
     }
     return kvfi_gcm_end(&gcm, tag);
 }

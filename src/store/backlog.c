@@ -52,6 +52,7 @@ static void join(kvfi_staged *range) {
 }
 
 static void put_range(kvfi_backlog *backlog, kvfi_staged *range) {
+    explicit_bzero(&range->key, sizeof range->key);
     kvfi_staged **at = &backlog->free_list, *before = NULL;
     while (*at != NULL && (*at)->data < range->data) {
         before = *at;
@@ -295,18 +296,17 @@ bool kvfi_staged_seal(kvfi_staged *staged, const kvfi_secret *seal) {
     return true;
 }
 
-/* In place, and once: a key encrypts one record only, and encrypting sealed bytes again would decrypt them. */
-static kvf_reason seal_record(kvfi_item *item, kvfi_staged *staged, const kvf_block *block, int64_t now_s) {
-    struct iovec payload = {kvfi_staged_payload(staged), staged->payload_bytes};
-    uint8_t *tag = kvfi_staged_payload(staged) + staged->payload_bytes;
-    if (staged->spoiled) {
+/* It is sealed in place, and once: a key encrypts one record only, and encrypting sealed bytes again would decrypt
+ * them. So where this is called a second time, sealing has failed. */
+static kvf_reason begin_sealing(kvfi_item *item, kvfi_staged *staged, const kvf_block *block, int64_t now_s) {
+    if (staged->begun) {
         return KVF_WHY_NOMEM;
     }
-    staged->spoiled = !kvfi_sealed_write(kvfi_staged_head(staged), NULL, tag, &staged->key, &staged->addr, block,
-                                         &payload, 1, staged->flags, now_s);
-    explicit_bzero(&staged->key, sizeof staged->key);
-    item->unfinished = staged->spoiled;
-    return staged->spoiled ? KVF_WHY_NOMEM : KVF_WHY_NONE;
+    staged->begun = true;
+    kvfi_sealed_header(kvfi_staged_head(staged), &staged->key, &staged->addr, block, staged->payload_bytes,
+                       staged->flags, now_s);
+    item->record_key = &staged->key;
+    return KVF_WHY_NONE;
 }
 
 static kvf_reason prepare(kvfi_item *item) {
@@ -319,7 +319,7 @@ static kvf_reason prepare(kvfi_item *item) {
                        .first_token = staged->first_token};
     int64_t now_s = kvfi_sys->wall_us() / 1000000;
     if (staged->seals) {
-        return seal_record(item, staged, &block, now_s);
+        return begin_sealing(item, staged, &block, now_s);
     }
     kvfi_record_begin(head, &staged->addr, &block, staged->payload_bytes, staged->flags, now_s);
     return KVF_WHY_NONE;

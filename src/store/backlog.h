@@ -45,8 +45,8 @@ typedef struct kvfi_staged {
     uint8_t tiers;        /* bit t: to be written to tier t */
     bool rewrite;         /* as in kvfi_item */
     bool sealed;          /* it is a complete record: a promotion, or already written to another tier */
-    bool seals;           /* to be sealed with `key`; then `key` is used up */
-    bool spoiled;         /* sealing failed: these bytes are useless */
+    bool seals;           /* to be sealed with `key`, or it has been */
+    bool begun;           /* `key` is used up: unless the record is finished, these bytes are useless */
     kvfi_record_key key;
     bool lent; /* a server may still read its pages (kvfi_item.lent): fresh ones take their place */
 } kvfi_staged;

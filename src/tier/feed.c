@@ -53,13 +53,13 @@ kvfi_item *kvfi_feed_next(kvfi_feed *feed) {
     kvfi_item *item = NULL;
     while ((item = kvfi_feed_draw(feed)) != NULL) {
         kvf_reason why = kvfi_feed_prepare(feed, item);
+        if (why == KVF_WHY_NONE && item->unfinished && !kvfi_item_finish(item)) {
+            why = KVF_WHY_NOMEM;
+        }
         if (why == KVF_WHY_NONE) {
             break;
         }
         kvfi_feed_done(feed, item, KVF_MISS, why);
-    }
-    if (item != NULL && item->unfinished) {
-        kvfi_item_finish(item);
     }
     return item;
 }

@@ -33,8 +33,14 @@ struct kvfi_item {
      * iovecs. */
     struct iovec *iov;
     uint32_t num_iov;
-    size_t bytes;    /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
-    bool unfinished; /* put: its head is still to be prepared, and its checksum to be written (finish.h) */
+    size_t bytes; /* their sum. A stored value of any other length is KVF_WHY_TRUNCATED. */
+    /* put: its head is still to be prepared, and the rest to be hashed or sealed (finish.h) */
+    bool unfinished;
+    /* put, set by `prepare`: finishing the record seals it with that key. NULL: finishing hashes it. */
+    const kvfi_record_key *record_key;
+    /* put, with record_key: the memory to seal from, laid out as the record is. NULL: it is sealed in place. */
+    struct iovec *clear;
+    uint32_t num_clear;
     /* put: pieces of KVFI_PAGE and more may be lent to a server that reads them later, instead of copied */
     bool may_lend;
     /* out: pieces were lent, and the server may still read them, whatever the result of the item: the memory must not
@@ -84,8 +90,8 @@ typedef struct kvfi_feed {
     /* Called by kvfi_feed_done for an item whose bytes have all arrived; returns the item's reason. Runs on the thread
      * that read the item, while it is in that CPU's cache. NULL when putting. */
     kvf_reason (*check)(kvfi_item *);
-    /* Called for an unfinished item before it is sent, on the sending thread: writes its header, or the whole record,
-     * which is then finished. NULL if no item is unfinished. */
+    /* Called for an unfinished item before it is sent, on the sending thread: writes its header. NULL if no item is
+     * unfinished. */
     kvf_reason (*prepare)(kvfi_item *);
     void (*release)(kvfi_item *); /* called when the item is complete, before its status is written; NULL = never */
     /* Once it is true nothing more is handed out, and items far from complete are dropped; NULL = never */
@@ -107,11 +113,11 @@ typedef struct kvfi_feed {
 /* The next item, or NULL: dry, cancelled, after a gap, or past the deadline. Every item that was handed out must be
  * given back by kvfi_feed_done exactly once, after the tier's last access to its memory. */
 kvfi_item *kvfi_feed_next(kvfi_feed *);
-/* The same, but an unfinished item stays unfinished: for callers that hash it piece by piece as they send it
+/* The same, but an unfinished item stays unfinished: for callers that finish it piece by piece as they send it
  * (finish.h), or do not send it at all. */
 kvfi_item *kvfi_feed_draw(kvfi_feed *);
-/* Prepares a drawn item for sending: writes its header, or all of it. After anything but KVF_WHY_NONE it can't be sent,
- * and is given back with that reason. */
+/* Prepares a drawn item for sending: writes its header. After anything but KVF_WHY_NONE it can't be sent, and is given
+ * back with that reason. */
 kvf_reason kvfi_feed_prepare(kvfi_feed *, kvfi_item *);
 /* Nothing more will be handed out, as far as is known without taking an item. */
 bool kvfi_feed_is_dry(const kvfi_feed *);

@@ -18,6 +18,11 @@ static inline kvfi_cursor kvfi_cursor_of(const kvfi_item *item) {
     return (kvfi_cursor){.iov = item->iov, .num = item->num_iov};
 }
 
+/* Over what an item that is to be sealed is sealed from. */
+static inline kvfi_cursor kvfi_cursor_of_clear(const kvfi_item *item) {
+    return item->clear != NULL ? (kvfi_cursor){.iov = item->clear, .num = item->num_clear} : kvfi_cursor_of(item);
+}
+
 /* kvfi_cursor_fill writes the next iovecs, at most `cap` and together at most `max_bytes`, and returns their number. */
 static inline size_t kvfi_cursor_fill(const kvfi_cursor *cursor, struct iovec *out, size_t cap, size_t max_bytes) {
     size_t num = 0;

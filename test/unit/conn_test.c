@@ -161,6 +161,34 @@ static void exchange(uint64_t seed) {
     assert_memory_equal(got, expected, want);
 }
 
+/* A part that can't be completed ends the connection: the server must not take what is not the record. */
+static size_t finish_once(void *arg, size_t bytes) {
+    size_t *calls = arg;
+    return (*calls)++ == 0 ? bytes : 0;
+}
+
+static void can_not_be_finished(void **state) {
+    (void)state;
+    for (int lends = 0; lends < 2; lends++) {
+        struct iovec iov = {memory, MEMORY};
+        size_t calls = 0, have = 0;
+        open_conn(lends != 0);
+        kvfi_conn_record(conn, (kvfi_place){.iov = &iov, .bytes = MEMORY}, true, finish_once, &calls);
+        kvf_reason why = kvfi_conn_send(conn);
+        while (why == KVF_WHY_NONE) {
+            have = drain(have, MEMORY);
+            why = kvfi_conn_send(conn);
+        }
+        assert_int_equal(why, KVF_WHY_NOMEM);
+        assert_false(kvfi_conn_is_open(conn));
+        for (ssize_t n = 1; n > 0; have += n > 0 ? (size_t)n : 0) {
+            n = recv(peer, got, MEMORY, 0);
+        }
+        assert_in_range(have, 1, MEMORY - 1);
+        close_conn();
+    }
+}
+
 static void in_order(bool lends) {
     open_conn(lends);
     for (uint64_t seed = 1; seed <= 150; seed++) {
@@ -557,6 +585,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_a_wait_that_was_cancelled_says_nothing),
                                        TEST(lent),
                                        TEST(copied),
+                                       TEST(can_not_be_finished),
                                        TEST(lending_ends),
                                        TEST(a_byte_stays_in_the_pipe),
                                        TEST(does_not_work),

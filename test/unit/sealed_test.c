@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * [T:sealed] Sealed records: the golden one, and that nothing opens but the record itself, at its address, under its
- * secret.
+ * secret. A record that is sealed piece by piece is the same, also if its sender leaves half-way.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,6 +18,7 @@
 #include "record/space.h"
 #include "support/golden.h"
 #include "support/kit.h"
+#include "tier/finish.h"
 
 #define NUM_TOKENS   16u
 #define BODY_BYTES   (4 * NUM_TOKENS + KVFT_GOLDEN_PAYLOAD)
@@ -100,22 +101,96 @@ static void golden_file(void **state) {
     kvfi_identity_cleanup(&s.identity);
 }
 
-/* Sealing in place, as for a staged record, gives the same bytes. */
-static void in_place(void **state) {
+/* ---- piece by piece, as it is sent (tier/finish.h) */
+
+typedef struct pieces {
+    uint8_t clear[RECORD_BYTES], record[RECORD_BYTES]; /* the same memory is used for both if it is sealed in place */
+    struct iovec clear_iov[3], iov;
+    kvfi_record_key key;
+    kvfi_item item;
+} pieces;
+
+/* The header as it will be sent, and the rest in the clear. */
+static void begin_pieces(pieces *p, const sample *s, bool in_place) {
+    uint8_t *clear = in_place ? p->record : p->clear;
+    memset(p, 0, sizeof *p);
+    kvfi_record_key_of(&p->key, kvfi_seal_of(&s->identity), &s->addr, s->record + 108);
+    kvfi_sealed_header(p->record, &p->key, &s->addr, &s->block, KVFT_GOLDEN_PAYLOAD, 0, KVFT_GOLDEN_STORED);
+    memcpy(clear + KVFI_HEADER_BYTES, s->block.tokens, 4 * NUM_TOKENS);
+    memcpy(clear + KVFI_HEAD_BYTES(NUM_TOKENS), s->payload, KVFT_GOLDEN_PAYLOAD);
+    p->iov = (struct iovec){p->record, RECORD_BYTES};
+    p->clear_iov[0] = (struct iovec){clear, KVFI_HEADER_BYTES + 1};
+    p->clear_iov[1] = (struct iovec){clear + KVFI_HEADER_BYTES + 1, 700};
+    p->clear_iov[2] = (struct iovec){clear + KVFI_HEADER_BYTES + 701, RECORD_BYTES - KVFI_HEADER_BYTES - 701};
+    p->item =
+        (kvfi_item){.iov = &p->iov, .num_iov = 1, .bytes = RECORD_BYTES, .unfinished = true, .record_key = &p->key};
+    if (!in_place) {
+        p->item.clear = p->clear_iov;
+        p->item.num_clear = 3;
+    }
+}
+
+/* In steps of any length, in place or into other memory: the same bytes as at once, each before it may be sent. */
+static void in_pieces(void **state) {
     (void)state;
     sample s;
-    uint8_t record[RECORD_BYTES];
-    kvfi_record_key key;
+    pieces p;
     sample_init(&s);
-    memcpy(record + KVFI_HEADER_BYTES, s.block.tokens, 4 * NUM_TOKENS);
-    memcpy(record + KVFI_HEAD_BYTES(NUM_TOKENS), s.payload, KVFT_GOLDEN_PAYLOAD);
-    struct iovec payload = {record + KVFI_HEAD_BYTES(NUM_TOKENS), KVFT_GOLDEN_PAYLOAD};
-    kvf_block block = s.block;
-    block.tokens = (const uint32_t *)(const void *)(record + KVFI_HEADER_BYTES);
-    kvfi_record_key_of(&key, kvfi_seal_of(&s.identity), &s.addr, s.record + 108);
-    assert_true(
-        kvfi_sealed_write(record, NULL, record + TAG_AT, &key, &s.addr, &block, &payload, 1, 0, KVFT_GOLDEN_STORED));
-    assert_memory_equal(record, s.record, RECORD_BYTES);
+    for (size_t step = 1; step < 2 * RECORD_BYTES; step += step < 300 ? 1 : 97) {
+        kvfi_finish finish;
+        size_t sent = 0;
+        begin_pieces(&p, &s, step % 2 == 0);
+        assert_true(kvfi_finish_begin(&finish, &p.item));
+        while (sent < RECORD_BYTES) {
+            size_t num = kvfi_finish_next(&finish, step);
+            assert_in_range(num, 1, step);
+            assert_memory_equal(p.record + sent, s.record + sent, num);
+            sent += num;
+            assert_int_equal(p.item.unfinished, sent <= RECORD_BYTES - KVFI_SUM_BYTES);
+        }
+        assert_int_equal(kvfi_finish_next(&finish, step), 0);
+        kvfi_finish_leave(&finish);
+        assert_memory_equal(p.record, s.record, RECORD_BYTES);
+    }
+    kvfi_identity_cleanup(&s.identity);
+}
+
+/* Its connection ends anywhere: it is whole then, and can be sent again. A second key stream over the same bytes would
+ * give them back in the clear. */
+static void left_half_way(void **state) {
+    (void)state;
+    sample s;
+    pieces p;
+    sample_init(&s);
+    for (size_t sent = 0; sent <= RECORD_BYTES; sent++) {
+        kvfi_finish finish;
+        begin_pieces(&p, &s, sent % 2 == 0);
+        assert_true(kvfi_finish_begin(&finish, &p.item));
+        assert_int_equal(kvfi_finish_next(&finish, sent), sent);
+        kvfi_finish_leave(&finish);
+        assert_false(p.item.unfinished);
+        assert_memory_equal(p.record, s.record, RECORD_BYTES);
+        kvfi_finish_leave(&finish); /* nothing */
+        assert_memory_equal(p.record, s.record, RECORD_BYTES);
+    }
+    kvfi_identity_cleanup(&s.identity);
+}
+
+/* Nothing is released to be sent that could be in the clear. */
+static void sealing_fails(void **state) {
+    (void)state;
+    sample s;
+    pieces p;
+    kvfi_finish finish;
+    sample_init(&s);
+    begin_pieces(&p, &s, true);
+    assert_true(kvfi_finish_begin(&finish, &p.item));
+    assert_int_equal(kvfi_finish_next(&finish, 200), 200);
+    finish.gcm.failed = true;
+    assert_int_equal(kvfi_finish_next(&finish, 200), 0);
+    kvfi_finish_leave(&finish);
+    assert_true(p.item.unfinished);
+    assert_null(finish.gcm.ctx);
     kvfi_identity_cleanup(&s.identity);
 }
 
@@ -299,7 +374,8 @@ static void a_child_seals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_file),       cmocka_unit_test(in_place),
+        cmocka_unit_test(golden_file),       cmocka_unit_test(in_pieces),
+        cmocka_unit_test(left_half_way),     cmocka_unit_test(sealing_fails),
         cmocka_unit_test(every_bit_flipped), cmocka_unit_test(what_fails_is_wiped),
         cmocka_unit_test(only_at_its_place), cmocka_unit_test(another_secret),
         cmocka_unit_test(plain_and_sealed),  cmocka_unit_test(header_hides_positions),

@@ -2,9 +2,9 @@
  *
  * Saving: SETs pipelined on one connection, each body straight from its memory.
  *
- * A value is hashed piece by piece, each just before it is sent (finish.h), and its checksum ends it. As soon as the
- * socket has taken one value, the next one follows, although the first has not been answered: while we hash, the server
- * still has something to read. The unanswered amount is bounded in bytes, or by two values if they are large.
+ * A value is hashed or sealed piece by piece, each just before it is sent (finish.h), and its checksum ends it. As soon
+ * as the socket has taken one value, the next one follows, although the first has not been answered: while we hash, the
+ * server still has something to read. The unanswered amount is bounded in bytes, or by two values if they are large.
  *
  * A value of several parts becomes visible with its first part, which has the header. That part is sent last, and only
  * once the server has answered OK to all others. It is the shortest, because it is hashed before any of them is sent.
@@ -36,7 +36,7 @@ static uint64_t num_parts(const saver *s) {
     return kvfi_num_parts(s->ring.item->bytes, kvfi_redis_part_of(s->tier, s->ring.item));
 }
 
-static size_t hash_piece(void *finish, size_t bytes) {
+static size_t finish_piece(void *finish, size_t bytes) {
     return kvfi_finish_next(finish, bytes);
 }
 
@@ -65,7 +65,7 @@ static void put_command(saver *s, kvfi_cmd *out, uint64_t part, kvfi_place body)
     kvfi_cmd_bulk_header(out, body.bytes);
     /* The program's memory (head, pieces, checksum) is lent on unix sockets only, whatever tier came before. */
     bool may_lend = s->ring.item->may_lend && (!s->conn->tcp || s->ring.item->num_iov == 1);
-    kvfi_conn_record(s->conn, body, may_lend, s->ring.item->unfinished ? hash_piece : NULL, &s->finish);
+    kvfi_conn_record(s->conn, body, may_lend, s->ring.item->unfinished ? finish_piece : NULL, &s->finish);
     kvfi_cmd_crlf(out);
     if (expires) {
         kvfi_cmd_text(out, "PX");
@@ -108,6 +108,19 @@ static bool is_too_long(const saver *s) {
     return s->ring.item->whole && s->ring.item->bytes > s->conn->longest;
 }
 
+/* Its header, and as much of it as is sent last. */
+static kvf_reason begin(saver *s, kvfi_item *item, size_t first) {
+    kvf_reason why = kvfi_feed_prepare(s->feed, item);
+    kvfi_finish_leave(&s->finish);
+    if (why != KVF_WHY_NONE || !item->unfinished) {
+        return why;
+    }
+    if (!kvfi_finish_begin(&s->finish, item)) {
+        return KVF_WHY_NOMEM;
+    }
+    return kvfi_finish_next(&s->finish, first) == first ? KVF_WHY_NONE : KVF_WHY_NOMEM;
+}
+
 static void draw(saver *s) {
     s->ring.item = kvfi_lost_next(s->lost);
     if (s->ring.item == NULL && !s->dry) {
@@ -118,9 +131,11 @@ static void draw(saver *s) {
         s->dry = true;
         return;
     }
+    size_t first = num_parts(s) > 1 ? (size_t)kvfi_part_len(s->ring.item->bytes, s->tier->conf.part, 0) : 0;
     bool too_deep = s->conn->most > 0 && kvfi_is_too_deep(s->ring.item, s->conn->most);
-    kvf_reason why = too_deep || is_too_long(s) ? KVF_WHY_FULL : kvfi_feed_prepare(s->feed, s->ring.item);
+    kvf_reason why = too_deep || is_too_long(s) ? KVF_WHY_FULL : begin(s, s->ring.item, first);
     if (why != KVF_WHY_NONE) {
+        kvfi_finish_leave(&s->finish);
         kvfi_feed_done(s->feed, s->ring.item, KVF_MISS, why);
         s->ring.item = NULL;
         return;
@@ -130,12 +145,7 @@ static void draw(saver *s) {
     }
     s->sent_parts = 0;
     s->rest = (kvfi_place){.iov = s->ring.item->iov, .bytes = s->ring.item->bytes};
-    size_t first = num_parts(s) > 1 ? (size_t)kvfi_part_len(s->ring.item->bytes, s->tier->conf.part, 0) : 0;
     kvfi_place_advance(&s->rest, first);
-    if (s->ring.item->unfinished) {
-        kvfi_finish_begin(&s->finish, s->ring.item);
-        (void)kvfi_finish_next(&s->finish, first);
-    }
 }
 
 /* Sends the next SET if it is time for it. Returns true when it did. */
@@ -198,6 +208,9 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
         note_refusal(s, reply);
     }
     if (why == KVF_WHY_NONE ? r.last : kvfi_ring_fail(&s->ring, &r, why)) {
+        if (s->finish.item == r.item) {
+            kvfi_finish_leave(&s->finish);
+        }
         kvfi_ring_finish(&s->ring, s->feed, r.item);
     }
     return KVF_WHY_NONE;
@@ -256,6 +269,7 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
     s.conn = conn;
     s.feed = feed;
     s.lost = lost;
+    s.finish.item = NULL;
     kvfi_ring_init(&s.ring);
     s.dry = s.drawn = false;
     s.cancel_us = KVFI_NEVER;
@@ -269,6 +283,7 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
             why = wait_and_hear(&s);
         }
         if (why != KVF_WHY_NONE) {
+            kvfi_finish_leave(&s.finish);
             kvfi_ring_abandon(&s.ring, feed, lost, why, conn->lends);
             return false;
         }

@@ -224,10 +224,12 @@ static void sent(kvfi_conn *conn, size_t num) {
     conn->sent += num;
 }
 
-/* Finishes one more piece of the body. */
-static void fill(kvfi_conn *conn) {
+/* Finishes one more piece of the body. False if that failed. */
+static bool fill(kvfi_conn *conn) {
     size_t piece = is_lent(conn) ? LENT_PIECE : COPIED_PIECE;
-    conn->held -= conn->fill(conn->fill_arg, piece < conn->held ? piece : conn->held);
+    size_t filled = conn->fill(conn->fill_arg, piece < conn->held ? piece : conn->held);
+    conn->held -= filled;
+    return filled > 0;
 }
 
 /* While the socket is full there is time for it, but for no more than stays in the cache until it is sent. */
@@ -235,14 +237,14 @@ static bool fill_ahead(kvfi_conn *conn) {
     if (conn->held == 0 || conn->body.bytes - conn->held >= AHEAD_BYTES) {
         return false;
     }
-    fill(conn);
-    return true;
+    return fill(conn);
 }
 
 kvf_reason kvfi_conn_send(kvfi_conn *conn) {
     while (!kvfi_conn_all_sent(conn)) {
-        if (conn->held > 0 && conn->held == conn->body.bytes) {
-            fill(conn);
+        if (conn->held > 0 && conn->held == conn->body.bytes && !fill(conn)) {
+            snprintf(conn->said, sizeof conn->said, "no memory to seal a record");
+            return fail(conn, KVF_WHY_NOMEM);
         }
         ssize_t n = send_some(conn);
         if (n < 0 && errno == EINTR) {

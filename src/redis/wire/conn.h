@@ -110,7 +110,7 @@ void kvfi_conn_body(kvfi_conn *, kvfi_place body);
 /* The same for a part of a record. With `may_lend` its memory may be lent to the server, if the connection lends at
  * all; it must then not change until the server has replied. With `fill` the part is completed while it is sent: when
  * everything that may be sent has been sent, or the socket is full, `fill` is told how many more bytes should go. It
- * returns how many may: at least one, and no more than that. */
+ * returns how many may, and no more than that; 0: the part can't be completed, which ends the connection. */
 void kvfi_conn_record(kvfi_conn *, kvfi_place body, bool may_lend, size_t (*fill)(void *, size_t bytes),
                       void *fill_arg);
 static inline bool kvfi_conn_body_sent(const kvfi_conn *conn) {
