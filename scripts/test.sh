@@ -161,9 +161,11 @@ stage_python() {
     PYTHONPATH=build/release/python one "the stubs are those of the extension" "$pytest" -m mypy.stubtest kvferry._kvferry \
         --allowlist python/test/stubs.allow
     one "ruff" "$pytest" -m ruff check python checks/manager.py checks/manager checks/python_wire.py \
-        checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py checks/conformance.py
-    one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager \
-        checks/python_wire.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py checks/conformance.py
+        checks/lmcache_native.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py \
+        checks/conformance.py
+    one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager checks/python_wire.py \
+        checks/lmcache_native.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py \
+        checks/conformance.py
     pytests "python tests" "$pytest" python/test
     LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py
@@ -171,10 +173,15 @@ stage_python() {
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py python/test/test_vllm_tier.py
         pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py
         pytests "KVCacheManager with torch" "$KVF_ENGINES" python/test/test_manager_torch.py
+        pytests "SGLang tests" "$KVF_ENGINES" python/test/test_sglang.py
+        pytests "LMCache tests" "$KVF_ENGINES" python/test/test_lmcache.py
+        # Checks the bytes, and that nothing is many times slower. `make check-lmcache` checks the bounds.
+        PYTHONPATH=build/release/python one "check-lmcache" "$KVF_ENGINES" checks/lmcache_native.py --short
     else
         one "vLLM tests: make setup-engines" sh -c 'exit 77'
         one "Transformers tests: make setup-engines" sh -c 'exit 77'
         one "KVCacheManager with torch: make setup-engines" sh -c 'exit 77'
+        one "SGLang tests, LMCache tests, check-lmcache: make setup-engines" sh -c 'exit 77'
     fi
     # Checks the answers. `make check-manager` checks how fast it is, on a machine that does nothing else.
     KVF_BUILD=build/release PYTHONPATH=build/release/python one "check-manager" "$pytest" checks/manager.py --short

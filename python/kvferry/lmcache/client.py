@@ -6,6 +6,7 @@ that watches `event_fd()`."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -25,6 +26,7 @@ Report: TypeAlias = tuple[int, bool, str, list[bool] | None]
 """The id of a batch, whether it succeeded, what went wrong, and for each key whether it is there (a save: None)."""
 
 QUEUE_DEPTH = 4096
+NOT = {"load": "not loaded", "save": "not saved", "match": "not looked up", "remove": "not removed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,8 @@ class KvferryClient:
         reports: list[Report] = []
         if self._queue.closed:
             return reports
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
         while self._refused:
             reports.append(self._refused.popleft())
         while completions := self._queue.reap(64):
@@ -169,15 +173,13 @@ class KvferryClient:
         return number
 
     def _report(self, done: Completion) -> Report:
-        if done.op == "match":
-            found = done.found or ()
-            self._misses.note("not looked up", (f.why for f in found))
-            return done.ticket, True, "", [f.why is None for f in found]
-        if done.op == "load":
-            self._misses.note("not loaded", done.reasons)
-            return done.ticket, True, "", [why is None for why in done.reasons]
+        reasons = [f.why for f in done.found or ()] if done.op == "match" else done.reasons
+        each = [why is None for why in reasons]
+        if not all(each):
+            self._misses.note(NOT[done.op], reasons)
         if done.op == "remove":  # what has been evicted is gone as well
-            return done.ticket, True, "", [why is None or why == "absent" for why in done.reasons]
-        self._misses.note("not saved", done.reasons)
-        why = next((why for why in done.reasons if why is not None), None)
+            each = [why is None or why == "absent" for why in reasons]
+        if done.op != "save":
+            return done.ticket, True, "", each
+        why = next((why for why in reasons if why is not None), None)
         return done.ticket, why is None, why or "", None

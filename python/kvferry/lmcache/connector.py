@@ -17,7 +17,7 @@ from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorCont
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from kvferry._adapter import Misses, Options
-from kvferry._kvferry import Error, Space
+from kvferry._kvferry import KEY_BYTES, Error, Space
 from kvferry._weights import folder_digest, model_folder
 from kvferry.lmcache.client import QUEUE_DEPTH, log, version_of
 from kvferry.queue import Queue
@@ -100,7 +100,12 @@ class KvferryConnector(RemoteConnector):
 
     def batched_contains(self, keys: Sequence[Any]) -> int:
         """How many leading chunks are stored: one round trip."""
-        return self._space.match(self._keys(keys), self.options.lookup_timeout) if keys else 0
+        if not keys:
+            return 0
+        names = self._keys(keys)
+        num = self._space.match(names, self.options.lookup_timeout)
+        self._forget(names, num)
+        return num
 
     async def batched_async_contains(self, lookup_id: str, keys: Sequence[Any], pin: bool = False) -> int:
         return await self._leading(keys)
@@ -108,9 +113,16 @@ class KvferryConnector(RemoteConnector):
     async def _leading(self, keys: Sequence[Any]) -> int:
         if not keys:
             return 0
-        done = await self._queue.match(self._space, self._keys(keys), timeout=self.options.lookup_timeout)
+        names = self._keys(keys)
+        done = await self._queue.match(self._space, names, timeout=self.options.lookup_timeout)
         self._misses.note("not looked up", (f.why for f in done.found or ()))
+        self._forget(names, done.num_ok)
         return done.num_ok
+
+    def _forget(self, names: bytes, num_ok: int) -> None:
+        """What is behind a gap was not asked for: nobody knows whether it is still there, so it is saved again."""
+        if len(names) > KEY_BYTES * num_ok:
+            self._space.forget(names[KEY_BYTES * num_ok :])
 
     def support_ping(self) -> bool:
         return True
@@ -174,15 +186,18 @@ class KvferryConnector(RemoteConnector):
         why: list[str | None] = ["closed"] * num
         try:
             if num:
+                names = self._keys(keys[:num])
                 done = await self._queue.load(
                     self._space,
-                    self._keys(keys[:num]),
+                    names,
                     [[head, chunk.byte_array] for head, chunk in zip(heads, chunks, strict=True)],
                     each=each,
                     timeout=self.options.load_timeout,
                     patience=self.options.patience,
                     owner=chunks,
                 )
+                if not each:
+                    self._forget(names, done.num_ok)
                 why = [
                     reason or self._difference(head, chunk)
                     for reason, head, chunk in zip(done.reasons, heads, chunks, strict=True)

@@ -14,7 +14,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
 from kvferry._adapter import Misses
-from kvferry._kvferry import Error, Queue, Space
+from kvferry._kvferry import KEY_BYTES, Error, Queue, Space
 from kvferry.sglang.identity import HiCacheOptions, fields_of, log, model_of, page_bytes, suffix_of
 
 T = TypeVar("T")
@@ -57,6 +57,17 @@ class _Pool:
 
     def keys(self, hashes: Sequence[str]) -> bytes:
         return self.space.keys_of([h.encode() for h in hashes], self._suffix)
+
+    def match(self, hashes: Sequence[str], timeout: float) -> int:
+        keys = self.keys(hashes)
+        num = self.space.match(keys, timeout)
+        self.forget(keys, num)
+        return num
+
+    def forget(self, keys: bytes, num_ok: int) -> None:
+        """What is behind a gap was not asked for: nobody knows whether it is still there, so it is saved again."""
+        if len(keys) > KEY_BYTES * num_ok:
+            self.space.forget(keys[KEY_BYTES * num_ok :])
 
     def memory(self, num: int, host_indices: torch.Tensor) -> list[list[tuple[int, int]]]:
         """For each page its runs. Raises ValueError: not one page for each key."""
@@ -114,7 +125,7 @@ class KvferryHiCache(HiCacheStorage):
         pool = self._pools[KV]
         if not pool.page_bytes:  # a logical anchor: the data is in the other pools
             return len(keys)
-        return pool.space.match(pool.keys(keys), self.options.lookup_timeout) if keys else 0
+        return pool.match(keys, self.options.lookup_timeout) if keys else 0
 
     def exists(self, key: str) -> bool:
         return bool(self.batch_exists([key]) == 1)
@@ -138,14 +149,17 @@ class KvferryHiCache(HiCacheStorage):
 
     def _load_into(self, pool: _Pool, keys: Sequence[str], memory: Any, each: bool, owner: object) -> list[bool]:
         begin = time.monotonic()
-        _, reasons = pool.space.load(
-            pool.keys(keys),
+        names = pool.keys(keys)
+        num_ok, reasons = pool.space.load(
+            names,
             memory,
             each=each,
             timeout=self.options.load_timeout,
             patience=self.options.patience,
             owner=owner,
         )
+        if not each:
+            pool.forget(names, num_ok)
         self._misses.note("not loaded", reasons)
         return self._told("prefetch", pool, reasons, begin)
 
