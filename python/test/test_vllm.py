@@ -279,6 +279,28 @@ def test_eviction_between_lookup_and_load_is_a_miss(engine, redis):
     assert engine(redis.unix_url).run(IDS) == 40, "what was evicted is stored anew"
 
 
+def test_what_the_store_has_lost_meanwhile_is_stored_anew(engine, redis):
+    """The scheduler's lookup finds it gone. The worker, which has saved it, is told."""
+    one = engine(redis.unix_url)
+    one.run(IDS)
+    redis.command("FLUSHALL")
+    assert one.run(IDS) == 0
+    assert engine(redis.unix_url).run(IDS) == 40
+
+
+def test_what_many_requests_have_not_found_is_written_once(engine, redis):
+    one = engine(redis.unix_url)
+    requests = [one.request(IDS) for _ in range(3)]
+    assert [one.ask(request) for request in requests] == [0, 0, 0]
+    redis.command("CONFIG", "RESETSTAT")
+    for request in requests:
+        one.prefill(request)
+        one.settle()
+    stats = redis.command("INFO", "commandstats").decode()
+    assert "cmdstat_set:calls=11," in stats, "ten blocks and the card of their space"
+    assert one.scheduler._scheduler._lacking == set()
+
+
 def test_a_store_that_is_down_at_the_start_is_a_miss(engine, own_redis):
     own_redis.stop()
     one = engine(own_redis.tcp_url)

@@ -28,6 +28,9 @@ class Move:
     """Of a load: what it may cost if its blocks arrive too late."""
     block_seconds: float | None = None
     """What computing one of the blocks takes, if that is known."""
+    lacking: list[int] = field(default_factory=list)
+    """Of a save: the blocks, by their place here, that a lookup did not find. The worker may still believe that they
+    are stored."""
 
     def keys(self, space: kvferry.Space, rank: int) -> bytes:
         return keys_of(space, self.hashes, self.suffix, rank)

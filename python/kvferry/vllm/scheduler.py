@@ -77,6 +77,7 @@ class Scheduler:
         self._requests: dict[str, Tracked] = {}
         self._asked: dict[int, tuple[str, Lookup]] = {}  # by ticket
         self._loading: dict[str, bytes] = {}  # by request: the first hash that it loads
+        self._lacking: set[bytes] = set()  # hashes that a lookup did not find, until a step saves them
         self._next = Step()
         self.promised: dict[str, array[int]] = {}
         """Pages by request: the engine waits for their load, and no step has begun it yet."""
@@ -95,7 +96,9 @@ class Scheduler:
             self._requests[request.request_id] = Tracked(request, suffix)
 
     def end(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
+        tracked = self._requests.pop(request_id, None)
+        if tracked is not None:
+            self._lacking.difference_update(map(bytes, tracked.request.block_hashes))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens after the first `computed` ones can be loaded; (None, False): ask again."""
@@ -185,12 +188,20 @@ class Scheduler:
         for done in self._queue.reap():
             request_id, lookup = self._asked.pop(done.ticket)
             lookup.end = lookup.first + done.num_ok // self._ranks
+            self._note_lacking(request_id, lookup, done.reasons)
             why = next((reason for reason in done.reasons if reason is not None), None)
             took = time.monotonic() - lookup.started
             num = lookup.end - lookup.first
             self._trace(
                 "lookup", request=request_id, first=lookup.first, of=lookup.num, stored=num, why=why, seconds=took
             )
+
+    def _note_lacking(self, request_id: str, lookup: Lookup, reasons: tuple[str | None, ...]) -> None:
+        """The workers have handles of the store of their own, which may still know what the store has lost."""
+        tracked = self._requests.get(request_id)
+        if tracked is not None:
+            hashes = self._hashes(tracked.request, lookup.first, lookup.first + lookup.num)
+            self._lacking.update(hashes[i // self._ranks] for i, reason in enumerate(reasons) if reason == "absent")
 
     # ---- a step
 
@@ -236,7 +247,10 @@ class Scheduler:
         end = min(end, tracked.saved + kvferry.MAX_BLOCKS)
         if end > tracked.saved and tracked.outdated != tracked.request.num_preemptions:
             slots = output.kv_connector_block_state.get_block_ids(tracked.request.request_id)[0]
-            step.saves.append(self._move(tracked, tracked.saved, end, slots))
+            move = self._move(tracked, tracked.saved, end, slots)
+            move.lacking = [i for i, hash_ in enumerate(move.hashes) if hash_ in self._lacking]
+            self._lacking.difference_update(move.hashes)
+            step.saves.append(move)
             tracked.saved = end
 
     def finished(self, output: Any) -> None:

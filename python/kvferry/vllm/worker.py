@@ -150,9 +150,11 @@ class Worker:
         if step.num_tokens >= SMALLEST:
             self._computed = (step.num_tokens, time.monotonic() - self._began)
         for move in [] if self._has_other_space else step.saves:
+            keys = move.keys(self._space, self._rank)
+            self._space.forget(b"".join(keys[i * kvferry.KEY_BYTES :][: kvferry.KEY_BYTES] for i in move.lacking))
             ticket = self._queue.submit_save(
                 self._space,
-                move.keys(self._space, self._rank),
+                keys,
                 self._pages,
                 slots=move.slots,
                 tokens=move.tokens,
