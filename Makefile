@@ -15,7 +15,7 @@ minimal := build/minimal
 paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_LLAMA_PYTHON KVF_PYTEST KVF_ENGINES KVF_HF_MODEL KVF_TRITON KVF_TRITON_PYTHON
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup setup-engines setup-triton program build demo test install format tidy clean check abi-baseline
+.PHONY: help setup setup-engines setup-triton program build demo demo-triton test install format tidy clean check abi-baseline
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,11 @@ check-staging: build ## staged saves beside queue saves and a bare socket: at mo
 
 check-hf: build ## Transformers in a second process: 2,000 tokens, first token 10 times sooner, logits equal to the bit
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/hf.py
+
+demo-triton: build setup-triton ## Triton twice on one Redis: a prompt of 3,000 tokens is computed once, then loaded
+	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton.py
+check-triton: build setup-triton ## a real Triton, started anew: 3,000 tokens, same answer, first token 100 times sooner
+	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton.py --check
 
 check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times sooner, log-probabilities as from its own cache
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm.py

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The backend kvferry in a real Triton: two servers, faults, loading, signals.
+set -euo pipefail
+[[ -x ${KVF_TRITON_PYTHON:-} ]] || { echo "there is no Triton: make setup-triton" >&2; exit 77; }
+exec "$KVF_TRITON_PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/backend_faults.py" "$@"
