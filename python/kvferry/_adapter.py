@@ -37,6 +37,9 @@ class Options:
     """How long a save may take before its blocks are dropped."""
     patience: float = 1.0
     """How long to wait for a server that has fallen silent."""
+    may_lend: bool = True
+    """Pages are lent to a server on a unix socket instead of copied (Queue.submit_save). After a save that failed, that
+    server may see what the engine has put there since: KV that it is given anyway, if it is not sealed."""
 
     @classmethod
     def of(cls: type[T], options: Mapping[str, Any]) -> T:

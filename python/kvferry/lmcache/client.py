@@ -37,9 +37,6 @@ class ClientOptions(Options):
     """Which weights: a revision, a hash. LMCache's keys have only the model's name, which others may have."""
     kv: str
     """The dtype and the layout of the KV cache, such as "bfloat16": LMCache's keys have neither."""
-    may_lend: bool = False
-    """Lends pages to a server on a unix socket instead of copying them (Queue.submit_save). After a save that failed
-    the server may read what LMCache has put into these pages since: for machines where it may see that."""
 
 
 def version_of(package: str) -> str:

@@ -242,6 +242,7 @@ class KvferryConnector(RemoteConnector):
             self._space,
             self._keys(keys),
             blocks,
+            may_lend=self.options.may_lend,
             timeout=self.options.save_timeout,
             patience=self.options.patience,
             owner=memory_objs,

@@ -174,6 +174,7 @@ class KvferryHiCache(HiCacheStorage):
                 pool.space,
                 pool.keys(keys),
                 memory,
+                may_lend=self.options.may_lend,
                 timeout=self.options.save_timeout,
                 patience=self.options.patience,
                 owner=owner,
