@@ -166,7 +166,12 @@ static kvf_status find_turns(const kvfl_chat *chat, kvf_error *err, reading *r, 
         key_of_turn(chat, first + i, &r->keys[i]);
     }
     kvf_status status = kvf_match(chat->space, &r->num, r->found, r->keys, TURNS_A_CALL, chat->budget_us);
-    return status == KVF_OK ? KVF_OK : unreadable(chat, err, first, kvf_status_name(status));
+    if (status != KVF_OK) {
+        return unreadable(chat, err, first, kvf_status_name(status));
+    }
+    /* The conversation ends only where the store has said so. */
+    kvf_reason why = r->num < TURNS_A_CALL ? r->found[r->num].why : KVF_WHY_ABSENT;
+    return why == KVF_WHY_ABSENT ? KVF_OK : unreadable(chat, err, first + r->num, kvf_reason_name(why));
 }
 
 static bool make_room(reading *r) {

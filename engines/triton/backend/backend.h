@@ -13,6 +13,7 @@
  *   metrics.c    Triton's metrics endpoint
  *   respond.c    outputs
  *   request.c    inputs
+ *   queue.c      requests that wait
  *   config.c     the parameters of config.pbtxt, and its inputs and outputs
  *   say.c        errors and Triton's log
  *
@@ -233,7 +234,7 @@ bool kvfb_slot_take(kvfb_slot *, llama_token token);
 kvfb_request *kvfb_slot_leave(kvfb_slot *);
 void kvfb_slot_cleanup(kvfb_slot *);
 
-/* ---- instance.c ---- */
+/* ---- queue.c ---- */
 
 typedef struct kvfb_queue {
     kvfb_request *first, *last;
@@ -241,6 +242,8 @@ typedef struct kvfb_queue {
 } kvfb_queue;
 void kvfb_queue_put(kvfb_queue *, kvfb_request *);
 kvfb_request *kvfb_queue_take(kvfb_queue *); /* NULL: empty */
+
+/* ---- instance.c ---- */
 
 typedef struct kvfb_instance {
     TRITONBACKEND_ModelInstance *triton;

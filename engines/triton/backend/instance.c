@@ -9,30 +9,6 @@
 
 #include "triton/backend/backend.h"
 
-/* ---- queues ---- */
-
-void kvfb_queue_put(kvfb_queue *queue, kvfb_request *r) {
-    r->next = NULL;
-    if (queue->last != NULL) {
-        queue->last->next = r;
-    } else {
-        queue->first = r;
-    }
-    queue->last = r;
-    queue->num++;
-}
-
-kvfb_request *kvfb_queue_take(kvfb_queue *queue) {
-    kvfb_request *r = queue->first;
-    if (r != NULL) {
-        queue->first = r->next;
-        queue->last = queue->first != NULL ? queue->last : NULL;
-        queue->num--;
-        r->next = NULL;
-    }
-    return r;
-}
-
 /* ---- the context ---- */
 
 static int32_t num_cores(void) {
