@@ -180,6 +180,9 @@ check-shared: build ## 8 clients of a llama-server with one system prompt: its p
 check-upstream: build ## llama.cpp's own server tests pass and fail alike with the shim and without
 	@$(python)upstream.py
 
+check-triton-cache: build setup-triton ## Triton's response cache: hits, misses, faults of Redis, and beside Triton's local cache
+	@$(script)triton_cache.py
+
 check-mutants: setup ## at least 85 % of 200 changes of the library fail a test; SEED=n, MUTANTS=n, PORTION=i/n
 	@checks/mutants.py
 

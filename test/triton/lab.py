@@ -101,7 +101,8 @@ class Triton:
 
     def __exit__(self, kind, *_):
         if kind is not None:
-            sys.stderr.write(self.log()[-4000:])
+            lines = [line for line in self.log().splitlines() if line.strip() and line[0] not in "+|"]
+            sys.stderr.write("\n".join(lines[-30:]) + "\n")
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -126,7 +127,7 @@ class Redis:
 
     def answers(self):
         try:
-            return self.command("PING") == b"+PONG\r\n"
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

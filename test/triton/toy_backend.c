@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A backend for tests of the response cache: OUT = 2 * IN + bias (a parameter of the model), COUNT = how many requests this
- * process has computed. So an answer shows whether it was computed again. A negative IN[0] is answered by an error.
+ * A backend for tests of the response cache: OUT = 2 * IN + bias, `copies` times (both are parameters of the model); COUNT = how many
+ * requests this process has computed. So an answer shows whether it was computed again. A negative IN[0] is answered by an error.
  */
 #include <jansson.h>
 #include <stdatomic.h>
@@ -11,6 +11,11 @@
 #include "../../engines/triton/abi/backend.h"
 
 static atomic_llong count;
+
+typedef struct toy {
+    float bias;
+    size_t copies;
+} toy;
 
 #define TRY(call)                            \
     do {                                     \
@@ -30,22 +35,23 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model *model) {
     TRITONSERVER_Message *message;
     const char *text;
     size_t len;
-    float *bias = calloc(1, sizeof *bias);
+    toy *state = calloc(1, sizeof *state);
     TRY(TRITONBACKEND_ModelConfig(model, 1, &message));
     TRY(TRITONSERVER_MessageSerializeToJson(message, &text, &len));
     json_t *config = json_loadb(text, len, 0, NULL);
-    const char *value = "0";
-    json_unpack(config, "{s:{s:{s:s}}}", "parameters", "bias", "string_value", &value);
-    *bias = strtof(value, NULL);
+    const char *bias = "0", *copies = "1";
+    json_unpack(config, "{s:{s:{s:s}}}", "parameters", "bias", "string_value", &bias);
+    json_unpack(config, "{s:{s:{s:s}}}", "parameters", "copies", "string_value", &copies);
+    *state = (toy){strtof(bias, NULL), strtoul(copies, NULL, 10)};
     json_decref(config);
     forget(TRITONSERVER_MessageDelete(message));
-    return TRITONBACKEND_ModelSetState(model, bias);
+    return TRITONBACKEND_ModelSetState(model, state);
 }
 
 TRITONSERVER_Error *TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model *model) {
-    void *bias = NULL;
-    TRY(TRITONBACKEND_ModelState(model, &bias));
-    free(bias);
+    void *state = NULL;
+    TRY(TRITONBACKEND_ModelState(model, &state));
+    free(state);
     return NULL;
 }
 
@@ -58,7 +64,7 @@ static TRITONSERVER_Error *add_output(TRITONBACKEND_Response *response, const ch
     return TRITONBACKEND_OutputBuffer(output, data, bytes, &memory, &id);
 }
 
-static TRITONSERVER_Error *compute(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response, float bias) {
+static TRITONSERVER_Error *compute(TRITONBACKEND_Request *request, TRITONBACKEND_Response *response, const toy *state) {
     TRITONBACKEND_Input *input;
     const void *in;
     void *out, *number;
@@ -72,10 +78,12 @@ static TRITONSERVER_Error *compute(TRITONBACKEND_Request *request, TRITONBACKEND
     if (x[0] < 0) {
         return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_INVALID_ARG, "IN[0] is negative");
     }
-    TRY(add_output(response, "OUT", TRITONSERVER_TYPE_FP32, (int64_t)(bytes / sizeof *x), bytes, &out));
+    size_t num = bytes / sizeof *x;
+    TRY(add_output(response, "OUT", TRITONSERVER_TYPE_FP32, (int64_t)(num * state->copies), bytes * state->copies,
+                   &out));
     y = out;
-    for (uint64_t i = 0; i < bytes / sizeof *x; i++) {
-        y[i] = 2 * x[i] + bias;
+    for (size_t i = 0; i < num * state->copies; i++) {
+        y[i] = 2 * x[i % num] + state->bias;
     }
     TRY(add_output(response, "COUNT", TRITONSERVER_TYPE_INT64, 1, sizeof now, &number));
     memcpy(number, &now, sizeof now);
@@ -85,13 +93,13 @@ static TRITONSERVER_Error *compute(TRITONBACKEND_Request *request, TRITONBACKEND
 TRITONSERVER_Error *TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance *instance,
                                                        TRITONBACKEND_Request **requests, uint32_t num) {
     TRITONBACKEND_Model *model;
-    void *bias;
+    void *state;
     TRY(TRITONBACKEND_ModelInstanceModel(instance, &model));
-    TRY(TRITONBACKEND_ModelState(model, &bias));
+    TRY(TRITONBACKEND_ModelState(model, &state));
     for (uint32_t i = 0; i < num; i++) {
         TRITONBACKEND_Response *response;
         forget(TRITONBACKEND_ResponseNew(&response, requests[i]));
-        TRITONSERVER_Error *failed = compute(requests[i], response, *(const float *)bias);
+        TRITONSERVER_Error *failed = compute(requests[i], response, state);
         forget(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, failed));
         forget(failed);
         forget(TRITONBACKEND_RequestRelease(requests[i], TRITONSERVER_REQUEST_RELEASE_ALL));

@@ -4,9 +4,10 @@
  */
 #include "models.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fts.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 
 #define PIECE_BYTES ((size_t)1 << 20)
 #define MAX_FOLDERS 64u
+#define MAX_DEPTH   32u
 
 /* What is below a folder: one file or folder of it. */
 typedef struct entry {
@@ -64,7 +66,7 @@ static void list_free(list *l) {
     *l = (list){0};
 }
 
-static bool list_add(list *l, const FTSENT *at) {
+static bool list_add(list *l, const char *path, const struct stat *s) {
     if (l->num == l->cap) {
         size_t cap = l->cap == 0 ? 64 : 2 * l->cap;
         entry *grown = realloc(l->entries, cap * sizeof *grown);
@@ -74,8 +76,7 @@ static bool list_add(list *l, const FTSENT *at) {
         l->entries = grown;
         l->cap = cap;
     }
-    const struct stat *s = at->fts_statp;
-    entry e = {.path = strdup(at->fts_path),
+    entry e = {.path = strdup(path),
                .dev = s->st_dev,
                .ino = s->st_ino,
                .size = s->st_size,
@@ -90,52 +91,62 @@ static bool list_add(list *l, const FTSENT *at) {
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
-static int by_name(const FTSENT **a, const FTSENT **b) {
-    return strcmp((*a)->fts_name, (*b)->fts_name);
+static TRITONSERVER_Error *walk(list *out, const char *path, unsigned depth);
+
+/* What Python writes beside a model when it imports it is not of the model. */
+static int counts(const struct dirent *d) {
+    size_t len = strlen(d->d_name);
+    return strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0 && strcmp(d->d_name, "__pycache__") != 0 &&
+           !(len > 4 && strcmp(d->d_name + len - 4, ".pyc") == 0);
 }
 
-/* Python writes these beside a model when it imports it. */
-static bool is_of_python(const FTSENT *at) {
-    size_t len = at->fts_namelen;
-    return strcmp(at->fts_name, "__pycache__") == 0 || (len > 4 && strcmp(at->fts_name + len - 4, ".pyc") == 0);
+static int by_name(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static TRITONSERVER_Error *add(list *out, FTS *tree, FTSENT *at) {
-    switch (at->fts_info) {
-    case FTS_DP:
-    case FTS_DC: /* a link to a folder above */
-        return NULL;
-    case FTS_DNR:
-    case FTS_ERR:
-    case FTS_NS:
-    case FTS_SLNONE:
-        return cant_read(at->fts_path, at->fts_info == FTS_SLNONE ? ENOENT : at->fts_errno);
-    default:
-        break;
+static TRITONSERVER_Error *walk_below(list *out, const char *folder, const char *name, unsigned depth) {
+    char path[PATH_MAX];
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, name) >= sizeof path) {
+        return cant_read(folder, ENAMETOOLONG);
     }
-    if (is_of_python(at)) {
-        fts_set(tree, at, FTS_SKIP);
-        return NULL;
-    }
-    return list_add(out, at) ? NULL : no_memory();
+    return walk(out, path, depth + 1);
 }
 
-/* Lists all that is below the folders, in the order of names. Links are followed. */
-static TRITONSERVER_Error *walk(list *out, char *const *folders) {
-    FTS *tree = fts_open(folders, FTS_LOGICAL | FTS_NOCHDIR, by_name);
-    if (tree == NULL) {
-        return no_memory();
+static TRITONSERVER_Error *walk_folder(list *out, const char *path, unsigned depth) {
+    struct dirent **names;
+    int num = depth < MAX_DEPTH ? scandir(path, &names, counts, by_name) : (errno = ELOOP, -1);
+    if (num < 0) {
+        return cant_read(path, errno);
     }
     TRITONSERVER_Error *failed = NULL;
-    FTSENT *at;
-    while (failed == NULL && (errno = 0, at = fts_read(tree)) != NULL) {
-        failed = add(out, tree, at);
+    for (int i = 0; i < num; i++) {
+        if (failed == NULL) {
+            failed = walk_below(out, path, names[i]->d_name, depth);
+        }
+        free(names[i]);
     }
-    if (failed == NULL && errno != 0) {
-        failed = cant_read(folders[0], errno);
-    }
-    fts_close(tree);
+    free(names);
     return failed;
+}
+
+/* Lists a file, or a folder with all that is below it, in the order of names. Links are followed. (glibc's fts_open does
+ * not survive a lack of memory.) */
+static TRITONSERVER_Error *walk(list *out, const char *path, unsigned depth) {
+    struct stat s;
+    if (stat(path, &s) != 0) {
+        return cant_read(path, errno);
+    }
+    if (!list_add(out, path, &s)) {
+        return no_memory();
+    }
+    return S_ISDIR(s.st_mode) ? walk_folder(out, path, depth) : NULL;
+}
+
+static TRITONSERVER_Error *walk_all(list *out, char *const *folders) {
+    for (; *folders != NULL; folders++) {
+        KVFR_TRY(walk(out, *folders, 0));
+    }
+    return NULL;
 }
 
 /* ---- the digest -------------------------------------------------------------------------------------------------- */
@@ -225,7 +236,7 @@ static TRITONSERVER_Error *split(kvfr_models *m, const char *folders) {
 
 static TRITONSERVER_Error *read_all(kvfr_models *m, const char *folders) {
     KVFR_TRY(split(m, folders));
-    KVFR_TRY(walk(&m->seen, m->folder));
+    KVFR_TRY(walk_all(&m->seen, m->folder));
     return take_digest(m);
 }
 
@@ -288,7 +299,7 @@ static const char *difference(const list *before, const list *now) {
 /* Something was touched: looks what. Under the lock, for writing. */
 static void look_again(kvfr_models *m) {
     list now = {0};
-    TRITONSERVER_Error *failed = walk(&now, m->folder);
+    TRITONSERVER_Error *failed = walk_all(&now, m->folder);
     const char *path = failed != NULL ? TRITONSERVER_ErrorMessage(failed) : difference(&m->seen, &now);
     if (path == NULL) {
         list old = m->seen;
