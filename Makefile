@@ -12,7 +12,7 @@ release := build/release
 minimal := build/minimal
 
 # Where llama.cpp, the model and the Python of the tests are.
-paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_LLAMA_PYTHON KVF_PYTEST KVF_ENGINES KVF_HF_MODEL KVF_TRITON KVF_TRITON_PYTHON
+paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_LLAMA_PYTHON KVF_PYTEST KVF_ENGINES KVF_HF_MODEL KVF_VLLM_OLDER KVF_TRITON KVF_TRITON_PYTHON
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
 .PHONY: help setup setup-engines setup-triton program build demo demo-triton test install format tidy clean check abi-baseline
@@ -125,6 +125,10 @@ check-vllm-never-slower: build ## vLLM with a slow or silent store takes at most
 
 check-vllm-serve: build ## vLLM's OpenAI server, 16 clients, Redis killed, server restarted: every answer as without kvferry
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_serve.py
+
+check-vllm-versions: build ## the connector with an older vLLM: its tests, and blocks that a fresh engine loads
+	@scripts/setup.sh --engines --older-vllm
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_versions.py
 
 check-conformance: build ## one set of cases for the adapters of all engines, as a table; ADAPTERS=names for some
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/conformance.py

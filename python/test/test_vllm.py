@@ -736,6 +736,22 @@ def test_a_load_that_fails_is_never_a_failed_request(monkeypatch):
     connector.shutdown()
 
 
+@pytest.mark.parametrize("version, warns", [(identity.TESTED[-1], 0), (identity.TESTED[0] + "+cpu", 0), ("0.99.0", 1)])
+def test_an_unknown_version_is_tried_with_a_warning(monkeypatch, version, warns):
+    warnings = []
+    monkeypatch.setattr(identity.log, "warning", lambda *words: warnings.append(words[0] % words[1:]))
+    monkeypatch.setattr(identity.vllm, "__version__", version)
+    start(monkeypatch, lambda c, k: None).shutdown()
+    assert len(warnings) == warns and all("tested with vLLM 0.32.0" in text and version in text for text in warnings)
+
+
+def test_a_version_whose_configuration_does_not_say_the_unit_of_hashes(monkeypatch):
+    """vLLM 0.31 hashes whole blocks."""
+    connector = start(monkeypatch, lambda c, k: delattr(k, "hash_block_size"))
+    assert connector._scheduler._hash_tokens() == BLOCK
+    connector.shutdown()
+
+
 def test_vllm_has_the_hooks(monkeypatch):
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 

@@ -44,6 +44,11 @@ def tokens() -> list[int]:
     return list(tokenizer.encode(TEXT.read_text()).ids)
 
 
+def path_with(folder: str) -> str:
+    """PYTHONPATH with this folder first."""
+    return os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", ""))))
+
+
 TIE = 1e-3
 
 
@@ -76,7 +81,8 @@ def plugin_folder(folder: Path) -> Path:
 class EngineProcess:
     """An engine. Used by `with`; a failure shows the end of its log."""
 
-    def __init__(self, kvferry: dict[str, Any] | None, **llm: Any) -> None:
+    def __init__(self, kvferry: dict[str, Any] | None, *, vllm: str = "", **llm: Any) -> None:
+        """vllm: a folder with another version of vLLM than the Python has."""
         more = {"max_model_len": 2560, "max_num_batched_tokens": 2560, "enable_prefix_caching": True, **llm}
         config = {"model": os.environ["KVF_HF_MODEL"], "llm": more, "kvferry": kvferry}
         self.block = more.get("block_size", 32)
@@ -84,7 +90,7 @@ class EngineProcess:
         self.process = subprocess.Popen(
             [os.environ["KVF_ENGINES"], str(HERE / "vllm_driver.py"), json.dumps(config)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path_with(vllm)},
         )  # fmt: skip
         self.seconds = self._read()["ready"]
 

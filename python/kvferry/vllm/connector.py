@@ -67,7 +67,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                 fields,
                 settings,
                 block_tokens=block,
-                hash_tokens=kv_config.hash_block_size or block,
+                hash_tokens=getattr(kv_config, "hash_block_size", None) or block,  # vLLM 0.31 hashes whole blocks
                 ranks=parallel.tensor_parallel_size,
                 loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer,

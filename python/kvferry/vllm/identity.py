@@ -14,7 +14,7 @@ import kvferry
 from kvferry._weights import folder_digest, model_folder
 from kvferry.vllm.settings import log
 
-TESTED = ("0.32.0",)
+TESTED = ("0.32.0", "0.31.0")
 # The weights are those of the files in the model's folder.
 FILE_FORMATS = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors")
 RANDOM_HASHES = (
