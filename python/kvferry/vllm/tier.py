@@ -34,7 +34,7 @@ from kvferry.vllm.plan import GUESS, Account
 from kvferry.vllm.region import unlink_region
 from kvferry.vllm.settings import Settings, Trace, log, share_handlers, without_password
 
-SAVING_SHARE = 0.5  # of the rows of the primary tier: more are not kept from it by saves
+SAVING_SHARE = 0.5  # of the rows of the primary tier: what several saves keep from vLLM at most
 IDLE_STEP = 0.004  # seconds: a shorter step has computed nothing
 IDLE_WAIT = 0.005  # seconds: what such a step waits for completions, instead of spinning
 MOST_WAIT = 0.05  # seconds: what all steps together wait for one batch
@@ -178,19 +178,19 @@ class KvferryTier(SecondaryTierManager):
 
     @never_fails(lambda: False)
     def _submit_load(self, job: TransferJob) -> bool:
-        keys = list(job.keys)
-        patience = self._settings.patience or GUESS
-        ticket = self._queue.submit_load(
-            self._space,
-            self._space.keys_of(keys),
-            self._view,
-            slots=array("q", map(int, job.chunk_ids)),
-            arrivals=True,
-            timeout=self._settings.load_timeout,
-            patience=patience / 2,  # a silent server is tried twice
-        )
-        flight = Flight("load", job, {}, keys, time.monotonic(), Account(patience, None))
-        if not self._took_off(ticket, flight):
+        keys, patience = list(job.keys), self._settings.patience or GUESS
+        ticket = None
+        if len(keys) <= kvferry.MAX_BLOCKS:
+            ticket = self._queue.submit_load(
+                self._space,
+                self._space.keys_of(keys),
+                self._view,
+                slots=array("q", map(int, job.chunk_ids)),
+                arrivals=True,
+                timeout=self._settings.load_timeout,
+                patience=patience / 2,  # a silent server is tried twice
+            )
+        if not self._took_off(ticket, Flight("load", job, {}, keys, time.monotonic(), Account(patience, None))):
             self._answers.miss(keys)
             return False
         return True
@@ -198,7 +198,7 @@ class KvferryTier(SecondaryTierManager):
     @never_fails(lambda: False)
     def _submit_save(self, job: TransferJob) -> bool:
         keys = list(job.keys)
-        if job.req_context.req_id in self._outdated or self._saving + len(keys) > SAVING_SHARE * self._view.num_slots:
+        if job.req_context.req_id in self._outdated or not self._may_save(len(keys)):
             return False
         ticket = self._queue.submit_save(
             self._space,
@@ -208,6 +208,10 @@ class KvferryTier(SecondaryTierManager):
             timeout=self._settings.save_timeout,
         )
         return self._took_off(ticket, Flight("save", job, {}, keys, time.monotonic()))
+
+    def _may_save(self, num: int) -> bool:
+        is_too_much = self._saving > 0 and self._saving + num > SAVING_SHARE * self._view.num_slots
+        return num <= kvferry.MAX_BLOCKS and not is_too_much
 
     def _took_off(self, ticket: int | None, flight: Flight) -> bool:
         if ticket is None:
@@ -307,13 +311,9 @@ class KvferryTier(SecondaryTierManager):
             self._land_all()
 
     def shutdown(self) -> None:
-        self._close()
-        self._is_on = False
-
-    @never_fails(nothing)
-    def _close(self) -> None:
         self._end_flights(cancel=False, within=DRAIN)
         self._end_flights(cancel=True, within=0.0)
+        self._is_on = False
         self._queue.close()
         self._view.close()
         self._store.close()
