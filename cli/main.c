@@ -7,15 +7,20 @@
 #include "verbs/verbs.h"
 
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 
 typedef struct verb {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *summary;
+    bool needs_llama; /* it, or what it starts */
 } verb;
 
-#ifndef KVF_HAVE_LLAMA
+#ifdef KVF_HAVE_LLAMA
+#define HAVE_LLAMA true
+#else
+#define HAVE_LLAMA false
 int kvfcli_run(int argc, char **argv) {
     (void)argc;
     (void)argv;
@@ -29,17 +34,17 @@ int kvfcli_explain(int argc, char **argv) {
 #endif
 
 static const verb verbs[] = {
-    {"run", kvfcli_run, "answer a prompt with a GGUF model, and load what is stored of it"},
-    {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store"},
-    {"explain", kvfcli_explain, "say what of a prompt is stored, and why the rest is not"},
-    {"ls", kvfcli_ls, "list spaces, blocks and sessions"},
-    {"inspect", kvfcli_inspect, "show one space, block or session"},
-    {"get", kvfcli_get, "read one record, verified"},
-    {"put", kvfcli_put, "write one record"},
-    {"verify", kvfcli_verify, "verify every record of a store, byte by byte"},
-    {"clear", kvfcli_clear, "remove a space, a session or all"},
-    {"doctor", kvfcli_doctor, "what is wrong with a store, and how to fix it"},
-    {"stat", kvfcli_stat, "how much a store holds"},
+    {"run", kvfcli_run, "answer a prompt with a GGUF model, and load what is stored of it", true},
+    {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store", true},
+    {"explain", kvfcli_explain, "say what of a prompt is stored, and why the rest is not", true},
+    {"ls", kvfcli_ls, "list spaces, blocks and sessions", false},
+    {"inspect", kvfcli_inspect, "show one space, block or session", false},
+    {"get", kvfcli_get, "read one record, verified", false},
+    {"put", kvfcli_put, "write one record", false},
+    {"verify", kvfcli_verify, "verify every record of a store, byte by byte", false},
+    {"clear", kvfcli_clear, "remove a space, a session or all", false},
+    {"doctor", kvfcli_doctor, "what is wrong with a store, and how to fix it", false},
+    {"stat", kvfcli_stat, "how much a store holds", false},
 };
 #define NUM_VERBS (sizeof verbs / sizeof *verbs)
 
@@ -47,10 +52,14 @@ static const char introduction[] =
     "kvferry: prefill once, anywhere. Keeps the KV cache of prompts in a store, so that a prefix is\n"
     "computed once.\n"
     "\n"
-    "Quick start:\n"
+    "Quick start:\n";
+
+static const char start_with_llama[] =
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # computes the prompt, and saves it\n"
     "  kvferry run -m model.gguf -f document.txt -p \"What is it about?\"     # loads it: the answer begins at once\n"
-    "  kvferry exec -- llama-server -m model.gguf                           # the same for an unmodified llama-server\n"
+    "  kvferry exec -- llama-server -m model.gguf                           # the same for an unmodified llama-server\n";
+
+static const char start[] =
     "  kvferry ls                                                           # what is stored\n"
     "  export KVFERRY_STORE=redis://localhost                               # the same for all machines\n"
     "  kvferry doctor                                                       # is that server configured well?\n"
@@ -67,9 +76,14 @@ static const char conclusion[] =
 
 static void print_help(FILE *out) {
     fputs(introduction, out);
+    fputs(HAVE_LLAMA ? start_with_llama : "", out);
+    fputs(start, out);
     for (size_t i = 0; i < NUM_VERBS; i++) {
-        fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
+        if (HAVE_LLAMA || !verbs[i].needs_llama) {
+            fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
+        }
     }
+    fputs(HAVE_LLAMA ? "" : "run, exec and explain need a kvferry that was built with llama.cpp (make build).\n", out);
     fputs(conclusion, out);
 }
 

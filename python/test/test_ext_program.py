@@ -22,6 +22,12 @@ def test_version_help_and_usage():
     assert program("--version").stdout == f"kvferry {kvferry.__version__}\n"
     shown = program("--help")
     assert (shown.returncode, shown.stdout.startswith("kvferry: prefill once")) == (0, True)
+    verbs = shown.stdout.partition("Verbs:\n")[2]
+    assert "\n  doctor " in verbs
+    for verb in ("run", "exec", "explain"):  # they need llama.cpp, which the package does not have
+        assert f"kvferry {verb} " not in shown.stdout
+        assert f"\n  {verb} " not in f"\n{verbs}"
+    assert "run, exec and explain need a kvferry that was built with llama.cpp" in verbs
     assert program("doctor", "--help").returncode == 0
     wrong = program("nonsense")
     assert (wrong.returncode, "no verb" in wrong.stderr) == (2, True)
