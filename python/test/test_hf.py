@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import RedisServer
 
 import kvferry
 
@@ -23,8 +24,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make setup-
 transformers = pytest.importorskip("transformers", reason="Transformers is not installed: make setup-engines")
 
 import hf_toys  # noqa: E402
+from transformers.cache_utils import QuantizedLayer  # noqa: E402
 
-from kvferry.hf import PrefixCache  # noqa: E402
+from kvferry.hf import PrefixCache, _prefix  # noqa: E402
 
 BLOCK = 32
 TOKENS = 130  # four blocks and two tokens
@@ -99,6 +101,42 @@ def test_answers_do_not_depend_on_the_store(model, mem: kvferry.Store, rows: int
     plain = logits(model.generate, batch, cache_implementation=implementation)
     tolerance = 1e-5 if model.dtype == torch.float32 else 5e-2
     assert torch.allclose(cold[0], plain[0], rtol=0, atol=tolerance)
+
+
+def calls_of(server: RedisServer) -> dict[str, int]:
+    """How often the server has executed each command."""
+    lines = server.command("INFO", "commandstats").decode().splitlines()
+    found = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if line.startswith("cmdstat_"))
+    return {name: int(rest.split(",")[0]) for name, rest in found}
+
+
+def test_rows_are_loaded_together(llama, redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of a batch take one question and one round of loads; what they share is asked for and loaded once."""
+    batch, order = hf_toys.batch(4, TOKENS), []
+    mask = batch["attention_mask"]
+    blocks = sum((int(tokens) - 1) // BLOCK for tokens in mask.sum(dim=1)) - TOKENS // 2 // BLOCK
+
+    class Spied(kvferry._kvferry.Queue):
+        def submit_load(self, *args, **options):
+            order.append("submit")
+            return super().submit_load(*args, **options)
+
+        def reap(self, *args):
+            order.append("reap")
+            return super().reap(*args)
+
+    with kvferry.Store(redis.unix_url) as store:
+        cold = counted(prefix_of(llama, store), batch)[0]
+    with kvferry.Store(redis.unix_url) as store:
+        prefix = prefix_of(llama, store)
+        redis.command("CONFIG", "RESETSTAT")
+        monkeypatch.setattr(_prefix, "Batches", Spied)
+        assert torch.equal(counted(prefix, batch)[0], cold)
+        assert store.stats()["lookup_round_trips"] == 1
+        calls = calls_of(redis)
+        assert (calls["getrange"], calls["get"]) == (blocks, blocks)
+    rows = sum(int(tokens) > BLOCK for tokens in mask.sum(dim=1))
+    assert rows == 3 and order[:3] == ["submit"] * rows and order.count("submit") == rows
 
 
 @pytest.mark.parametrize("kind", hf_toys.OTHERS)
@@ -660,6 +698,36 @@ def test_a_named_hook_is_accepted(mem: kvferry.Store) -> None:
     assert prefix_of(hooked(), mem, identity={"hooks": "none that changes anything"}).fields["own.hooks"]
 
 
+@pytest.mark.parametrize("kind", hf_toys.KINDS)
+def test_hooks_that_transformers_leaves_are_harmless(mem: kvferry.Store, kind: str) -> None:
+    """Whoever asks for hidden states once leaves hooks on the model that note what they see, and only when asked."""
+    model, batch = hf_toys.make(kind, "float32"), hf_toys.batch(1, TOKENS)
+    cold, _, computed = counted(prefix_of(model, mem), batch)
+    model.generate(**batch, **SETTINGS, output_hidden_states=True, output_attentions=True, return_dict_in_generate=True)
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
+    assert hooks
+    assert all(hook(None, None, torch.ones(1)) is None for hook in hooks)
+    prefix = prefix_of(model, mem)
+    warm, loaded, _ = counted(prefix, batch)
+    assert loaded == computed
+    assert torch.equal(cold, warm)
+    assert torch.equal(warm, without_store(model, batch))
+    handle = model.register_forward_hook(lambda module, inputs, output: None)  # one that is not theirs
+    with pytest.raises(kvferry.RefusedError, match="name that with PrefixCache"):
+        prefix.load(**batch)
+    handle.remove()
+
+
+def test_a_hook_of_all_modules_is_refused(llama, mem: kvferry.Store) -> None:
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)
+    try:
+        with pytest.raises(kvferry.RefusedError, match="hook of all modules"):
+            prefix_of(llama, mem)
+    finally:
+        handle.remove()
+    prefix_of(llama, mem)
+
+
 def test_a_model_that_is_refused_later_answers_alone(llama, mem: kvferry.Store) -> None:
     prefix = prefix_of(llama, mem)
     batch = hf_toys.batch(1, TOKENS)
@@ -697,6 +765,40 @@ def test_refused_caches(llama, mem: kvferry.Store) -> None:
     gemma = hf_toys.make("gemma", "float32")
     with pytest.raises(kvferry.RefusedError, match="dropped"):
         prefix_of(gemma, mem).save(ids, dropped(gemma, TOKENS))
+
+
+class Rounding(QuantizedLayer):
+    """As Transformers' own, with the simplest kind of quantising: nothing that it needs is a package of its own."""
+
+    def _quantize(self, tensor, axis):
+        scale = tensor.abs().amax(dim=(-2, -1), keepdim=True) / 7
+        return torch.round(tensor / scale), scale
+
+    def _dequantize(self, quantised):
+        return quantised[0] * quantised[1]
+
+
+def test_a_quantised_cache_is_refused_for_this_reason(llama, mem: kvferry.Store) -> None:
+    """The bits that it holds for a token depend on the pieces in which the others came."""
+    prefix, batch = prefix_of(llama, mem), hf_toys.batch(1, TOKENS)
+    keys = torch.randn(1, 2, 64, 16, generator=torch.Generator().manual_seed(3))
+    at_once, by_piece = Rounding(residual_length=8), Rounding(residual_length=8)
+    at_once.update(keys, keys)
+    for piece in keys.split(16, dim=2):
+        by_piece.update(piece, piece)
+    held = [layer._dequantize(layer._quantized_keys)[:, :, :16] for layer in (at_once, by_piece)]
+    assert not torch.equal(*held)
+    cache = transformers.DynamicCache(config=llama.config)
+    cache.layers[0] = at_once
+    for call in (lambda: prefix.load(batch["input_ids"], cache=cache), lambda: prefix.save(batch["input_ids"], cache)):
+        with pytest.raises(kvferry.RefusedError, match="quantised cache holds other bits"):
+            call()
+    if importlib.util.find_spec("optimum") or importlib.util.find_spec("hqq"):
+        prefix.generate(**batch, **SETTINGS, cache_implementation="quantized")
+    else:  # Transformers says itself what it needs
+        with pytest.raises(ImportError):
+            prefix.generate(**batch, **SETTINGS, cache_implementation="quantized")
+    assert "quantised cache holds other bits" in str(prefix.why)
 
 
 def started_static(model, rows: int):

@@ -9,12 +9,23 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    QuantizedCache,
+    QuantizedLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from .._kvferry import LimitError, RefusedError, View
 
 # Only these are proven, and only as they are: another class, also one derived from them, may keep other state.
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+
+# Each full residual is quantised anew with all tokens before it. So what a layer holds for a token depends on the
+# pieces in which all others came: it is no function of the tokens that name a block.
+QUANTISED = "a quantised cache holds other bits for the same tokens when they come in other pieces, which is not proven"
 
 Sink = Callable[[int, torch.Tensor, torch.Tensor], None]
 
@@ -55,6 +66,10 @@ class Recorder(DynamicCache):  # type: ignore[misc]
 
 def check(cache: Any) -> None:
     """Raises RefusedError for caches and layers that are not proven."""
+    if isinstance(cache, QuantizedCache) or any(
+        isinstance(layer, QuantizedLayer) for layer in getattr(cache, "layers", ())
+    ):
+        raise RefusedError(f"{QUANTISED}: give a DynamicCache or a StaticCache")
     if type(cache) not in (DynamicCache, StaticCache, Recorder) or getattr(cache, "offloading", False):
         kind = "offloaded " if getattr(cache, "offloading", False) else ""
         raise RefusedError(f"a {kind}{type(cache).__name__} is not proven: only DynamicCache and StaticCache are")

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -98,9 +99,30 @@ def refused_tensors(model: Any) -> str | None:
     return None
 
 
+def recorders() -> set[CodeType]:
+    """The code of the hooks that Transformers leaves on a model once it was asked for hidden states or attentions. They
+    only note what they see (and return None), and do nothing unless they are asked."""
+    try:
+        from transformers.utils.output_capturing import install_output_capuring_hook as install
+    except ImportError:
+        return set()
+    return {code for code in install.__code__.co_consts if isinstance(code, CodeType)}
+
+
+def is_hooked(module: Any) -> bool:
+    harmless = recorders()
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return "forward" in vars(module) or any(getattr(hook, "__code__", None) not in harmless for hook in hooks)
+
+
 def refused_hooks(model: Any) -> str | None:
+    everywhere = torch.nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return (
+            "a hook of all modules (torch.nn.modules.module.register_module_forward_hook) may change what they compute"
+        )
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        if is_hooked(module):
             return (
                 f"a hook or a patch of {name or 'the model'} may change what it computes: if it always does so in one "
                 'way, name that with PrefixCache(..., identity={"hooks": "NAME"})'

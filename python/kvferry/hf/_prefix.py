@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from .._kvferry import Error, LimitError, RefusedError, Space, Store
+from .._kvferry import MAX_BLOCKS, Completion, Error, LimitError, RefusedError, Space, Store
+from .._kvferry import Queue as Batches
 from . import _model as models
-from ._memory import Memory, Recorder, Shape, Shapes, check, kept, view_of
+from ._memory import QUANTISED, Memory, Recorder, Shape, Shapes, check, kept, view_of
 
 logger = logging.getLogger("kvferry")
 
+MAX_BATCHES = 64  # rows whose blocks are loaded at the same time
 PROBE_TOKENS = 18  # computed once: 16, and then 2 that attend to them
 SPACES = 8  # states of a model (adapters on and off) that are remembered
 # Arguments of generate that Transformers takes beside those of GenerationConfig and of the model.
@@ -61,6 +63,15 @@ class Row:
     def end(self, num_blocks: int, block_tokens: int) -> int:
         """The column after this many blocks."""
         return self.padding + num_blocks * block_tokens
+
+
+@dataclass
+class Run:
+    """Consecutive blocks of a row that a space has."""
+
+    space: Space
+    first: int
+    num: int
 
 
 @dataclass
@@ -148,11 +159,10 @@ class PrefixCache:
         Raises RefusedError (inputs, a cache or a model that is not proven), LimitError (shapes that do not fit)."""
         state, rows = self._begin(input_ids, attention_mask)
         cache = self._empty_cache(state, cache)
-        found = [self._longest(state, row) for row in rows]
-        room = max(row.end(num, self.block_tokens) for row, (_, num) in zip(rows, found, strict=True))
+        runs = self._longest(state, rows)
+        room = max(row.end(run.num, self.block_tokens) for row, run in zip(rows, runs, strict=True))
         memory = Memory(state.shapes, len(rows), room, self._device, cache)
-        loaded = [self._load(memory, index, row, *found[index]) for index, row in enumerate(rows)]
-        return cache, self._finish(memory, cache, rows, loaded)
+        return cache, self._finish(memory, cache, rows, self._load(memory, rows, runs))
 
     def prefill(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, cache: Any = None
@@ -163,9 +173,14 @@ class PrefixCache:
         state, rows = self._begin(input_ids, attention_mask)
         cache = self._empty_cache(state, cache)
         memory = Memory(state.shapes, len(rows), max(self._end(row) for row in rows), self._device, cache)
-        here: dict[bytes, tuple[int, int]] = {}
+        sources = self._shared(rows)
+        firsts = [len(source) for source in sources]
+        stored = self._match(state.computed, rows, firsts)
+        runs = [Run(state.computed, first, num) for first, num in zip(firsts, stored, strict=True)]
+        loaded = self._load(memory, rows, runs)
         for index, row in enumerate(rows):
-            self._fetch_or_compute(state, memory, index, row, here)
+            self._take_shared(memory, rows, index, sources[index])
+            self._compute(state, memory, index, row, firsts[index] + loaded[index])
         return cache, self._finish(memory, cache, rows, [row.num_blocks for row in rows])
 
     def save(self, input_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None) -> int:
@@ -219,6 +234,8 @@ class PrefixCache:
             return "there are no input_ids"
         if config.use_cache is False:
             return "use_cache is False"
+        if config.cache_implementation == "quantized":
+            return QUANTISED
         if config.cache_implementation not in (None, "dynamic", "static"):
             return f"cache_implementation={config.cache_implementation!r} is not proven"
         if config.prefill_chunk_size is not None:
@@ -320,65 +337,106 @@ class PrefixCache:
 
     # ---- blocks
 
-    def _fetch_or_compute(
-        self, state: State, memory: Memory, index: int, row: Row, here: dict[bytes, tuple[int, int]]
-    ) -> None:
-        """Fills a row with all its blocks: from rows before it, from the store, and by computing what is missing."""
-        size, names = self.block_tokens, [row.keys[at : at + 32] for at in range(0, len(row.keys), 32)]
-        first = 0
-        while first < row.num_blocks and names[first] in here:
-            memory.copy(index, row.end(first, size), *here[names[first]], size)
-            first += 1
-        self.counters.loaded_tokens += first * size
-        if first < row.num_blocks:
-            num = self._match(state.computed, row, first)
-            first += self._load(memory, index, row, state.computed, num, first)
-        self._compute(state, memory, index, row, first)
-        here.update((name, (index, row.end(block, size))) for block, name in enumerate(names))
+    def _shared(self, rows: list[Row]) -> list[list[tuple[int, int]]]:
+        """For each row its leading blocks that rows before it have too: the row and the number of each."""
+        seen: dict[bytes, tuple[int, int]] = {}
+        shared = []
+        for index, row in enumerate(rows):
+            names = [row.keys[at : at + 32] for at in range(0, len(row.keys), 32)]
+            first = next((block for block, name in enumerate(names) if name not in seen), len(names))
+            shared.append([seen[name] for name in names[:first]])
+            seen.update((name, (index, block)) for block, name in enumerate(names[first:], first))
+        return shared
 
-    def _match(self, space: Space, row: Row, first: int = 0) -> int:
-        if first >= row.num_blocks:
-            return 0
+    def _take_shared(self, memory: Memory, rows: list[Row], index: int, sources: list[tuple[int, int]]) -> None:
+        size = self.block_tokens
+        for block, (other, number) in enumerate(sources):
+            memory.copy(index, rows[index].end(block, size), other, rows[other].end(number, size), size)
+        self.counters.loaded_tokens += len(sources) * size
+
+    def _match(self, space: Space, rows: list[Row], firsts: list[int]) -> list[int]:
+        """How many blocks of each row are stored, from a number on: one question for all rows."""
+        parts = [row.keys[32 * first :] for row, first in zip(rows, firsts, strict=True)]
+        keys = b"".join(parts)
+        pieces = [keys[at : at + 32 * MAX_BLOCKS] for at in range(0, len(keys), 32 * MAX_BLOCKS)]
         try:
-            return space.match(row.keys[32 * first :], self._patience(row.num_blocks - first))
+            found = [one.why is None for piece in pieces for one in space.find(piece, self._patience(len(piece) // 32))]
         except Error as error:
             logger.warning("the store is not used: %s", error)
-            return 0
+            return [0] * len(rows)
+        answers = iter(found)
+        of_rows = [[next(answers) for _ in range(len(part) // 32)] for part in parts]
+        return [(*row, False).index(False) for row in of_rows]
 
     def _patience(self, num: int) -> float | None:
         """What the store may take for blocks: as long as computing them."""
         return self._timeout if self._timeout is not None or self._pace is None else max(1.0, num * self._pace)
 
-    def _longest(self, state: State, row: Row) -> tuple[Space, int]:
-        """The space that has more of the prompt; `prefill`'s if they have the same."""
-        found = [(space, self._match(space, row)) for space in (state.computed, state.given)]
-        return max(found, key=lambda pair: pair[1])
+    def _longest(self, state: State, rows: list[Row]) -> list[Run]:
+        """From the space that has more of the prompt; `prefill`'s if they have the same."""
+        firsts = [0] * len(rows)
+        found = [self._match(space, rows, firsts) for space in (state.computed, state.given)]
+        return [
+            Run(state.computed, 0, computed) if computed >= given else Run(state.given, 0, given)
+            for computed, given in zip(*found, strict=True)
+        ]
 
-    def _load(self, memory: Memory, index: int, row: Row, space: Space, num: int, first: int = 0) -> int:
-        """Loads blocks of a row straight into the cache's memory; returns how many of them are there."""
-        if num == 0:
-            return 0
-        done = self._read(memory, index, row, space, num, first)
-        self.counters.loaded_tokens += done * self.block_tokens
-        if done < num:
-            space.forget(row.keys[32 * (first + done) : 32 * (first + num)])  # what is computed now replaces them
-            memory.clear(index, row.end(first + done, self.block_tokens), row.end(first + num, self.block_tokens))
-        return done
+    def _load(self, memory: Memory, rows: list[Row], runs: list[Run]) -> list[int]:
+        """Loads blocks of all rows at once, straight into the cache's memory; returns how many of each are there."""
+        loaded = self._read(memory, rows, runs)
+        for index, (row, run) in enumerate(zip(rows, runs, strict=True)):
+            done, end = run.first + loaded[index], run.first + run.num
+            self.counters.loaded_tokens += loaded[index] * self.block_tokens
+            if done < end:
+                run.space.forget(row.keys[32 * done : 32 * end])  # what is computed now replaces them
+                memory.clear(index, row.end(done, self.block_tokens), row.end(end, self.block_tokens))
+        return loaded
 
-    def _read(self, memory: Memory, index: int, row: Row, space: Space, num: int, first: int) -> int:
-        start, end = first * self.block_tokens, (first + num) * self.block_tokens
-        keys, tokens = row.keys[32 * first : 32 * (first + num)], row.tokens[start:end]
+    def _read(self, memory: Memory, rows: list[Row], runs: list[Run]) -> list[int]:
+        loaded = [0] * len(rows)
+        wanted = [index for index, run in enumerate(runs) if run.num > 0]
+        if not wanted:
+            return loaded
+        timeout = self._patience(sum(run.num for run in runs))
+        tickets: dict[int, int] = {}
         try:
-            with memory.view(index, row.padding + start, num, self.block_tokens) as view:
-                done = space.load(
-                    keys, view, slots=range(num), tokens=tokens, first_token=start, timeout=self._patience(num)
-                )
+            with Batches(self.store, min(len(wanted), MAX_BATCHES)) as batches:  # at its end nobody uses the memory
+                for index in wanted:
+                    while (ticket := self._submit(batches, memory, index, rows[index], runs[index], timeout)) is None:
+                        self._reap(batches, tickets, loaded)
+                    tickets[ticket] = index
+                while tickets:
+                    self._reap(batches, tickets, loaded)
         except Error as error:
             logger.warning("the store is not used: %s", error)
-            return 0
-        if done.num_ok < num:
-            logger.info("%d of %d blocks could not be loaded: %s", num - done.num_ok, num, done.reasons[done.num_ok])
-        return done.num_ok
+        return loaded
+
+    def _submit(
+        self, batches: Batches, memory: Memory, index: int, row: Row, run: Run, timeout: float | None
+    ) -> int | None:
+        start, end = run.first * self.block_tokens, (run.first + run.num) * self.block_tokens
+        with memory.view(index, row.padding + start, run.num, self.block_tokens) as view:
+            return batches.submit_load(
+                run.space,
+                row.keys[32 * run.first : 32 * (run.first + run.num)],
+                view,
+                slots=range(run.num),
+                tokens=row.tokens[start:end],
+                first_token=start,
+                timeout=timeout,
+            )
+
+    @staticmethod
+    def _reap(batches: Batches, tickets: dict[int, int], loaded: list[int]) -> None:
+        batches.wait()
+        done: Completion
+        for done in batches.reap():
+            loaded[tickets.pop(done.ticket)] = done.num_ok
+            missed = len(done.reasons) - done.num_ok
+            if missed > 0:
+                logger.info(
+                    "%d of %d blocks could not be loaded: %s", missed, len(done.reasons), done.reasons[done.num_ok]
+                )
 
     def _compute(self, state: State, memory: Memory, index: int, row: Row, first: int) -> None:
         """Computes and stores the blocks from number ``first`` on: of one prompt alone, one at a time.
