@@ -109,7 +109,7 @@ pytests() {
 extension_under() {
     local preset=$1 runtime=$2
     PACKAGE=build/$preset/python PRELOAD=$(gcc -print-file-name="$runtime") \
-        pytests "python $preset" "${KVF_PYTEST:-python3}" python/test/test_ext_{errors,objects,processes,queue,session,store}.py
+        pytests "python $preset" "${KVF_PYTEST:-python3}" python/test/test_{manager,ext_{errors,objects,processes,queue,session,signals,store}}.py
 }
 
 fuzz_one() {
