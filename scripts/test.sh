@@ -246,6 +246,8 @@ stage_checks() {
     CLIENTS=4 TOKENS=600 one "check-shared" python3 checks/shared.py
     RATIO=10 TOKENS=600 ROUNDS=3 LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib PYTHONPATH=build/release/python \
         one "check-llama-cpp-python" "${KVF_LLAMA_PYTHON:-python3}" checks/llama_cpp_python.py
+    # Without the figure: the parts that a busy machine does not change.
+    one "check-triton-cache" python3 -B checks/triton_cache.py hit_and two_servers change ttl damaged down killed silent settings
     if [[ -x ${KVF_ENGINES:-} && -e ${KVF_HF_MODEL:-} ]]; then
         RATIO=3 TOKENS=520 TESTS=0 PYTHONPATH=build/release/python one "check-hf" "$KVF_ENGINES" checks/hf.py
     else

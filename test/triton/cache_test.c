@@ -21,11 +21,11 @@
 
 #include <cmocka.h>
 
-#include "../../engines/triton/cache/answer.h"
-#include "../../engines/triton/cache/models.h"
-#include "../../engines/triton/cache/options.h"
 #include "host.h"
 #include "support/kit.h"
+#include "triton/cache/answer.h"
+#include "triton/cache/models.h"
+#include "triton/cache/options.h"
 
 /* ---- the library, and what it asks of the system ----------------------------------------------------------------- */
 

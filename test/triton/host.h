@@ -8,8 +8,8 @@
 #include <sys/uio.h>
 
 #pragma GCC visibility push(default)
-#include "../../engines/triton/abi/backend.h"
-#include "../../engines/triton/abi/cache.h"
+#include "triton/abi/backend.h"
+#include "triton/abi/cache.h"
 #pragma GCC visibility pop
 
 /* ---- faults and counts ------------------------------------------------------------------------------------------- */

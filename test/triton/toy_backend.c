@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../engines/triton/abi/backend.h"
+#include "triton/abi/backend.h"
 
 static atomic_llong count;
 

@@ -10,7 +10,7 @@
  *
  * and unpacks it without a look at the lengths, so a forged record would make it read anywhere.
  */
-#include "answer.h"
+#include "triton/cache/answer.h"
 
 #include <endian.h>
 #include <string.h>

@@ -6,7 +6,7 @@
  * what the server runs: the files of its models and the namespace. A lookup ends at the deadline, whatever the store does.
  * An insert copies into the backlog, and threads of the store write it.
  */
-#include "../abi/cache.h"
+#include "triton/abi/cache.h"
 
 #include <kvferry/kvferry.h>
 #include <stdatomic.h>
@@ -14,9 +14,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "answer.h"
-#include "models.h"
-#include "options.h"
+#include "triton/cache/answer.h"
+#include "triton/cache/models.h"
+#include "triton/cache/options.h"
 
 #define NUM_HINTS 4096u
 

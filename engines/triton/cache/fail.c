@@ -2,7 +2,7 @@
  *
  * Triton's errors and log, from formatted text.
  */
-#include "fail.h"
+#include "triton/cache/fail.h"
 
 #include <stdarg.h>
 #include <stdio.h>

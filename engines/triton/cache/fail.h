@@ -4,7 +4,7 @@
  */
 #ifndef KVFR_FAIL_H
 #define KVFR_FAIL_H
-#include "../abi/server.h"
+#include "triton/abi/server.h"
 
 /* An error with this message; the caller owns it. */
 __attribute__((format(printf, 2, 3))) TRITONSERVER_Error *kvfr_fail(TRITONSERVER_Error_Code code, const char *format,

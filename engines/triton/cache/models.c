@@ -2,7 +2,7 @@
  *
  * The files of the model repository: a digest of their bytes, and a list of what stat says of them.
  */
-#include "models.h"
+#include "triton/cache/models.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -8,7 +8,7 @@
  */
 #ifndef KVFR_MODELS_H
 #define KVFR_MODELS_H
-#include "fail.h"
+#include "triton/cache/fail.h"
 
 #define KVFR_DIGEST_TEXT 33u
 

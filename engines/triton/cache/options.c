@@ -2,7 +2,7 @@
  *
  * Options of the response cache: those of Triton's redis cache, by the same names, and our own.
  */
-#include "options.h"
+#include "triton/cache/options.h"
 
 #include <jansson.h>
 #include <limits.h>

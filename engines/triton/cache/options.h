@@ -4,7 +4,7 @@
  */
 #ifndef KVFR_OPTIONS_H
 #define KVFR_OPTIONS_H
-#include "fail.h"
+#include "triton/cache/fail.h"
 
 #define KVFR_MAX_URLS   8u
 #define KVFR_TEXT_BYTES 4096u
