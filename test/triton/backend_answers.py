@@ -21,6 +21,8 @@ def plain_and_streamed(t):
     assert len(events) > 12 and [("finish_reason" in e) for e in events] == [False] * (len(events) - 1) + [True]
     assert answer(t, "plain", text_input=TEXT, max_tokens=24)["output_ids"] == one["output_ids"]
     assert answer(t, "m", text_input=TEXT, max_tokens=0)["text_output"] == ""
+    again = answer(t, "m", text_input=TEXT, max_tokens=24)
+    assert again["output_ids"] == one["output_ids"] and again["loaded_tokens"] == 0, again
 
 
 def characters_and_stop_strings(t):

@@ -6,6 +6,7 @@ import lab
 
 BUILD = os.environ.get("KVF_BUILD", "")
 MODEL = os.environ.get("KVF_MODEL", "")
+PATIENCE_S = 900  # for what never comes, not for a slow machine
 BACKENDS = f"--backend-directory={BUILD}/triton/backends"
 
 
@@ -35,7 +36,11 @@ def start(folder, repository, *options, **more):
 
 def ask(triton, model, **inputs):
     """(status, answer) of /generate."""
-    return triton.post(f"/v2/models/{model}/generate", inputs)
+    connection = triton.connect(PATIENCE_S)
+    try:
+        return triton.post(f"/v2/models/{model}/generate", inputs, connection)
+    finally:
+        connection.close()
 
 
 def answer(triton, model, **inputs):
@@ -48,7 +53,7 @@ class Stream:
     """/generate_stream: an iterator of its events."""
 
     def __init__(self, triton, model, **inputs):
-        self.connection = triton.connect()
+        self.connection = triton.connect(PATIENCE_S)
         self.connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps({"stream": True, **inputs}),
                                 {"Content-Type": "application/json"})
         self.response = None

@@ -215,6 +215,7 @@ typedef struct kvfb_slot {
     llama_seq_id seq;
     kvfb_request *request; /* NULL: free */
     kvfl_tokens held;      /* what the sequence holds, also while the slot is free */
+    size_t resident;       /* leading tokens of the prompt that it held when the request joined */
     size_t stored;         /* leading tokens of the prompt that are in the store, as far as a quick lookup told */
     size_t piece;          /* tokens of the next piece of a prompt that is loaded */
     size_t in_batch;       /* tokens of this slot in the current batch */

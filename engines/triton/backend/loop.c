@@ -185,6 +185,7 @@ static void begin(kvfb_instance *in, kvfb_slot *slot, kvfb_request *r) {
     }
     in->num_begun++;
     trim(in, slot, r);
+    slot->resident = slot->held.num;
     slot->piece = in->model->config.piece;
     slot->stored = stored_tokens(in, r);
 }
@@ -304,11 +305,15 @@ static void note_held(kvfb_instance *in, kvfb_slot *slot) {
     }
 }
 
+/* The engine reports prompts of two or more tokens. A prompt of which the slot held all but the last looks to it like an
+ * answer that goes on. */
 static void note_report(kvfb_instance *in, kvfb_slot *slot) {
     kvfb_request *r = slot->request;
     r->first_ns = kvfb_now_ns();
-    r->report.struct_size = sizeof r->report;
-    if (in->kv != NULL) {
+    r->report = (kvf_llama_report){.struct_size = sizeof r->report,
+                                   .num_tokens = (uint32_t)r->prompt.num,
+                                   .resident_tokens = (uint32_t)slot->resident};
+    if (in->kv != NULL && r->prompt.num - slot->resident > 1) {
         (void)kvf_llama_prompt_report(in->kv, &r->report, slot->seq);
     }
 }

@@ -233,11 +233,12 @@ static TRITONSERVER_Error *take_ids(kvfb_request *r, const tensor *t) {
     if (num == 0 || t->len % sizeof(llama_token) != 0) {
         return wrong(t->kind->name, "it is empty, or its length does not fit its type");
     }
-    if (!kvfl_tokens_add(&r->ids, NULL, 0) || (r->ids.ids = malloc(t->len)) == NULL) {
+    if (r->ids.num > 0) {
+        return wrong(t->kind->name, "it was sent twice");
+    }
+    if (!kvfl_tokens_add(&r->ids, (const llama_token *)(const void *)t->bytes, num)) {
         return kvfb_no_memory();
     }
-    memcpy(r->ids.ids, t->bytes, t->len);
-    r->ids.num = r->ids.cap = num;
     for (size_t i = 0; i < num; i++) {
         if (r->ids.ids[i] < 0 || r->ids.ids[i] >= llama_vocab_n_tokens(vocab)) {
             return kvfb_error(TRITONSERVER_ERROR_INVALID_ARG,
