@@ -114,6 +114,15 @@ demo-triton: build setup-triton ## Triton twice on one Redis: a prompt of 3,000 
 check-triton: build setup-triton ## a real Triton, started anew: 3,000 tokens, same answer, first token 100 times sooner
 	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton.py --check
 
+check-triton-load: build setup-triton ## Triton's backend under load: 0.95 of llama.cpp's speed, nobody starves, gaps while a prompt is loaded
+	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton_load.py --check
+
+check-triton-two: build setup-triton ## two Tritons on one Redis: what one computed the other loads; a session goes on on the other
+	@$(paths); $(programs); test/triton/backend_faults.sh two_servers
+
+check-triton-faults: build setup-triton ## Triton's backend: faults of the store, bad input, unloading, SIGTERM: an answer or a clear error
+	@$(paths); $(programs); test/triton/backend_answers.sh; test/triton/backend_faults.sh
+
 check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times sooner, log-probabilities as from its own cache
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm.py
 
