@@ -288,6 +288,17 @@ def test_what_the_store_has_lost_meanwhile_is_stored_anew(engine, redis):
     assert engine(redis.unix_url).run(IDS) == 40
 
 
+def test_what_has_another_record_in_its_place_is_stored_anew(engine, redis):
+    """The third block's record is that of another key, which the lookup sees."""
+    one = engine(redis.unix_url)
+    one.run(IDS)
+    with kvferry.Store(redis.unix_url) as store:
+        blocks = sorted((e for e in store.walk() if e.kind == "block"), key=lambda e: e.first_token)
+    assert redis.command("COPY", blocks[5].name, blocks[2].name, "REPLACE") == b":1\r\n"
+    assert one.run(IDS) == 8
+    assert engine(redis.unix_url).run(IDS) == 40
+
+
 def test_what_many_requests_have_not_found_is_written_once(engine, redis):
     one = engine(redis.unix_url)
     requests = [one.request(IDS) for _ in range(3)]

@@ -16,6 +16,8 @@ from kvferry.vllm.settings import Settings, Trace
 WAIT = 0.002  # seconds: what a step may wait for answers, so that a store nearby answers within the step
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for them, instead of spinning
 MAX_LOOKUPS = 4  # of one request, between two preemptions
+# What a lookup says of a block that is not there, or has something else in its place. Other reasons are the store's.
+NO_RECORD = ("absent", "other-tokens", "other-space", "checksum", "truncated", "version")
 
 
 @dataclass(slots=True)
@@ -201,7 +203,7 @@ class Scheduler:
         tracked = self._requests.get(request_id)
         if tracked is not None:
             hashes = self._hashes(tracked.request, lookup.first, lookup.first + lookup.num)
-            self._lacking.update(hashes[i // self._ranks] for i, reason in enumerate(reasons) if reason == "absent")
+            self._lacking.update(hashes[i // self._ranks] for i, reason in enumerate(reasons) if reason in NO_RECORD)
 
     # ---- a step
 
