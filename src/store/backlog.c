@@ -115,6 +115,9 @@ static kvf_status take_range(kvfi_backlog *backlog, kvfi_staged *out, size_t cap
 static bool map_arena(kvfi_backlog *backlog) {
     if (backlog->arena == NULL) {
         backlog->arena = backlog->fresh = kvfi_sys->map(backlog->bound, -1, 0);
+        if (backlog->arena != NULL) { /* fewer faults, and fewer pages to lend one by one */
+            (void)kvfi_sys->huge(backlog->arena, backlog->bound);
+        }
     }
     return backlog->arena != NULL;
 }

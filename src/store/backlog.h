@@ -4,7 +4,7 @@
  * never waits for a store.
  *
  * That memory is one mapping, the arena. A value of any size is cut from a free range near its front, and pages are
- * reused, since fresh memory is expensive (a page fault for every 4 KiB). When nothing has been written for a while,
+ * reused, since fresh memory is expensive (a page fault for every 4 KiB, or 2 MiB where there are large pages). When nothing has been written for a while,
  * the last writer returns the free pages to the system.
  *
  * A value is staged in one piece: room for the head, then the payload on a page boundary:

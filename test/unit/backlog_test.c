@@ -26,7 +26,7 @@
 static kvf_store *store;
 static kvf_space *space;
 static kvfi_systable table;
-static _Atomic size_t mapped, unmapped, forgotten;
+static _Atomic size_t mapped, unmapped, forgotten, asked_huge;
 static atomic_bool forget_fails;
 
 static void *count_map(size_t bytes, int fd, off_t at) {
@@ -37,6 +37,12 @@ static void *count_map(size_t bytes, int fd, off_t at) {
 static int count_unmap(void *p, size_t bytes) {
     unmapped += bytes;
     return kvfi_sys_real.unmap(p, bytes);
+}
+
+static int refuse_huge(void *p, size_t bytes) {
+    (void)p;
+    asked_huge += bytes;
+    return -1;
 }
 
 static int count_forget(void *p, size_t bytes) {
@@ -54,7 +60,7 @@ static int set_up(void **state) {
     table.unmap = count_unmap;
     table.forget = count_forget;
     kvfi_sys_table = &table;
-    mapped = unmapped = forgotten = 0;
+    mapped = unmapped = forgotten = asked_huge = 0;
     forget_fails = false;
     assert_int_equal(kvf_store_open(&store, NULL, &url, 1, &options), KVF_OK);
     space = kvft_space(store, "m", 16);
@@ -219,6 +225,18 @@ static void test_a_store_closes_with_reservations_out(void **state) {
     assert_int_equal(kvft_faults_live_allocs(), before);
 }
 
+/* The arena asks for large pages, once. A kernel without them serves as well. */
+static void test_large_pages_are_optional(void **state) {
+    (void)state;
+    table.huge = refuse_huge;
+    for (unsigned i = 0; i < 2; i++) {
+        kvf_reserved reserved = reserve(MIB);
+        memset(reserved.data, 1, MIB);
+        kvf_abandon(space, &reserved);
+        assert_int_equal(asked_huge, BOUND);
+    }
+}
+
 /* A load returns the bytes that were saved, also when sizes, pieces and places in memory are odd. */
 static void test_copies_are_exact(void **state) {
     (void)state;
@@ -248,6 +266,7 @@ int main(void) {
                                        TEST(test_idle_memory_is_given_back),
                                        TEST(test_memory_that_cannot_be_given_back),
                                        TEST(test_a_store_closes_with_reservations_out),
+                                       TEST(test_large_pages_are_optional),
                                        TEST(test_copies_are_exact)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
