@@ -61,6 +61,38 @@ TRITONCACHE_Allocator *host_sink(void);
 const struct iovec *host_sunk(const TRITONCACHE_Allocator *, size_t *out_num);
 void host_allocator_free(TRITONCACHE_Allocator *);
 
+/* ---- the backend's part ------------------------------------------------------------------------------------------ */
+
+/* A model with this configuration (JSON), version 1, in this folder, and one instance of it. Freed by the test. */
+TRITONBACKEND_Model *host_model(const char *config, const char *folder);
+void host_model_free(TRITONBACKEND_Model *);
+TRITONBACKEND_ModelInstance *host_instance(TRITONBACKEND_Model *);
+void host_instance_free(TRITONBACKEND_ModelInstance *);
+
+/* An input of one dimension. A text (BYTES) is one string of `len` bytes. The data is copied. */
+typedef struct host_input {
+    const char *name;
+    TRITONSERVER_DataType type;
+    const void *data;
+    size_t len;
+} host_input;
+TRITONBACKEND_Request *host_request(const host_input *inputs, uint32_t num);
+
+/* What has become of a request. More than one release or final flag, a response after the final one, or a use of the
+ * request after its release ends the program. */
+typedef struct host_outcome {
+    bool is_released;
+    bool release_failed; /* by host_fail: it stays the backend's */
+    uint32_t num_finals, num_responses, num_errors;
+    char text[4096];  /* of all outputs "text_output", one after the other */
+    char error[2048]; /* of the last response that is an error */
+} host_outcome;
+/* Waits until the request has its final flag and was released (or its release failed). False: not within this time. */
+bool host_request_wait(TRITONBACKEND_Request *, host_outcome *out, int seconds);
+/* The client is gone. */
+void host_request_cancel(TRITONBACKEND_Request *);
+void host_request_free(TRITONBACKEND_Request *);
+
 /* ---- for the files of the stub ----------------------------------------------------------------------------------- */
 
 /* An error if this call is the one that fails. */

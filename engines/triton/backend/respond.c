@@ -158,14 +158,10 @@ static void free_request(kvfb_request *r) {
     free(r);
 }
 
-static uint64_t or_now(uint64_t ns) {
-    return ns > 0 ? ns : kvfb_now_ns();
-}
-
 static void release(kvfb_request *r, bool success) {
-    uint64_t end = kvfb_now_ns();
+    uint64_t prefill_ns = r->prefill_ns > 0 ? r->prefill_ns : r->computed_ns; /* it ended before */
     kvfb_drop(TRITONBACKEND_ModelInstanceReportStatistics(r->instance->triton, r->triton, success, r->began_ns,
-                                                          or_now(r->prefill_ns), or_now(r->computed_ns), end));
+                                                          prefill_ns, r->computed_ns, kvfb_now_ns()));
     if (r->factory != NULL) {
         kvfb_drop(TRITONBACKEND_ResponseFactoryDelete(r->factory));
     }
