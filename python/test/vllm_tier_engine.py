@@ -51,7 +51,7 @@ def configs(extra, *, tp=1, rank=0, engine_id="", dtype=torch.float32, block=BLO
     spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=ROW // 2, dtype=dtype)
     group = KVCacheGroupSpec(layer_names=[f"model.layers.{i}.attn" for i in range(LAYERS)], kv_cache_spec=spec)
     return config, KVCacheConfig(
-        num_blocks=slots, kv_cache_tensors=[], kv_cache_groups=[group], kv_cache_layout="LBHNC", hash_block_size=block
+        num_blocks=slots, kv_cache_tensors=[], kv_cache_groups=[group], kv_cache_layout="LBHNC"
     )
 
 
@@ -96,7 +96,12 @@ class TierEngine(Engine):
             pages = {f"model.layers.{i}.attn": torch.zeros(slots, 1, block, ROW, dtype=dtype) for i in range(LAYERS)}
             worker.register_kv_caches(pages)
             self.pages.append(pages)
-        self.scheduler = connector(KVConnectorRole.SCHEDULER, 0)
+        try:
+            self.scheduler = connector(KVConnectorRole.SCHEDULER, 0)
+        except Exception:
+            for worker in self.workers:
+                worker.shutdown()
+            raise
         self.manager = self.scheduler.connector_scheduler.manager
         self.tier = self.manager.secondary_tiers[0] if self.manager.secondary_tiers else None
         self.hasher = get_request_block_hasher(block, SHA)
