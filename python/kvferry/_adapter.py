@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 import os
 import threading
@@ -85,6 +86,20 @@ def seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3600:
         raise ValueError(f"kvferry: the option {name!r} is a number of seconds above 0 and up to 3600, not {value!r}")
     return float(value)
+
+
+def version_of(package: str) -> str:
+    """ "": it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def warn_of_version(log: logging.Logger, engine: str, found: str, tested: str) -> None:
+    """Another version is tried."""
+    if found.split("+")[0] != tested:
+        log.warning("kvferry is tested with %s %s; this is %s", engine, tested, found or "unknown")
 
 
 class Misses:

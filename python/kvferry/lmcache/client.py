@@ -7,7 +7,6 @@ that watches `event_fd()`."""
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import select
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
-from kvferry._adapter import Misses, Options
+from kvferry._adapter import Misses, Options, version_of, warn_of_version
 from kvferry._kvferry import Completion, Queue, Space
 
 log = logging.getLogger("kvferry.lmcache")
@@ -25,6 +24,7 @@ log = logging.getLogger("kvferry.lmcache")
 Report: TypeAlias = tuple[int, bool, str, list[bool] | None]
 """The id of a batch, whether it succeeded, what went wrong, and for each key whether it is there (a save: None)."""
 
+TESTED = "0.5.6"
 QUEUE_DEPTH = 4096
 NOT = {"load": "not loaded", "save": "not saved", "match": "not looked up", "remove": "not removed"}
 
@@ -39,14 +39,6 @@ class ClientOptions(Options):
     """The dtype and the layout of the KV cache, such as "bfloat16": LMCache's keys have neither."""
 
 
-def version_of(package: str) -> str:
-    """ "": it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 class KvferryClient:
     """A native client of LMCache: batches are submitted, and their completions drained.
 
@@ -57,6 +49,7 @@ class KvferryClient:
     Raises ValueError (options), kvferry.ConfigError (a URL, a password)."""
 
     def __init__(self, **options: object) -> None:
+        warn_of_version(log, "LMCache", version_of("lmcache"), TESTED)
         self.options = ClientOptions.of(options)
         self._misses = Misses(log)
         self.store = self.options.open()

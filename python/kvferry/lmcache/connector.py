@@ -16,10 +16,10 @@ from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext, extract_plugin_type
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
-from kvferry._adapter import Misses, Options
+from kvferry._adapter import Misses, Options, version_of, warn_of_version
 from kvferry._kvferry import KEY_BYTES, Error, Space
 from kvferry._weights import folder_digest, model_folder
-from kvferry.lmcache.client import QUEUE_DEPTH, log, version_of
+from kvferry.lmcache.client import QUEUE_DEPTH, TESTED, log
 from kvferry.queue import Queue
 
 PLUGIN = "kvferry"
@@ -73,6 +73,7 @@ class KvferryConnector(RemoteConnector):
         options: ConnectorOptions,
     ) -> None:
         refuse(config)
+        warn_of_version(log, "LMCache", version_of("lmcache"), TESTED)
         super().__init__(config, metadata)
         self.loop = loop
         self.options = options

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
-from kvferry._adapter import Misses
+from kvferry._adapter import Misses, warn_of_version
 from kvferry._kvferry import KEY_BYTES, Error, Queue, Space
-from kvferry.sglang.identity import HiCacheOptions, fields_of, log, model_of, page_bytes, suffix_of
+from kvferry.sglang.identity import TESTED, HiCacheOptions, fields_of, log, model_of, page_bytes, suffix_of, version
 
 T = TypeVar("T")
 KV = "kv"
@@ -90,6 +90,7 @@ class KvferryHiCache(HiCacheStorage):
         extra = storage_config.extra_config or {}
         if not extra.get("interface_v1"):
             log.warning('kvferry: without "interface_v1": 1 in the extra config SGLang copies each page')
+        warn_of_version(log, "SGLang", version(), TESTED)
         self.config = storage_config
         self.options = HiCacheOptions.of(extra.get("kvferry") or {})
         self._model = model_of(self.options, storage_config.model_name)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may be shared with whom: the fields of a pool's space, and the ranks in its keys."""
 
+import contextlib
 import logging
 import sys
 from dataclasses import dataclass
@@ -8,11 +9,12 @@ from typing import Any
 
 import torch
 
-from kvferry._adapter import Options
+from kvferry._adapter import Options, version_of
 from kvferry._weights import folder_digest, model_folder
 
 log = logging.getLogger("kvferry.sglang")
 
+TESTED = "0.5.23"
 # Settings of the server that change what is computed from given tokens and weights. A backend is not told of them.
 SETTINGS = (
     "dtype",
@@ -42,9 +44,17 @@ class HiCacheOptions(Options):
 
 
 def server_args() -> Any:
-    """The settings of the server in this process. None: it is not SGLang's."""
+    """The settings of the server in this process. None: there are none (a test, a tool)."""
     context = sys.modules.get("sglang.srt.runtime_context")
-    return None if context is None else context.get_server_args()
+    if context is None:
+        return None
+    with contextlib.suppress(ValueError):  # they are not set
+        return context.get_server_args()
+    return None
+
+
+def version() -> str:
+    return str(getattr(sys.modules.get("sglang.version"), "__version__", "")) or version_of("sglang")
 
 
 def model_of(options: HiCacheOptions, name: str | None) -> str:
@@ -67,10 +77,9 @@ def fields_of(config: Any, pool: Any, name: str, model: str, options: HiCacheOpt
     """The fields of the space of a pool: whatever changes a page's bytes. Raises ValueError: an unproven layout."""
     if pool.layout not in LAYOUTS:
         raise ValueError(f"kvferry does not support the layout {pool.layout}; --hicache-mem-layout page_first is fine")
-    sglang = sys.modules.get("sglang.version")
     settings = {s: getattr(server_args(), s, None) for s in SETTINGS}
     return {
-        "engine": f"sglang {getattr(sglang, '__version__', 'unknown')} torch {torch.__version__}",
+        "engine": f"sglang {version()} torch {torch.__version__} {_device()}",
         "model": model,
         "kv": f"{type(pool).__name__} {pool.dtype} {pool.layout} page {pool.page_size}"
         f" layers {getattr(pool, 'start_layer', 0)}-{getattr(pool, 'end_layer', '')}"
@@ -99,6 +108,11 @@ def page_bytes(pool: Any) -> int:
     """The bytes of a page: 0 if it has none (a logical anchor, whose data is in other pools)."""
     _, sizes = pool.get_page_buffer_meta(torch.arange(pool.page_size)) or ((), ())
     return sum(sizes)
+
+
+def _device() -> str:
+    """Kernels round differently on other devices."""
+    return str(torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability())
 
 
 def _tensor_parallel(config: Any, pool: Any, name: str) -> str:
