@@ -69,9 +69,9 @@ static void after_fork(void) {
 }
 
 static void after_fork_in_child(void) {
-    pthread_mutex_init(&the_log.lock, NULL);
     the_log.num = the_log.num_lost = 0;
     atomic_store(&the_log.waiting, false);
+    pthread_mutex_unlock(&the_log.lock); /* this thread has locked it */
 }
 
 bool kvfp_log_init(void) {

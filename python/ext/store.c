@@ -60,10 +60,19 @@ static PyObject *open_store(PyTypeObject *type, PyObject *from, const kvf_option
     kvf_error err = {0};
     kvf_status status = KVF_OK;
     size_t num = (size_t)PyTuple_Size(urls);
-    Py_BEGIN_ALLOW_THREADS status = kvf_store_open(&store, &err, texts, num, options);
-    Py_END_ALLOW_THREADS PyMem_Free(texts);
+    kvfp_wait wait;
+    kvfp_wait_begin(&wait);
+    status = kvf_store_open(&store, &err, texts, num, options);
+    bool ended = kvfp_wait_end(&wait);
+    PyMem_Free(texts);
     Py_DECREF(urls);
     kvfp_log_tell();
+    if (!ended) {
+        if (status == KVF_OK) {
+            kvf_store_close(store); /* it has nothing to write */
+        }
+        return NULL;
+    }
     if (status != KVF_OK) {
         return kvfp_raise(status, &err, "the store can't be opened");
     }

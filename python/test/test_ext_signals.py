@@ -119,6 +119,14 @@ def test_a_call_that_waits_ends_at_once(silent, name):
     assert space.load(keys, into).num_ok == 2 or name in ("clear", "remove")
 
 
+def test_opening_a_store(url, own_redis):
+    """It asks the server for its settings."""
+    interrupted(own_redis, lambda: kvferry.Store(url))
+    interrupted(own_redis, lambda: kvferry.KVCacheManager(url=url, socket_timeout=BUDGET))
+    with kvferry.Store(url) as store:
+        assert store.tiers()[0].reachable
+
+
 def test_the_memory_of_a_load_is_the_callers_again(silent):
     server, store, space, keys = silent
     into = [bytearray(1000), bytearray(3_000_000)]
