@@ -7,8 +7,7 @@
  *
  * The median of the pairs' ratios counts, and its interval decides. If all of it is at most 1.02 the check is ok. If
  * all of it is above, it is FAILED. If the limit is inside, it is "not resolved", which fails too: the machine was too
- * noisy. The interval is made of order statistics, which only assume that the noise does not know the order. The number
- * of pairs is fixed before the first one runs.
+ * noisy. The number of pairs is fixed before the first one runs.
  *
  * The runs are short so that a pair ends soon: on a virtual machine whose neighbours come and go the same prefill takes
  * 3 to 5 s, and 21 pairs of processes of 4 s cannot tell 1.016 from 1.02. Beside the ratio stands a cost that noise
@@ -18,7 +17,6 @@
  * both sides without a store, which shows the noise and must give 1. --check exits 1 unless the result is ok.
  */
 #include <dirent.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +25,10 @@
 
 #include "kvferry/llama.h"
 #include "support/kit.h"
+#include "support/median.h"
 
 #define LIMIT        1.02
-#define MAX_PAIRS    999u
+#define MAX_PAIRS    KVFT_MAX_SERIES
 #define MAX_THREADS  64u
 #define BLOCK_TOKENS 64u
 #define BATCH        64u /* tokens of one llama_decode: a block is written while the next one is computed */
@@ -140,41 +139,6 @@ static void new_prompt(bench *b, uint64_t seed) {
 
 /* ---- the figures ---- */
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-typedef struct median {
-    double value, low, high; /* low to high holds the true median in at least 95 of 100 series */
-    double least, most;
-} median;
-
-/* Of `num` sorted values the k-th from either end: the chance that fewer than k of num throws of a coin are heads is at
- * most 2.5 %. */
-static size_t rank_of(size_t num) {
-    double chance = pow(0.5, (double)num), tail = 0;
-    size_t k = 0;
-    while (tail + chance <= 0.025) {
-        tail += chance;
-        chance *= (double)(num - k) / (double)(k + 1);
-        k++;
-    }
-    return k;
-}
-
-static median median_of(const double *values, size_t num) {
-    double sorted[MAX_PAIRS];
-    memcpy(sorted, values, num * sizeof *sorted);
-    qsort(sorted, num, sizeof *sorted, compare);
-    size_t k = rank_of(num);
-    return (median){.value = (sorted[(num - 1) / 2] + sorted[num / 2]) / 2,
-                    .low = k > 0 ? sorted[k - 1] : 0,
-                    .high = k > 0 ? sorted[num - k] : INFINITY,
-                    .least = sorted[0],
-                    .most = sorted[num - 1]};
-}
-
 typedef struct series {
     double time[MAX_PAIRS], cpu[MAX_PAIRS]; /* ratios */
     double seconds, export_s, writers_s;    /* sums over the runs that store */
@@ -255,7 +219,7 @@ static void measure(bench *b, series *all, size_t num_pairs) {
 }
 
 static bool conclude(const series *all) {
-    median time = median_of(all->time, all->num), cpu = median_of(all->cpu, all->num);
+    kvft_median time = kvft_median_of(all->time, all->num), cpu = kvft_median_of(all->cpu, all->num);
     const char *verdict = time.high <= LIMIT ? "ok"
                           : time.low > LIMIT ? "FAILED"
                                              : "FAILED: not resolved, too much noise for so few pairs";

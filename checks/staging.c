@@ -12,7 +12,6 @@
  * side. BOUND sets another bound than 1.30.
  */
 #include <arpa/inet.h>
-#include <math.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
@@ -24,6 +23,7 @@
 #include <unistd.h>
 
 #include "support/kit.h"
+#include "support/median.h"
 #include "support/server.h"
 
 #define MIB        ((size_t)1 << 20)
@@ -161,27 +161,20 @@ static cost measure(void (*save)(client *, burst *), client *c, kvft_server *ser
 
 typedef struct series {
     double values[PAIRS];
-    int num;
+    size_t num;
 } series;
-
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static void add(series *s, double value) {
     s->values[s->num++] = value;
-    qsort(s->values, (size_t)s->num, sizeof *s->values, by_size);
 }
 
 static double median(const series *s) {
-    return s->values[s->num / 2];
+    return kvft_median_of(s->values, s->num).value;
 }
 
-/* Whether the 95 % interval of the median leaves out the bound (by ranks, from the binomial distribution). */
 static bool is_clear(const series *s) {
-    int half = (int)(0.98 * sqrt(s->num)) + 1;
-    return s->values[s->num / 2 + half] <= bound || s->values[s->num / 2 - half] > bound;
+    kvft_median m = kvft_median_of(s->values, s->num);
+    return m.high <= bound || m.low > bound;
 }
 
 static double check(const char *what, client *c, kvft_server *server, size_t bytes) {
@@ -203,7 +196,7 @@ static double check(const char *what, client *c, kvft_server *server, size_t byt
         add(&staged_time, staged.time_s);
     }
     printf("%-4s %2zu MiB: CPU-s per GB staged %.3f, bare %.3f, staged/queue %.2f; s per GB staged %.3f, bare %.3f, "
-           "staged/queue %.2f (%d pairs)\n",
+           "staged/queue %.2f (%zu pairs)\n",
            what, bytes / MIB, median(&staged_cpu), bare.cpu_s, median(&cpu), median(&staged_time), bare.time_s,
            median(&time), cpu.num);
     fflush(stdout);

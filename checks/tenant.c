@@ -16,6 +16,7 @@
 
 #include "store/private.h"
 #include "support/kit.h"
+#include "support/median.h"
 #include "support/server.h"
 
 #define BLOCKS     16u
@@ -107,16 +108,6 @@ static double time_of(side *s, op what) {
     return kvft_now_ms() - from;
 }
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, unsigned num) {
-    qsort(values, num, sizeof *values, by_size);
-    return num % 2 != 0 ? values[num / 2] : (values[num / 2 - 1] + values[num / 2]) / 2;
-}
-
 /* All three operations on values of one size; the least ratio. */
 static double measure(const char *where, const char *url, size_t bytes, unsigned rounds) {
     side sides[2] = {open_side(url, NULL, bytes - 2048), open_side(url, "a secret of this bench", bytes - 2048)};
@@ -135,9 +126,10 @@ static double measure(const char *where, const char *url, size_t bytes, unsigned
                 ratios[r - 1] = ms[0] / ms[1];
             }
         }
-        double ratio = median(ratios, rounds), mib = (double)BLOCKS * (double)bytes / (1 << 20);
+        double ratio = kvft_median_of(ratios, rounds).value, mib = (double)BLOCKS * (double)bytes / (1 << 20);
         printf("%-5s %zu MiB  %-10s  plain %6.0f MiB/s  sealed %6.0f MiB/s  %.2f\n", where, bytes >> 20, op_names[what],
-               mib / median(plain, rounds) * 1000, mib / median(sealed, rounds) * 1000, ratio);
+               mib / kvft_median_of(plain, rounds).value * 1000, mib / kvft_median_of(sealed, rounds).value * 1000,
+               ratio);
         fflush(stdout);
         least = ratio < least ? ratio : least;
     }

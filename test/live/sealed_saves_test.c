@@ -124,20 +124,20 @@ static void any_call_fails(save_fn *save) {
     }
 }
 
-static void staged(void **state) {
+static void faults_staged(void **state) {
     (void)state;
     any_call_fails(save_staged);
 }
 
-static void by_queue(void **state) {
+static void faults_by_queue(void **state) {
     (void)state;
     any_call_fails(save_by_queue);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(staged, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(by_queue, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(faults_staged, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(faults_by_queue, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
