@@ -87,7 +87,9 @@ def lmcaches(port, workers):
 
 
 def ours(url):
-    return Contender(KvferryClient(store=url, model="check", kv="bytes"))
+    """With more patience than an engine has: on a crowded machine the server may be silent for seconds."""
+    patient = dict.fromkeys(("lookup_timeout", "load_timeout", "save_timeout", "patience"), 60)
+    return Contender(KvferryClient(store=url, model="check", kv="bytes", **patient))
 
 
 def fastest(port, memory, keys):
