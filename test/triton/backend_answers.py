@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend kvferry in a real Triton: answers, streams, sessions, limits and bad input."""
-import json, queue, socket, sys, tempfile
+import json, queue, socket, sys, tempfile, threading
 
 import numpy
 import tritonclient.grpc as grpc
@@ -133,6 +133,29 @@ def full_queue(t):
     assert [status for status, _ in patient] == [200] * 6, patient
 
 
+def priorities(t):
+    """Triton's own scheduler orders what waits: a request of the first level passes those of the second."""
+    busy = Stream(t, "ranked", text_input="Once upon a time", max_tokens=150)
+    next(iter(busy))
+    ended, threads = [], []
+
+    def client(name, priority):
+        list(stream_by_grpc(t, "ranked", [text_tensor(name.encode())], priority=priority))
+        ended.append(name)
+
+    def pending():
+        return t.metric("nv_inference_pending_request_count", 'model="ranked"')
+
+    for i, (name, priority) in enumerate((("low 1", 2), ("low 2", 2), ("low 3", 2), ("high", 1))):
+        threads.append(threading.Thread(target=client, args=(name, priority)))
+        threads[-1].start()
+        lab.wait_until("it waits", lambda: pending() >= i)  # the first one is with the backend
+    for thread in threads:
+        thread.join()
+    busy.close()
+    assert ended.index("high") < ended.index("low 3"), ended
+
+
 def timeout(t):
     busy = Stream(t, "small", text_input="Once upon a time", max_tokens=1000)
     next(iter(busy))
@@ -204,7 +227,7 @@ def metrics(t):
 
 
 PARTS = (plain_and_streamed, characters_and_stop_strings, sampling, messages, grpc_stream, shared_prefix, cancelled, full_queue,
-         timeout, bad_input, broken_http, metrics)
+         priorities, timeout, bad_input, broken_http, metrics)
 
 
 def all_on_one_server():
@@ -213,6 +236,8 @@ def all_on_one_server():
         add_model(repository, "plain", "model_transaction_policy { decoupled: false }", slots=2)
         add_model(repository, "small", slots=1, queue=1)
         add_model(repository, "patient", slots=1, queue=0, when_full="wait")
+        add_model(repository, "ranked", "dynamic_batching { priority_levels: 2 default_priority_level: 2 }", slots=1, queue=0,
+                  when_full="wait", max_tokens=8)
         with served.start(folder, repository) as t:
             for part in PARTS:
                 if len(sys.argv) == 1 or part.__name__ in sys.argv[1:]:

@@ -200,6 +200,7 @@ extern const kvfb_output_kind kvfb_outputs[KVFB_NUM_OUTPUTS];
 bool kvfb_respond_more(kvfb_request *);
 /* Sends the end, or request->error, with Triton's final flag; then releases and frees the request. */
 void kvfb_respond_end(kvfb_request *);
+void kvfb_release(TRITONBACKEND_Request *triton);
 /* The same with this error. */
 void kvfb_respond_error(kvfb_request *, TRITONSERVER_Error *error);
 

@@ -36,7 +36,7 @@ static const parameter parameters[] = {
     {"threads", NUMBER, AT(threads), 0, GGML_MAX_N_THREADS, 0, NULL, NULL},
     {"gpu_layers", NUMBER, AT(gpu_layers), 0, 1u << 16, 0, NULL, NULL},
     {"budget_ms", NUMBER, AT(budget_ms), 0, 3600000, 0, NULL, NULL},
-    {"prefill_tokens", NUMBER, AT(piece), 64, 1u << 16, 128, NULL, NULL},
+    {"prefill_tokens", NUMBER, AT(piece), 64, 1u << 16, 64, NULL, NULL},
     {"backlog_mb", NUMBER, AT(backlog_mb), 1, 1u << 20, 256, NULL, NULL},
     {"portable", SWITCH, AT(portable), 0, 0, 0, NULL, NULL},
 };

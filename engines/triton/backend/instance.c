@@ -239,7 +239,7 @@ static void refuse(TRITONBACKEND_Request *triton, TRITONSERVER_Error *error) {
         kvfb_drop(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
     }
     kvfb_drop(error);
-    kvfb_drop(TRITONBACKEND_RequestRelease(triton, TRITONSERVER_REQUEST_RELEASE_ALL));
+    kvfb_release(triton);
 }
 
 void kvfb_instance_take(kvfb_instance *in, TRITONBACKEND_Request *triton) {

@@ -158,6 +158,13 @@ static void free_request(kvfb_request *r) {
     free(r);
 }
 
+/* If that fails, the request is still ours, and would keep its model from being unloaded: once more. */
+void kvfb_release(TRITONBACKEND_Request *triton) {
+    if (!kvfb_drop(TRITONBACKEND_RequestRelease(triton, TRITONSERVER_REQUEST_RELEASE_ALL))) {
+        kvfb_drop(TRITONBACKEND_RequestRelease(triton, TRITONSERVER_REQUEST_RELEASE_ALL));
+    }
+}
+
 static void release(kvfb_request *r, bool success) {
     uint64_t prefill_ns = r->prefill_ns > 0 ? r->prefill_ns : r->computed_ns; /* it ended before */
     kvfb_drop(TRITONBACKEND_ModelInstanceReportStatistics(r->instance->triton, r->triton, success, r->began_ns,
@@ -165,7 +172,7 @@ static void release(kvfb_request *r, bool success) {
     if (r->factory != NULL) {
         kvfb_drop(TRITONBACKEND_ResponseFactoryDelete(r->factory));
     }
-    kvfb_drop(TRITONBACKEND_RequestRelease(r->triton, TRITONSERVER_REQUEST_RELEASE_ALL));
+    kvfb_release(r->triton);
     free_request(r);
 }
 
