@@ -213,6 +213,36 @@ def test_without_interface_v1_pages_are_copied_as_sglang_does(
     assert 'without "interface_v1": 1' in caplog.text
 
 
+def test_below_sglangs_injector_of_failures(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own test of backends: calls that fail at random, and late."""
+    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.3")
+    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY", "0.001")
+    with contextlib.closing(SGLang(redis.unix_url, "page_first", "MHA")) as toy:
+        assert type(toy.backend).__name__ == "HiCacheStorageFailureInjector"
+        for i in range(40):
+            toy.run(tokens((i % 7) * BLOCK + 1, first=i % 3))
+        until(lambda: toy.run(PROMPT) == 6, "a round without a failure")
+
+
+def test_metrics(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and GB/s of each transfer since the last call; SGLang's class for them needs its kernels."""
+    import sys
+    import types
+
+    collector = types.SimpleNamespace(StorageMetrics=lambda **metrics: metrics)
+    monkeypatch.setitem(sys.modules, "sglang.srt.observability", types.ModuleType("observability"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.observability.metrics_collector", collector)
+    with contextlib.closing(
+        SGLang(redis.unix_url, "page_first", "MHA", config={"enable_storage_metrics": True})
+    ) as toy:
+        toy.run(PROMPT)
+        toy.run(PROMPT)
+        metrics = toy.backend.get_stats()
+        assert metrics["backup_pgs"] == [6] and metrics["prefetch_pgs"] == [6]
+        assert len(metrics["backup_bandwidth"]) == len(metrics["prefetch_bandwidth"]) == 1
+        assert toy.backend.get_stats() == {}
+
+
 # ---- v2: hybrid models
 
 

@@ -211,7 +211,10 @@ class KvferryHiCache(HiCacheStorage):
             if served:
                 hits[transfer.name] = max(served)
             restorable &= served
-        return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
+        result = PoolTransferResult(max(restorable, default=0), hits)
+        if hasattr(result, "restorable_prefix_pages"):  # not in older versions
+            result.restorable_prefix_pages = sorted(restorable)
+        return result
 
     def _served(self, transfer: Any, keys: Sequence[str]) -> set[int]:
         """The lengths of prefixes whose pages of this pool are stored: all, or the last of them."""
