@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",  # a step may take minutes on a machine that is very busy
     "OMP_WAIT_POLICY": "passive",  # threads that wait leave the core to others, on a busy machine too
 }
 TEXT = HERE.parent.parent / "checks" / "document.txt"
