@@ -102,15 +102,15 @@ def _matters(path: Path) -> bool:
     return kind and not OTHER.match(path.name) and path.is_file()
 
 
-def model_folder(model: str, revision: str | None = None) -> str:
+def model_folder(model: str, revision: str | None = None, cache: str | None = None) -> str:
     """The folder of the model's files. A name of the Hugging Face hub is looked up in its cache, not in the network.
-    Raises ValueError: they can't be found."""
+    cache: the folder of that cache, if it is not the usual one. Raises ValueError: they can't be found."""
     if os.path.isdir(model):
         return model
     try:
         from huggingface_hub import snapshot_download
 
-        return str(snapshot_download(model, revision=revision, local_files_only=True))
+        return str(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
     except Exception as error:
         raise ValueError(f"the files of {model} can't be found to identify it: {error}") from error
 

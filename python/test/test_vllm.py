@@ -25,7 +25,7 @@ from vllm.lora.request import LoRARequest
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
 import kvferry
-from kvferry import _weights as weights
+from kvferry._weights import folder_digest
 from kvferry.vllm import identity, plan, scheduler
 from kvferry.vllm.connector import HOOKS, KvferryConnector
 from kvferry.vllm.messages import Step
@@ -208,7 +208,7 @@ def test_an_adapter_is_its_files_not_its_name(engine, redis, tmp_path):
     assert third.run([1, *IDS], lora=again) == 0
     assert third.scheduler._scheduler._adapters.suffix(SimpleNamespace(
         pooling_params=None, mm_features=[], lora_request=again
-    )).hex() == weights.folder_digest(again.lora_path)  # fmt: skip
+    )).hex() == folder_digest(again.lora_path, identity.log)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"other"), lambda file: file.unlink()])
@@ -656,14 +656,21 @@ def test_a_fault_in_a_worker_turns_kvferry_off(engine, redis, monkeypatch):
     assert second.workers[0]._worker._queue.closed, "nothing of ours touches the pages any more"
 
 
-def test_halves_that_disagree_move_nothing(engine, redis):
+def test_without_word_of_the_workers_nothing_is_named(engine, redis, caplog):
     engine(redis.unix_url).run(IDS)
     second = engine(redis.unix_url)
-    second.workers[0]._worker._space = kvferry.Space(
-        second.workers[0]._worker._store, {**FIELDS, "kv": "other"}, block_tokens=BLOCK
-    )
-    request = second.request(IDS)
-    assert second.load(request) == 0
+    second.scheduler._scheduler._opened = None
+    assert second.run(IDS) == 0
+    assert caplog.text.count("vLLM has not passed on") == 1
+
+
+def test_ranks_that_compute_with_other_things_are_another_engine(engine, redis):
+    """What a worker says of its machine is in the name of its blocks."""
+    engine(redis.unix_url, machine=lambda rank: {"threads": "2"}).run(IDS)
+    assert engine(redis.unix_url, machine=lambda rank: {"threads": "4"}).run(IDS) == 0
+    assert engine(redis.unix_url, machine=lambda rank: {"threads": "2"}).run(IDS) == 40
+    engine(redis.unix_url, tp=2, machine=lambda rank: {"threads": str(rank)}).run(IDS)
+    assert engine(redis.unix_url, tp=2, machine=lambda rank: {"threads": str(1 - rank)}).run(IDS) == 0
 
 
 # ---- start
@@ -723,9 +730,12 @@ def sliding(group):
         (put("parallel_config.decode_context_parallel_size", 2), "context parallelism"),
         (put("model_config.model_weights", "s3://bucket"), "not in the model's folder"),
         (put("kv_transfer_config.kv_role", None), "without kv_role"),
+        (lambda c, k: os.environ.update(VLLM_TEST_FORCE_LOAD_FORMAT="dummy"), "VLLM_TEST_FORCE_LOAD_FORMAT"),
+        (lambda c, k: os.environ.update(VLLM_USE_MODELSCOPE="True"), "VLLM_USE_MODELSCOPE"),
     ],
 )
 def test_what_is_not_proven_is_refused_at_the_start(monkeypatch, change, words):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(ValueError, match=words):
         start(monkeypatch, change)
 
@@ -807,79 +817,6 @@ def test_the_trace_tells_what_was_done(engine, redis, tmp_path):
     assert sum(e["ok"] for e in lines if e["event"] == "save") == 20, "known blocks count as saved"
 
 
-# ---- the engine's identity
-
-
-def described(folder):
-    """As much of the configurations as names the space."""
-    config, kv_config = configs({"store": "mem:"})
-    config.model_config = SimpleNamespace(
-        model=str(folder), revision=None, dtype=torch.float32, quantization=None, quantization_config=None,
-        model_impl="auto", enforce_eager=False, max_model_len=1000,
-        hf_text_config=SimpleNamespace(rope_parameters=None),
-        hf_config=SimpleNamespace(to_dict=lambda: dict(config.hf)),
-    )  # fmt: skip
-    config.hf = {"rms_norm_eps": 1e-6, "_name_or_path": "x", "transformers_version": "5"}
-    config.cache_config.cache_dtype = "auto"
-    config.parallel_config.data_parallel_size, config.parallel_config.enable_expert_parallel = 1, False
-    config.lora_config = None
-    return config, kv_config
-
-
-def spec_with(**changes):
-    def change(config, kv_config):
-        group = kv_config.kv_cache_groups[0]
-        group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, **changes)
-
-    return change
-
-
-DESCRIBES = {
-    "model": lambda c, k: Path(c.model_config.model, "model.safetensors").write_bytes(b"v" * 1000),
-    "dtype of the pages": spec_with(dtype=torch.bfloat16),
-    "heads": spec_with(num_kv_heads=2),
-    "width": spec_with(head_size=64),
-    "fp8 pages": put("cache_config.cache_dtype", "fp8"),
-    "layers": lambda c, k: k.kv_cache_groups[0].layer_names.pop(),
-    "layout": put("kv.kv_cache_layout", "other"),
-    "hashes": put("cache_config.prefix_caching_hash_algo", "sha256_cbor"),
-    "tensor parallel": put("parallel_config.tensor_parallel_size", 2),
-    "data parallel": put("parallel_config.data_parallel_size", 2),
-    "expert parallel": put("parallel_config.enable_expert_parallel", True),
-    "dtype": put("model_config.dtype", torch.bfloat16),
-    "quantisation": put("model_config.quantization", "awq"),
-    "settings of quantisation": put("model_config.quantization_config", {"bits": 4}),
-    "implementation": put("model_config.model_impl", "transformers"),
-    "eager": put("model_config.enforce_eager", True),
-    "lora": lambda c, k: setattr(c, "lora_config", object()),
-    "configuration": lambda c, k: c.hf.update(rms_norm_eps=1e-5),
-    "rope by the longest prompt": lambda c, k: setattr(
-        c.model_config.hf_text_config, "rope_parameters", {"rope_type": "longrope"}
-    ),
-}
-
-
-@pytest.mark.parametrize("change", DESCRIBES.values(), ids=DESCRIBES.keys())
-def test_what_changes_bytes_is_another_name(model, change):
-    config, kv_config = described(model)
-    before = identity.fields_of(config, kv_config)
-    config.hf.update(_name_or_path="elsewhere", transformers_version="6")
-    config.model_config.max_model_len = 2000
-    assert identity.fields_of(config, kv_config) == before
-    assert identity.fields_of(config, kv_config, "epoch") != before
-    change(config, kv_config)
-    assert identity.fields_of(config, kv_config) != before
-
-
-def test_the_seed_of_hashes_is_part_of_the_name(model, monkeypatch):
-    config, kv_config = described(model)
-    names = []
-    for seed in ("1", "2"):
-        monkeypatch.setenv("PYTHONHASHSEED", seed)
-        names.append(identity.fields_of(config, kv_config))
-    assert names[0] != names[1]
-
-
 def test_pages_that_are_not_as_expected_are_refused(engine, redis):
     worker = engine(redis.unix_url).workers[0]._worker
     layers = worker._layers
@@ -893,37 +830,3 @@ def test_pages_that_are_not_as_expected_are_refused(engine, redis):
         with pytest.raises(ValueError, match="kvferry: the"):
             worker.register(wrong)
     worker.register(pages)
-
-
-# ---- the model's identity
-
-
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name, content in {"model.safetensors": b"w" * 1000, "config.json": b"{}", "tokenizer.json": b"{}"}.items():
-        (folder / name).write_bytes(content)
-        os.utime(folder / name, (1, 1))
-    return folder
-
-
-def test_every_byte_of_a_model_counts_and_its_tokenizer_does_not(model):
-    digest = weights.folder_digest(str(model))
-    (model / "tokenizer.json").write_bytes(b"other")
-    assert weights.folder_digest(str(model)) == digest
-    for name in ("model.safetensors", "config.json"):
-        content = (model / name).read_bytes()
-        (model / name).write_bytes(content[:-1] + b"!")
-        assert weights.folder_digest(str(model)) != digest
-        (model / name).write_bytes(content)
-    assert weights.folder_digest(str(model)) == digest
-    (model / "more.safetensors").write_bytes(b"")
-    assert weights.folder_digest(str(model)) != digest
-
-
-def test_a_folder_without_weights_is_refused(model):
-    (model / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="no weights"):
-        weights.folder_digest(str(model))

@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 
 from kvferry.vllm import identity
 from kvferry.vllm.connector import KvferryConnector
+from kvferry.vllm.messages import Machine
 
 BLOCK, LAYERS, SLOTS, ROW = 4, 3, 64, 8
 SHA = get_hash_fn_by_name("sha256")
@@ -60,10 +61,24 @@ def configs(options, *, role="kv_both", hash_tokens=BLOCK, tp=1, rank=0, **cache
 class Engine:
     """One engine: a connector of each role, pages, and the requests that are there."""
 
-    def __init__(self, monkeypatch, url, *, fields=FIELDS, tp=1, hash_tokens=BLOCK, role="kv_both", **options):
-        monkeypatch.setattr(
-            identity, "fields_of", lambda c, k, epoch="": {**fields, **({"epoch": epoch} if epoch else {})}
-        )
+    def __init__(
+        self,
+        monkeypatch,
+        url,
+        *,
+        fields=FIELDS,
+        tp=1,
+        hash_tokens=BLOCK,
+        role="kv_both",
+        machine=lambda rank: {},
+        **options,
+    ):
+        """machine: what each rank says that it computes with."""
+
+        def fields_of(config, kv_config, epoch, machines):
+            return {**fields, "machines": repr(machines), **({"epoch": epoch} if epoch else {})}
+
+        monkeypatch.setattr(identity, "fields_of", fields_of)
         options = {"store": url, "lookup_timeout": 5.0, "patience": 20.0, **options}
 
         def make(which, rank):
@@ -77,6 +92,8 @@ class Engine:
         for worker, pages in zip(self.workers, self.pages, strict=True):
             worker.register_kv_caches(pages)
         self.scheduler = make(KVConnectorRole.SCHEDULER, 0)
+        said = {(0, rank): Machine(machine(rank)) for rank in range(tp)}
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(said)
         self.hasher = get_request_block_hasher(hash_tokens, SHA)
         self.free = list(range(SLOTS))
         self.slots = {}

@@ -9,9 +9,9 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 import kvferry
-from kvferry.vllm import identity
+from kvferry.vllm import identity, influence
 from kvferry.vllm.guard import never_fails, nothing
-from kvferry.vllm.messages import Step
+from kvferry.vllm.messages import Machine, Step
 from kvferry.vllm.metrics import PromMetrics, Stats
 from kvferry.vllm.scheduler import Scheduler
 from kvferry.vllm.settings import Settings, log, share_handlers, without_password
@@ -20,10 +20,10 @@ from kvferry.vllm.worker import Worker
 # What this connector overrides. A version of vLLM that has dropped one of them does not call it any more.
 HOOKS = (
     "bind_connector_metadata", "build_connector_meta", "build_connector_worker_meta", "clear_connector_metadata",
-    "get_block_ids_with_load_errors", "get_finished", "get_kv_connector_stats", "get_num_new_matched_tokens",
-    "handle_preemptions", "on_new_request", "register_kv_caches", "request_finished", "requires_kv_delivery",
-    "reset_cache", "save_kv_layer", "shutdown", "start_load_kv", "update_connector_output", "update_state_after_alloc",
-    "wait_for_layer_load", "wait_for_save",
+    "get_block_ids_with_load_errors", "get_finished", "get_handshake_metadata", "get_kv_connector_stats",
+    "get_num_new_matched_tokens", "handle_preemptions", "on_new_request", "register_kv_caches", "request_finished",
+    "requires_kv_delivery", "reset_cache", "save_kv_layer", "set_xfer_handshake_metadata", "shutdown", "start_load_kv",
+    "update_connector_output", "update_state_after_alloc", "wait_for_layer_load", "wait_for_save",
 )  # fmt: skip
 
 
@@ -57,14 +57,13 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         settings = Settings.of(transfer.kv_connector_extra_config)
         transfer.kv_load_failure_policy = "recompute"  # a block that can't be loaded is no failure of a request
         store = kvferry.Store(settings.store, secret_files=settings.secret_files, drain=1.0)
-        fields = functools.cache(functools.partial(identity.fields_of, config, kv_config))
         group = kv_config.kv_cache_groups[0]
         block = group.kv_cache_spec.block_size
         if role == KVConnectorRole.SCHEDULER:
             identity.warn_of_version()
             self._scheduler = Scheduler(
                 store,
-                fields,
+                functools.partial(identity.fields_of, config, kv_config),
                 settings,
                 block_tokens=block,
                 hash_tokens=getattr(kv_config, "hash_block_size", None) or block,  # vLLM 0.31 hashes whole blocks
@@ -77,7 +76,6 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._worker = Worker(
                 store,
-                fields,
                 settings,
                 block_tokens=block,
                 rank=parallel.rank % parallel.tensor_parallel_size,
@@ -97,6 +95,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return False  # a save that is lost is a miss later
 
     # ---- scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Raises at start: the engine can't be identified."""
+        if self._is_on and self._scheduler is not None:
+            self._scheduler.meet([metadata[rank].facts for rank in sorted(metadata)])
 
     @never_fails(nothing)
     def on_new_request(self, request: Any) -> None:
@@ -152,6 +155,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._is_on and self._worker is not None:
             self._worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> Machine | None:
+        return Machine(influence.machine()) if self._is_on and self._worker is not None else None
 
     @never_fails(nothing)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may be shared with whom: the fields of the space, and everything that is refused because it is not proven."""
 
-import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 import kvferry
 from kvferry._weights import folder_digest, model_folder
+from kvferry.vllm import influence
 from kvferry.vllm.settings import log
 
 TESTED = ("0.32.0", "0.31.0")
@@ -63,7 +64,7 @@ def _refused_model(config: Any) -> str | None:
             "KV scales that are computed while the engine runs",
         ),
     )
-    return next((what for wrong, what in checks if wrong), None)
+    return next((what for wrong, what in checks if wrong), None) or influence.refused_variable(os.environ)
 
 
 def _refused_layers(kv_config: Any) -> str | None:
@@ -93,8 +94,9 @@ def layout_of(kv_config: Any) -> str:
     return str(getattr(kv_config, "kv_cache_layout", None) or "LBHNC")
 
 
-def fields_of(config: Any, kv_config: Any, epoch: str = "") -> dict[str, str]:
-    """The fields of the space of the connector: whatever changes a block's bytes. Raises ValueError or
+def fields_of(config: Any, kv_config: Any, epoch: str = "", machines: Sequence[influence.Facts] = ()) -> dict[str, str]:
+    """The fields of the space of the connector: whatever changes a block's bytes. machines: what each rank computes
+    with. epoch: other than "" since the engine was told to forget what it has computed. Raises ValueError or
     kvferry.RefusedError: the model can't be identified."""
     parallel = config.parallel_config
     group = kv_config.kv_cache_groups[0]
@@ -106,7 +108,7 @@ def fields_of(config: Any, kv_config: Any, epoch: str = "") -> dict[str, str]:
         "parallel": f"tp {parallel.tensor_parallel_size} dp {parallel.data_parallel_size}"
         f" ep {parallel.enable_expert_parallel}",
     }
-    return own | _fields_of_model(config, epoch)
+    return own | _fields_of_model(config, epoch, machines, by_ranks=True)
 
 
 def tier_fields_of(config: Any, offload: Any, row_bytes: int, epoch: str = "") -> dict[str, str]:
@@ -117,11 +119,16 @@ def tier_fields_of(config: Any, offload: Any, row_bytes: int, epoch: str = "") -
         "engine": "offload " + _engine(config, min(g.tokens_per_block for g in offload.groups), None),
         "kv": f"{offload.model.dtype} {config.cache_config.cache_dtype} {offload.kv_cache_layout} row {row_bytes}"
         f" of {offload.cache.blocks_per_chunk} blocks, hashes of {offload.cache.tokens_per_hash} tokens",
-        "groups": _digest(groups),
+        "groups": influence.digest(influence.plain(groups)),
         "parallel": _layout_of_ranks(offload) + f" dp {offload.parallel.data_parallel_size}"
         f" ep {config.parallel_config.enable_expert_parallel}",
     }
-    return own | _fields_of_model(config, epoch)
+    return own | _fields_of_model(config, epoch, [influence.machine()], by_ranks=not _is_agnostic(offload))
+
+
+def _is_agnostic(offload: Any) -> bool:
+    """Whether vLLM vouches for one layout whatever the number of ranks."""
+    return bool(offload.canonical_layout and offload.parallel.is_parallelism_agnostic)
 
 
 def _layout_of_ranks(offload: Any) -> str:
@@ -129,7 +136,7 @@ def _layout_of_ranks(offload: Any) -> str:
     number of ranks, where it vouches for it. Without it a row has one part for each rank, with all of its layers, which
     is another order of bytes for each number of ranks."""
     parallel = offload.parallel
-    if offload.canonical_layout and parallel.is_parallelism_agnostic:
+    if _is_agnostic(offload):
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import canonical_format_id
 
         return f"canonical {canonical_format_id(offload.kv_cache_layout)}"
@@ -137,17 +144,34 @@ def _layout_of_ranks(offload: Any) -> str:
     return f"{ranks} canonical {offload.canonical_layout} replicated {offload.replicated_layout}"
 
 
-def _fields_of_model(config: Any, epoch: str) -> dict[str, str]:
-    """What the connector and the tier name alike."""
-    model = config.model_config
+def _fields_of_model(
+    config: Any, epoch: str, machines: Sequence[influence.Facts], *, by_ranks: bool
+) -> dict[str, str]:
+    """What the connector and the tier name alike. by_ranks: the number of ranks changes the bytes."""
+    model, settings = config.model_config, influence.settings(config, by_ranks=by_ranks)
     names = {
-        "model": f"sha256:{folder_digest(model_folder(model.model, model.revision), log)}",
+        "model": f"sha256:{folder_digest(model_folder(model.model, model.revision, config.load_config.download_dir), log)}",
         "hash": f"{config.cache_config.prefix_caching_hash_algo} seed {os.environ.get('PYTHONHASHSEED', 'default')}",
         "compute": f"{model.dtype} {model.quantization} {model.model_impl} eager {model.enforce_eager}"
         f" lora {config.lora_config is not None} {_longest(model)}",
-        "config": _digest(_without_names(model.hf_config.to_dict()), model.quantization_config),
+        "config": influence.digest(influence.plain(_without_names(model.hf_config.to_dict()))),
+        "settings": influence.digest(settings),
     }
+    machine = _common(machines)
+    for what, text in (("settings", settings), *machine.items()):
+        log.debug("kvferry names its blocks by %s: %s", what, text)
+    names |= {f"machine.{what}": influence.digest(text) for what, text in machine.items()}
     return names | ({"epoch": epoch} if epoch else {})
+
+
+def _common(machines: Sequence[influence.Facts]) -> influence.Facts:
+    """The facts of all ranks: one text where they agree, as they do on one machine."""
+    names = sorted({name for facts in machines for name in facts})
+    return {name: " | ".join(_once([facts.get(name, "") for facts in machines])) for name in names}
+
+
+def _once(texts: list[str]) -> list[str]:
+    return texts[:1] if len(set(texts)) == 1 else texts
 
 
 def _engine(config: Any, block_size: int, head_size: int | None) -> str:
@@ -158,7 +182,7 @@ def _attention(config: Any, block_size: int, head_size: int | None) -> str:
     """The CPU's pages are arranged for its instructions: those of one kind of CPU mean nothing to another. A GPU's are
     those of its kernels, which vLLM chooses by the device. head_size: None = the model's."""
     if not current_platform.is_cpu():
-        return f"{current_platform.get_device_name()} {_digest(getattr(config, 'attention_config', None))}"
+        return f"{current_platform.get_device_name()} {influence.digest(influence.plain(getattr(config, 'attention_config', None)))}"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model, head_size = config.model_config, head_size or config.model_config.get_head_size()
@@ -177,12 +201,6 @@ def _longest(model: Any) -> str:
 def _without_names(config: dict[str, Any]) -> dict[str, Any]:
     """Where the model lies and who wrote its configuration changes nothing."""
     return {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version")}
-
-
-def _digest(*values: Any) -> str:
-    import hashlib
-
-    return "sha256:" + hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
 class Adapters:

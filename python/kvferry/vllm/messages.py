@@ -5,7 +5,11 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 
 import kvferry
 
@@ -53,13 +57,18 @@ def _split(keys: bytes) -> Iterator[bytes]:
 
 
 @dataclass
+class Machine(KVConnectorHandshakeMetadata):
+    """From each worker to the scheduler, once, before the first step: what it computes with (influence.machine)."""
+
+    facts: dict[str, str]
+
+
+@dataclass
 class Step(KVConnectorMetadata):
     """From the scheduler to each worker."""
 
-    epoch: str = ""
-    """Part of the identity: other than "" since the engine was told to forget what it has computed."""
-    digest: bytes = b""
-    """Of the space. A worker that computes another one neither loads nor saves."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Those of the space. They change when the engine is told to forget what it has computed. Empty: unknown yet."""
     loads: list[Move] = field(default_factory=list)
     saves: list[Move] = field(default_factory=list)
     fence: "array[int]" = field(default_factory=lambda: array("q"))

@@ -3,15 +3,16 @@
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kvferry
 from kvferry.vllm.identity import Adapters
+from kvferry.vllm.influence import Facts
 from kvferry.vllm.messages import Move, Report, Step, interleave, keys_of
 from kvferry.vllm.plan import Link, Pace
-from kvferry.vllm.settings import Settings, Trace
+from kvferry.vllm.settings import Settings, Trace, log
 
 WAIT = 0.002  # seconds: what a step may wait for answers, so that a store nearby answers within the step
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for them, instead of spinning
@@ -58,7 +59,7 @@ class Scheduler:
     def __init__(
         self,
         store: kvferry.Store,
-        fields: Callable[[str], dict[str, str]],
+        fields: Callable[[str, Sequence[Facts]], dict[str, str]],
         settings: Settings,
         *,
         block_tokens: int,
@@ -68,8 +69,9 @@ class Scheduler:
         saves: bool = True,
         shares_prefixes: bool = True,
     ) -> None:
-        """fields: those of the space, for an epoch. hash_tokens: what one of the engine's hashes stands for; the last
-        one in a block names it. shares_prefixes: the engine finds loaded blocks for other requests."""
+        """fields: those of the space, for an epoch and the machines of all ranks. hash_tokens: what one of the engine's
+        hashes stands for; the last one in a block names it. shares_prefixes: the engine finds loaded blocks for other
+        requests."""
         self._store, self._fields, self._settings = store, fields, settings
         self._block, self._ratio, self._ranks = block_tokens, block_tokens // hash_tokens, ranks
         self._loads, self._saves, self._shares = loads, saves, shares_prefixes
@@ -84,18 +86,41 @@ class Scheduler:
         self.promised: dict[str, array[int]] = {}
         """Pages by request: the engine waits for their load, and no step has begun it yet."""
         self._wait_left = WAIT
+        self._machines: Sequence[Facts] = ()
+        self._opened: kvferry.Space | None = None
+        self._has_warned = False
+
+    def meet(self, machines: Sequence[Facts]) -> None:
+        """The workers have said what they compute with: from now on blocks have names. Raises ValueError or
+        kvferry.Error: the engine can't be identified."""
+        self._machines = machines
         self._open("")
 
     def _open(self, epoch: str) -> None:
-        self._space = kvferry.Space(self._store, self._fields(epoch), block_tokens=self._block)
-        self._next.epoch, self._next.digest = epoch, self._space.digest
+        fields = self._fields(epoch, self._machines)
+        self._opened = kvferry.Space(self._store, fields, block_tokens=self._block)
+        self._next.fields = fields
+
+    @property
+    def _space(self) -> kvferry.Space:
+        assert self._opened is not None, "no worker has said what it computes with"
+        return self._opened
 
     # ---- a request
 
     def begin(self, request: Any) -> None:
+        if self._opened is None:
+            self._warn_of_silent_workers()
+            return
         suffix = self._adapters.suffix(request)
         if suffix is not None:
             self._requests[request.request_id] = Tracked(request, suffix)
+
+    def _warn_of_silent_workers(self) -> None:
+        if not self._has_warned:
+            log.error("kvferry is off: vLLM has not passed on what the workers compute with. A connector around this "
+                      "one must hand on set_xfer_handshake_metadata.")  # fmt: skip
+        self._has_warned = True
 
     def end(self, request_id: str) -> None:
         tracked = self._requests.pop(request_id, None)
@@ -211,7 +236,7 @@ class Scheduler:
         """What the workers have to do in the step that `output` describes."""
         step = self._next
         step.num_tokens = output.total_num_scheduled_tokens
-        self._next = Step(epoch=step.epoch, digest=step.digest)
+        self._next = Step(fields=step.fields)
         self._add_new_pages(step, output)
         if self._saves:
             self._add_saves(step, output)
@@ -275,6 +300,8 @@ class Scheduler:
 
     def forget(self, epoch: str) -> None:
         """What was computed so far is not valid any more, such as after a change of the weights."""
+        if self._opened is None:
+            return
         self._open(epoch)
         for tracked in self._requests.values():
             tracked.lookup, tracked.saved = None, 0

@@ -3,7 +3,6 @@
 
 import time
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,14 +36,13 @@ class Worker:
     def __init__(
         self,
         store: kvferry.Store,
-        fields: Callable[[str], dict[str, str]],
         settings: Settings,
         *,
         block_tokens: int,
         rank: int,
         layers: list[str],
     ) -> None:
-        self._store, self._fields, self._settings = store, fields, settings
+        self._store, self._settings = store, settings
         self._block, self._rank, self._layers = block_tokens, rank, layers
         self._queue = kvferry.Queue(store, 1024)
         self._trace, self.counters = Trace(settings.trace, f"worker {rank}"), Counters()
@@ -57,11 +55,13 @@ class Worker:
         self._began = 0.0  # when the engine began to compute the step
         self._computed: tuple[int, float] = (0, 0.0)  # tokens and seconds of the last step, until they are reported
         self._slow_block = 0.0  # of the next report
-        self._epoch, self._has_other_space = "", False
-        self._space = self._open("")
+        self._fields: dict[str, str] = {}
+        self._opened: kvferry.Space | None = None
 
-    def _open(self, epoch: str) -> kvferry.Space:
-        return kvferry.Space(self._store, self._fields(epoch), block_tokens=self._block)
+    @property
+    def _space(self) -> kvferry.Space:
+        assert self._opened is not None, "the scheduler has not named the space yet"
+        return self._opened
 
     def register(self, caches: dict[str, Any]) -> None:
         """Describes the engine's pages: one run for each layer. Raises ValueError: they are not as expected."""
@@ -87,9 +87,9 @@ class Worker:
     # ---- a step, in the order of the engine's calls
 
     def before_step(self, step: Step) -> None:
-        if step.epoch != self._epoch:
-            self._epoch, self._space = step.epoch, self._open(step.epoch)
-        self._compare_spaces(step.digest)
+        if step.fields and step.fields != self._fields:
+            self._fields = step.fields
+            self._opened = kvferry.Space(self._store, step.fields, block_tokens=self._block)
         self._fence(step)
         self._began = time.monotonic()
 
@@ -112,17 +112,10 @@ class Worker:
             log.warning("kvferry: a save still reads pages that the engine wants to write; waiting for it")
         self._trace("fence", slots=len(slots), seconds=time.monotonic() - began)
 
-    def _compare_spaces(self, digest: bytes) -> None:
-        other = digest != b"" and digest != self._space.digest
-        if other and not self._has_other_space:
-            log.error("kvferry loads and saves nothing: scheduler and worker describe the engine differently (%s, %s)",
-                      digest.hex()[:12], self._space.digest.hex()[:12])  # fmt: skip
-        self._has_other_space = other
-
     def start_loads(self, step: Step) -> None:
         for move in step.loads:
-            if self._has_other_space or not self._submit_load(move):
-                self._end_load(move, 0, "misuse" if self._has_other_space else "full")
+            if not self._submit_load(move):
+                self._end_load(move, 0, "full")
 
     def refuse_loads(self, step: Step) -> None:
         """Reports all loads of a step as missing, instead of doing them. The engine waits for each."""
@@ -149,7 +142,7 @@ class Worker:
     def start_saves(self, step: Step) -> None:
         if step.num_tokens >= SMALLEST:
             self._computed = (step.num_tokens, time.monotonic() - self._began)
-        for move in [] if self._has_other_space else step.saves:
+        for move in step.saves:
             keys = move.keys(self._space, self._rank)
             self._space.forget(b"".join(keys[i * kvferry.KEY_BYTES :][: kvferry.KEY_BYTES] for i in move.lacking))
             ticket = self._queue.submit_save(

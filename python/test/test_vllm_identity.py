@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names a block of vLLM: real configurations of vLLM, the environment, the machine and the files of the model.
+A setting that changes bytes makes other names, and nothing else does (docs/vllm-identity.md)."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here (make setup-engines)")
+pytest.importorskip("torch")
+
+import torch
+import vllm.config
+import vllm.envs
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from kvferry._weights import folder_digest
+from kvferry.vllm import identity, influence
+
+DOCS = Path(__file__).parents[2] / "docs" / "vllm-identity.md"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 100, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048, "torch_dtype": "float32", "hidden_act": "silu",
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    files = {"model.safetensors": b"w" * 1000, "config.json": json.dumps(LLAMA).encode(), "tokenizer.json": b"{}"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (1, 1))
+    return folder
+
+
+# ---- settings
+
+
+def described(folder, **args):
+    """vLLM's own configuration for these arguments, and one group of layers."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = {"dtype": "float32", "max_model_len": 1024, "block_size": 32, "enforce_eager": True, **args}
+    config = EngineArgs(model=str(folder), skip_tokenizer_init=True, **args).create_engine_config()
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["model.layers.0", "model.layers.1"])]
+    return config, SimpleNamespace(kv_cache_groups=groups, kv_cache_layout="LBHNC", hash_block_size=32)
+
+
+@pytest.fixture
+def plain(model):
+    return identity.fields_of(*described(model))
+
+
+NAMES = {
+    "chunks of prompts": {"max_num_batched_tokens": 2000},
+    "no chunks": {"enable_chunked_prefill": False},
+    "requests in a batch": {"max_num_seqs": 7},
+    "long prompts": {"long_prefill_token_threshold": 64},
+    "compiled": {"enforce_eager": False},
+    "compilation mode": {"enforce_eager": False, "compilation_config": {"mode": 1}},
+    "custom ops": {"compilation_config": {"custom_ops": ["none"]}},
+    "inductor": {"compilation_config": {"inductor_compile_config": {"epilogue_fusion": False}}},
+    "block size": {"block_size": 64},
+    "dtype": {"dtype": "bfloat16"},
+    "dtype of pages": {"kv_cache_dtype": "fp8_e5m2"},
+    "hashes": {"prefix_caching_hash_algo": "sha256_cbor"},
+    "implementation": {"model_impl": "transformers"},
+    "overrides": {"hf_overrides": {"rms_norm_eps": 1e-5}},
+    "lora": {"enable_lora": True},
+    "no sliding window": {"disable_sliding_window": True},
+    "optimisation": {"optimization_level": 0},
+    "files": {"load_format": "safetensors"},
+    "code of the repository": {"code_revision": "other"},
+}
+SAME = {
+    "the same": {},
+    "longest prompt": {"max_model_len": 512},
+    "room": {"num_gpu_blocks_override": 77, "kv_cache_memory_bytes": 1 << 20},
+    "memory": {"gpu_memory_utilization": 0.5},
+    "seed": {"seed": 7},
+    "name": {"served_model_name": ["other"]},
+    "own cache": {"enable_prefix_caching": False},
+    "logs": {"disable_log_stats": True},
+    "events": {"kv_events_config": {"enable_kv_cache_events": True}},
+    "log-probabilities": {"max_logprobs": 3},
+}
+
+
+@pytest.mark.parametrize("args", NAMES.values(), ids=NAMES.keys())
+def test_a_setting_that_changes_bytes_is_another_name(model, plain, args):
+    assert identity.fields_of(*described(model, **args)) != plain
+
+
+@pytest.mark.parametrize("args", SAME.values(), ids=SAME.keys())
+def test_a_setting_that_changes_no_bytes_is_the_same_name(model, plain, args):
+    assert identity.fields_of(*described(model, **args)) == plain
+
+
+def test_each_process_and_place_has_the_same_name(model, plain, tmp_path):
+    """Nothing of the process, of its random numbers or of where the model lies is in the name."""
+    moved = tmp_path / "elsewhere"
+    model.rename(moved)
+    code = (
+        "import sys, json; sys.path.insert(0, sys.argv[1]); import test_vllm_identity as t;"
+        "print(json.dumps(t.identity.fields_of(*t.described(sys.argv[2]))))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PORT": "4242"}
+    run = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(moved)], env=env,
+                         capture_output=True, text=True, check=True)  # fmt: skip
+    assert json.loads(run.stdout.splitlines()[-1]) == plain
+
+
+def test_an_epoch_and_the_seed_of_hashes_are_in_the_name(model, plain, monkeypatch):
+    config, kv_config = described(model)
+    assert identity.fields_of(config, kv_config, "epoch") != plain
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    assert identity.fields_of(config, kv_config) != plain
+
+
+def spec_with(**changes):
+    def change(config, kv_config):
+        group = kv_config.kv_cache_groups[0]
+        group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, **changes)
+
+    return change
+
+
+@pytest.mark.parametrize("change", [
+    spec_with(dtype=torch.bfloat16), spec_with(num_kv_heads=2), spec_with(head_size=64),
+    lambda c, k: k.kv_cache_groups[0].layer_names.pop(),
+    lambda c, k: setattr(k, "kv_cache_layout", "other"),
+    lambda c, k: setattr(c.parallel_config, "tensor_parallel_size", 2),
+    lambda c, k: setattr(c.parallel_config, "data_parallel_size", 2),
+    lambda c, k: setattr(c.parallel_config, "enable_expert_parallel", True),
+    lambda c, k: setattr(c.model_config, "quantization", "awq"),
+    lambda c, k: setattr(c.compilation_config, "cudagraph_mode", vllm.config.CUDAGraphMode.PIECEWISE),
+    lambda c, k: setattr(c.model_config, "quantization_config", {"bits": 4}),
+    lambda c, k: setattr(c.model_config.hf_text_config, "rope_parameters", {"rope_type": "longrope"}),
+    lambda c, k: setattr(c.scheduler_config, "a_new_setting", 1) or add_field(c.scheduler_config),
+])  # fmt: skip
+def test_what_is_set_otherwise_is_another_name(model, plain, change):
+    config, kv_config = described(model)
+    change(config, kv_config)
+    assert identity.fields_of(config, kv_config) != plain
+
+
+def add_field(config):
+    """As a new version of vLLM does."""
+    fields = {**type(config).__dataclass_fields__, "a_new_setting": dataclasses.field(default=None)}
+    fields["a_new_setting"].name = "a_new_setting"
+    fields["a_new_setting"]._field_type = dataclasses._FIELD
+    config.__class__ = type(type(config).__name__, (type(config),), {"__dataclass_fields__": fields})
+
+
+def test_vllm_has_what_is_ignored():
+    """A name that vLLM does not have any more may come back with another meaning."""
+    config = {f.name for f in dataclasses.fields(vllm.config.VllmConfig)}
+    assert set(influence.IGNORED_CONFIGS) | set(influence.IGNORED_FIELDS) <= config
+    kinds = {
+        "model_config": "ModelConfig", "cache_config": "CacheConfig", "parallel_config": "ParallelConfig",
+        "scheduler_config": "SchedulerConfig", "compilation_config": "CompilationConfig", "load_config": "LoadConfig",
+        "lora_config": "LoRAConfig",
+    }  # fmt: skip
+    for part, ignored in influence.IGNORED_FIELDS.items():
+        names = {f.name for f in dataclasses.fields(getattr(vllm.config, kinds[part]))}
+        assert ignored <= names, f"{part}: {sorted(ignored - names)}"
+
+
+# ---- variables
+
+
+def test_every_variable_of_vllm_is_classified_in_the_docs():
+    """A new version of vLLM has new variables. Until they are classified they count, which costs misses at most."""
+    sections = re.split(r"^## ", DOCS.read_text(), flags=re.MULTILINE)
+    named = {
+        title: set(re.findall(r"`([A-Z][A-Z0-9_]+)`", section))
+        for title, section in ((s.split("\n", 1)[0], s) for s in sections)
+    }
+    known = set(vllm.envs.environment_variables)
+    assert named["Variables without influence"] == influence.IGNORED_VARIABLES
+    assert named["Variables that are refused"] == set(influence.REFUSED_VARIABLES)
+    counted = known - influence.IGNORED_VARIABLES - set(influence.REFUSED_VARIABLES)
+    assert named["Variables in the name"] == counted, "docs/vllm-identity.md has other variables than this vLLM"
+
+
+def test_what_is_ignored_exists():
+    assert influence.IGNORED_VARIABLES | set(influence.REFUSED_VARIABLES) <= set(vllm.envs.environment_variables)
+
+
+@pytest.mark.parametrize("name", [
+    "VLLM_CPU_ATTN_SPLIT_KV", "VLLM_FLOAT32_MATMUL_PRECISION", "VLLM_BATCH_INVARIANT", "VLLM_DISABLED_KERNELS",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "MKL_CBWR", "ATEN_CPU_CAPABILITY", "TORCHINDUCTOR_FREEZING",
+])  # fmt: skip
+def test_a_variable_that_chooses_kernels_is_in_the_name(name):
+    assert influence.variables({"HOME": "/", name: "1"}) == f"{name}=1"
+
+
+@pytest.mark.parametrize("name", [
+    "VLLM_PORT", "VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL", "ONEDNN_VERBOSE", "TORCH_HOME",
+    "GOMP_CPU_AFFINITY", "OMP_NUM_THREADS", "TORCH_LOGS", "PATH",
+])  # fmt: skip
+def test_a_variable_without_influence_is_not(name):
+    assert influence.variables({name: "1"}) == ""
+
+
+def test_a_variable_that_makes_other_weights_is_refused():
+    for name in influence.REFUSED_VARIABLES:
+        assert name in (influence.refused_variable({name: "1"}) or "")
+    assert influence.refused_variable({"VLLM_USE_MODELSCOPE": "False"}) is None
+
+
+# ---- the machine
+
+SWITCHES = {
+    "threads": "torch.set_num_threads(3)",
+    "precision": "torch.set_float32_matmul_precision('medium')",
+    "deterministic": "torch.use_deterministic_algorithms(True)",
+    "oneDNN": "torch.backends.mkldnn.enabled = False",
+    "subnormals": "torch.set_flush_denormal(True)",
+}
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """What a fresh process says of itself, after each of the switches."""
+    code = "import json, sys, torch\nfrom kvferry.vllm import influence\nout = []\n"
+    code += "".join(f"{switch}\nout.append(influence.machine())\n" for switch in ("pass", "pass", *SWITCHES.values()))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", code + "print(json.dumps(out))"], env=env, capture_output=True,
+                         text=True, check=True)  # fmt: skip
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_a_machine_is_the_same_when_asked_again(machines):
+    assert machines[0] == machines[1]
+    assert machines[0]["threads"] == "2"
+
+
+@pytest.mark.parametrize("index", range(len(SWITCHES)), ids=SWITCHES.keys())
+def test_each_switch_of_torch_is_in_the_name(machines, model, index):
+    assert machines[index + 2] != machines[index + 1]
+    config, kv_config = described(model)
+    names = [identity.fields_of(config, kv_config, "", [machines[i]]) for i in (index + 1, index + 2)]
+    assert names[0] != names[1]
+
+
+def test_ranks_that_agree_are_named_once(machines, model):
+    config, kv_config = described(model)
+    one, other = machines[1], machines[2]
+    names = [identity.fields_of(config, kv_config, "", ranks) for ranks in ([one], [one, one], [one, other])]
+    assert names[0] == names[1] != names[2]
+
+
+def test_the_processor_names_its_instructions_and_caches():
+    text = influence.processor()
+    assert torch.backends.cpu.get_cpu_capability() in text
+    assert "index" in text or not Path("/sys/devices/system/cpu/cpu0/cache").exists()
+
+
+# ---- the model's files
+
+
+def test_every_byte_of_a_model_counts_and_its_tokenizer_does_not(model):
+    digest = folder_digest(str(model), identity.log)
+    (model / "tokenizer.json").write_bytes(b"other")
+    assert folder_digest(str(model), identity.log) == digest
+    for name in ("model.safetensors", "config.json"):
+        content = (model / name).read_bytes()
+        (model / name).write_bytes(content[:-1] + b"!")
+        assert folder_digest(str(model), identity.log) != digest
+        (model / name).write_bytes(content)
+    assert folder_digest(str(model), identity.log) == digest
+    (model / "more.safetensors").write_bytes(b"")
+    assert folder_digest(str(model), identity.log) != digest
+
+
+def test_a_folder_without_weights_is_refused(model):
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="no weights"):
+        folder_digest(str(model), identity.log)
