@@ -130,12 +130,13 @@ kvfp_handle *kvfp_enter_object(PyObject *object, PyTypeObject *type, const char 
 #define KVFP_KEYWORDS(function) (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 extern PyTypeObject *kvfp_StoreType, *kvfp_SpaceType, *kvfp_ViewType, *kvfp_QueueType, *kvfp_SessionType,
-    *kvfp_ArrayType;
+    *kvfp_ArrayType, *kvfp_PaceType;
 bool kvfp_store_init(PyObject *module);
 bool kvfp_space_init(PyObject *module);
 bool kvfp_view_init(PyObject *module);
 bool kvfp_queue_init(PyObject *module);
 bool kvfp_session_init(PyObject *module);
+bool kvfp_plan_init(PyObject *module);
 #ifdef KVFP_LLAMA
 bool kvfp_llama_init(PyObject *module); /* llama/engine.c */
 #else
@@ -146,7 +147,8 @@ static inline bool kvfp_llama_init(PyObject *module) {
 /* kvfp_add_type makes a type and adds it to the module. Returns NULL with an exception if it can't. */
 PyTypeObject *kvfp_add_type(PyObject *module, PyType_Spec *spec);
 
-/* Methods of a Store in session.c and admin.c. */
+/* Methods of a Store in plan.c, session.c and admin.c. */
+PyObject *kvfp_store_link(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *kvfp_session_save(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *kvfp_session_load(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *kvfp_session_look(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -202,7 +204,7 @@ PyObject *kvfp_batch_result(const kvfp_batch *batch, size_t num_ok);
 
 /* ---- values (values.c): the named tuples that calls return */
 extern PyTypeObject *kvfp_Result, *kvfp_Found, *kvfp_Completion, *kvfp_Flushed, *kvfp_Entry, *kvfp_Finding, *kvfp_Tier,
-    *kvfp_SessionInfo;
+    *kvfp_SessionInfo, *kvfp_Link, *kvfp_Plan;
 bool kvfp_values_init(PyObject *module);
 /* kvfp_value makes one of its fields, which it takes over, also where it fails. A NULL among them is a failure that was
  * raised. */

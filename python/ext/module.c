@@ -79,7 +79,7 @@ static int fill(PyObject *module) {
     }
     if (!kvfp_errors_init(module) || !kvfp_values_init(module) || !kvfp_store_init(module) ||
         !kvfp_space_init(module) || !kvfp_view_init(module) || !kvfp_queue_init(module) || !kvfp_session_init(module) ||
-        !kvfp_llama_init(module) || !add_constants(module) || !kvfp_log_init()) {
+        !kvfp_plan_init(module) || !kvfp_llama_init(module) || !add_constants(module) || !kvfp_log_init()) {
         return -1;
     }
     filled = module;

@@ -227,6 +227,7 @@ static PyMethodDef methods[] = {
     {"clear", KVFP_KEYWORDS(kvfp_store_clear), "clear($self, /, space=None)\n--\n\n" KVFP_MANUAL_Store_clear},
     {"remove", KVFP_KEYWORDS(kvfp_store_remove), "remove($self, /, space, key)\n--\n\n" KVFP_MANUAL_Store_remove},
     {"doctor", kvfp_store_doctor, METH_NOARGS, "doctor($self, /)\n--\n\n" KVFP_MANUAL_Store_doctor},
+    {"link", KVFP_KEYWORDS(kvfp_store_link), "link($self, /, tier=0)\n--\n\n" KVFP_MANUAL_Store_link},
     {"tiers", kvfp_store_tiers, METH_NOARGS, "tiers($self, /)\n--\n\n" KVFP_MANUAL_Store_tiers},
     {"session_save", KVFP_KEYWORDS(kvfp_session_save),
      "session_save($self, /, id, k, v, *, dtype=None, shape=None, v_dtype=None, v_shape=None, ttl=None, "

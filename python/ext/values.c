@@ -7,7 +7,7 @@
 #include "ext.h"
 
 PyTypeObject *kvfp_Result, *kvfp_Found, *kvfp_Completion, *kvfp_Flushed, *kvfp_Entry, *kvfp_Finding, *kvfp_Tier,
-    *kvfp_SessionInfo;
+    *kvfp_SessionInfo, *kvfp_Link, *kvfp_Plan;
 
 static PyStructSequence_Field result_fields[] = {
     {"num_ok", "Load: the leading blocks that are loaded; with each all that are. Save: those accepted."},
@@ -73,6 +73,21 @@ static PyStructSequence_Field tier_fields[] = {
     {"num_refusing", "Servers that refused saves; saves to them pause for a while."},
     {NULL, NULL},
 };
+static PyStructSequence_Field link_fields[] = {
+    {"bytes_per_s", "Of all loads together; 0 = unknown."},
+    {"round_trip", "Seconds from a request to the first byte of the answer; 0 = unknown."},
+    {"silent", "Loads are under way, and nothing arrives."},
+    {NULL, NULL},
+};
+static PyStructSequence_Field plan_fields[] = {
+    {"kind", "\"none\", \"load\", \"compute\", \"both\" or \"try\"."},
+    {"num_compute", "Blocks of the front to compute."},
+    {"num_load", "The blocks after them, to load."},
+    {"load_seconds", "How long these are expected to take to arrive; 0 = unknown, or nothing is loaded."},
+    {"compute_seconds", "How long it takes to compute all of the gap; 0 = unknown."},
+    {"patience", "Seconds that a load may cost, for an engine that begins now."},
+    {NULL, NULL},
+};
 static PyStructSequence_Field session_info_fields[] = {
     {"k_bytes", NULL},
     {"k_dtype", "numpy's name, such as \"float16\"; None = unknown."},
@@ -122,6 +137,9 @@ bool kvfp_values_init(PyObject *module) {
            add(module, &kvfp_Entry, "kvferry.Entry", entry_fields, "One thing in a store.") &&
            add(module, &kvfp_Finding, "kvferry.Finding", finding_fields, "One finding of the doctor.") &&
            add(module, &kvfp_Tier, "kvferry.Tier", tier_fields, "One tier of a store.") &&
+           add(module, &kvfp_Link, "kvferry.Link", link_fields, "How fast a tier of a store is.") &&
+           add(module, &kvfp_Plan, "kvferry.Plan", plan_fields,
+               "How much of a gap to load, and how much to compute.") &&
            add(module, &kvfp_SessionInfo, "kvferry.SessionInfo", session_info_fields,
                "What is known of a session without its arrays.");
 }

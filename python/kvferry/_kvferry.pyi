@@ -242,6 +242,45 @@ class Tier(tuple[str, bool, int | None, int | None, int | None, int, int, int, i
         """Servers that refused saves (out of memory, no disk); saves to them pause for a while."""
 
 @final
+class Link(tuple[float, float, bool]):
+    """How fast a tier of a store is, by its own measurements."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate of all loads together; the last 300 milliseconds count most. 0 = unknown: less than 256 KiB have
+        been loaded, or nothing for 10 seconds."""
+    @property
+    def round_trip(self) -> float:
+        """The shortest time from a request to the first byte of the answer, in seconds. 0 = unknown."""
+    @property
+    def silent(self) -> bool:
+        """Loads have been under way for 40 milliseconds or more, and nothing arrived."""
+
+@final
+class Plan(tuple[str, int, int, float, float, float]):
+    """How much of a gap to load, and how much to compute. Times are seconds."""
+
+    @property
+    def kind(self) -> Literal["none", "load", "compute", "both", "try"]:
+        """ "none": the gap has no blocks. "load": all of it arrives in time. "compute": nothing does. "both": compute
+        the front while the rest arrives. "try": the rate is not known; wait as long as patience lasts."""
+    @property
+    def num_compute(self) -> int:
+        """Blocks of the front to compute."""
+    @property
+    def num_load(self) -> int:
+        """The blocks after them, to load."""
+    @property
+    def load_seconds(self) -> float:
+        """How long these are expected to take to arrive. 0 = unknown, or nothing is loaded."""
+    @property
+    def compute_seconds(self) -> float:
+        """How long it takes to compute all of the gap. 0 = unknown."""
+    @property
+    def patience(self) -> float:
+        """What a load may cost at most, for an engine that begins now: 3 % of the time to compute, at least 0.01."""
+
+@final
 class SessionInfo(
     tuple[
         int,
@@ -379,6 +418,8 @@ class Store:
         """What is wrong with the tiers, and how to fix it. A tier that is down is a finding."""
     def tiers(self) -> list[Tier]:
         """One Tier for each URL."""
+    def link(self, tier: int = 0) -> Link:
+        """How fast a tier is, as all loads of this Store have measured it. A tier beyond the last is the last one."""
     def session_save(
         self,
         id: str,
@@ -658,3 +699,43 @@ class Queue:
 def _main(argv: Sequence[bytes], /) -> int:
     """The program ``kvferry`` (docs/cli.md), without ``run``: argv[0] is its name. Returns its exit status. Once a
     process: it closes stdout."""
+
+# ---- load or compute
+
+@final
+class Pace:
+    """How long an engine takes for a token, by the size of the batch; and what to load or to compute.
+
+    A new Pace knows nothing. kvferry/plan.h explains how it decides. Belongs to one thread at a time."""
+
+    def __new__(cls) -> Self: ...
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """Records a batch of tokens of prompts that took so long. The last batches count most. 0 tokens, or no time, is
+        not a batch. Raises LimitError: less than 0 seconds, or more than a year."""
+    def seconds(self, num_tokens: int, batch_tokens: int) -> float:
+        """How long so many tokens take in batches of at most batch_tokens. A batch size that is not known takes the
+        next larger known one, or else the next smaller one of 64 tokens or more. 0 if nothing is known."""
+    def decide(
+        self,
+        num_blocks: int,
+        *,
+        block_bytes: int,
+        block_tokens: int,
+        batch_tokens: int,
+        link: Link | None = None,
+        whole: bool = False,
+        moving: bool = False,
+        impatient: bool = False,
+        here_bytes: int = 0,
+        other_bytes: int = 0,
+        instead_blocks: int = 0,
+    ) -> Plan:
+        """What to do about a gap, a run of blocks that are stored and that the engine does not have, so that the
+        prefill ends soonest.
+
+        batch_tokens: of the largest batch that the engine computes. link: None or zeros = unknown. whole: the gap is
+        loaded as a whole or not at all. moving: its blocks have been requested already. impatient: the patience of
+        this prefill is used up. here_bytes: what has arrived of incomplete blocks. other_bytes: what must arrive
+        besides. instead_blocks: with whole, how many blocks are computed if the gap is not loaded; 0 = num_blocks.
+
+        Raises LimitError."""

@@ -25,8 +25,8 @@ from kvferry import _kvferry
 def test_help_shows_the_manual():
     stub = ast.parse(Path(kvferry.__file__).with_name("_kvferry.pyi").read_text("utf-8"))
     kinds = [kind for kind in stub.body if isinstance(kind, ast.ClassDef)]
-    shown = [kind for kind in kinds if kind.name in ("Store", "Space", "View", "Queue", "Session")]
-    assert len(shown) == 5
+    shown = [kind for kind in kinds if kind.name in ("Store", "Space", "View", "Queue", "Session", "Pace")]
+    assert len(shown) == 6
     for kind in shown:
         made = getattr(_kvferry, kind.name, kvferry.Session)
         assert inspect.getdoc(made) == ast.get_docstring(kind)
@@ -53,6 +53,7 @@ CALLS = {
     "store": [
         lambda s: s.stats(), lambda s: s.flush(), lambda s: s.walk(), lambda s: s.describe(bytes(32)),
         lambda s: s.clear(), lambda s: s.remove(bytes(32), bytes(32)), lambda s: s.doctor(), lambda s: s.tiers(),
+        lambda s: s.link(),
         lambda s: s.session_save("s", b"", b""), lambda s: s.session_load("s"), lambda s: s.session_look("s"),
         lambda s: s.session_remove("s"), lambda s: s.num_tiers, lambda s: s.__enter__(),
         lambda s: kvferry.Space(s, FIELDS), lambda s: kvferry.Queue(s),

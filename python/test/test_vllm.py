@@ -4,12 +4,11 @@ to start (test_vllm_engine.py has those)."""
 
 import dataclasses
 import json
-import math
 import os
+import pickle
 import subprocess
 import sys
 from array import array
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -518,7 +517,8 @@ def test_a_load_goes_on_as_long_as_it_is_worth_it(engine, redis, tmp_path, secon
         second = engine(proxy.url, patience=None, load_timeout=300, lookup_timeout=60, trace=str(trace))
         request = second.request(IDS)
         assert second.ask(request, steps=100000) == 40
-        second.scheduler._scheduler._pace.seconds_per_token = seconds_per_token
+        planner = second.scheduler._scheduler._planner
+        planner.pace = paced(seconds_per_token)
         loaded = second.load(request, steps=100000)
         second.check(request, range(loaded // BLOCK))
         assert loaded == 40 or not loads_all  # blocks as small as these still arrive after they were given up
@@ -560,45 +560,82 @@ def test_a_load_that_does_not_win_by_a_margin_ends_soon(clock, block, last):
     assert clock[0] - num * 0.1 <= 0.3001
 
 
+def paced(seconds_per_token):
+    pace = kvferry.Pace()
+    pace.note(1024, 1024 * seconds_per_token)
+    return pace
+
+
+def planner_with():
+    return plan.Planner(block_tokens=10, block_bytes=1000, batch_tokens=2048)
+
+
+def seconds(planner, num_tokens):
+    return planner.pace.seconds(num_tokens, 2048)
+
+
 def test_the_pace_is_that_of_the_fastest_of_the_last_steps():
-    pace = plan.Pace()
-    assert (pace.patience(1000), pace.lookup_time(1000, 0.25)) == (plan.GUESS, 0.25)
-    pace.note(10, 0.001)  # too small
-    assert pace.compute_time(10) is None
-    pace.note(100, 50.0)  # the first step
-    assert pace.compute_time(10) == pytest.approx(5.0)
-    pace.note(100, 20.0)
-    pace.note(100, 30.0)
+    planner = planner_with()
+    assert (planner.patience(planner.plan(10, 0)), planner.lookup_time(1000, 0.25)) == (plan.GUESS, 0.25)
+    planner.note_step(10, 0.001)  # too small
+    assert seconds(planner, 10) == 0
+    planner.note_step(100, 50.0)  # the first step
+    assert seconds(planner, 100) == pytest.approx(50.0)
+    planner.note_step(100, 20.0)
+    planner.note_step(100, 30.0)
+    assert seconds(planner, 100) == pytest.approx(20.0)
+    planner.note_step(1024, 102.4)  # larger steps are faster by the token, and say nothing about smaller ones
+    assert seconds(planner, 100) == pytest.approx(20.0)
+    assert seconds(planner, 1024) == pytest.approx(102.4)
+    assert planner.lookup_time(1000, 0.25) == 0.25
+    assert planner.lookup_time(10, 0.25) == pytest.approx(0.06)
+    assert planner.lookup_time(1, 0.25) == plan.LEAST_LOOKUP
     for _ in range(plan.STEPS):
-        pace.note(40, 40.0)  # of another size: does not count against the larger ones
-    assert pace.compute_time(10) == pytest.approx(2.0)
-    assert pace.patience(1000) == pytest.approx(6.0)
-    assert pace.lookup_time(1000, 0.25) == 0.25
-    assert pace.lookup_time(10, 0.25) == pytest.approx(0.06)
-    assert pace.lookup_time(1, 0.25) == plan.LEAST_LOOKUP
-    for _ in range(plan.STEPS):
-        pace.note(100, 30.0)  # the engine has become slower
-    assert pace.compute_time(10) == pytest.approx(3.0)
+        planner.note_step(100, 30.0)  # the engine has become slower
+    assert seconds(planner, 100) == pytest.approx(30.0)
+
+
+def test_the_patience_is_a_small_part_of_the_compute_time():
+    planner = planner_with()
+    planner.note_step(1000, 100.0)
+    assert planner.patience(planner.plan(100, 0)) == pytest.approx(3.0)
+    assert planner.patience(planner.plan(1, 0)) == plan.LEAST_LOAD
+
+
+def test_what_does_not_win_by_a_margin_is_computed(clock):
+    """100 blocks of 1,000 bytes, which take a second to compute: 100 kB/s are as fast, and 125 kB/s win by a margin."""
+    planner = planner_with()
+    planner.note_step(1000, 1.0)
+    assert planner.plan(100, 0).kind == "try", "nothing is known of the store"
+    for rate, kind in ((100e3, "compute"), (120e3, "compute"), (130e3, "load")):
+        planner.note_links([kvferry.Link((rate, 0.0, False))])
+        assert planner.plan(100, 0).kind == kind
+        assert planner.plan(100, 1).kind == "try", "another tier"
 
 
 def test_a_store_that_was_too_slow_is_left_alone_for_a_while(clock):
-    link = plan.Link()
-    assert not link.is_too_slow(0.1)
-    link.note(0.09)
-    assert [link.is_too_slow(compute) for compute in (None, 0.1, 0.2)] == [False, True, False]
+    planner = planner_with()
+    planner.note_step(1000, 1.0)
+    planner.note_links([kvferry.Link((0.0, 0.0, True))])
+    assert planner.plan(100, 0).kind == "compute", "it is silent"
     clock[0] = plan.MEMORY
-    assert not link.is_too_slow(0.1)
-    link.note(math.inf)
-    assert link.is_too_slow(1000.0)
+    assert planner.plan(100, 0).kind == "try"
 
 
-def test_the_rate_does_not_count_the_round_trip(clock):
-    rate = plan.Rate()
-    assert rate.seconds(1) == math.inf
-    for at, num_bytes, seconds in ((1.0, 0, math.inf), (2.0, 10, 0.2), (4.0, 30, 0.1)):
-        clock[0] = at
-        rate.note(num_bytes)
-        assert rate.seconds(1) == pytest.approx(seconds)
+def test_the_slowest_rank_counts():
+    fast, slow, silent, unknown = (
+        kvferry.Link((1e9, 0.001, False)), kvferry.Link((1e6, 0.001, False)), kvferry.Link((0.0, 0.0, True)),
+        kvferry.Link((0.0, 0.0, False)),
+    )  # fmt: skip
+    assert plan.slowest([fast, unknown], [slow, slow]) == [slow, slow]
+    assert plan.slowest([silent], [slow]) == plan.slowest([slow], [silent]) == [silent]
+    assert plan.slowest([], [slow]) == plan.slowest([slow], []) == [slow]
+
+
+def test_a_link_goes_from_one_process_to_another():
+    link = kvferry.Link((1e6, 0.001, True))
+    assert pickle.loads(pickle.dumps(link)) == link
+    assert type(pickle.loads(pickle.dumps(link))) is kvferry.Link
 
 
 def test_the_engine_measures_its_steps_and_requests_share_what_is_known_of_the_store(
@@ -615,13 +652,13 @@ def test_the_engine_measures_its_steps_and_requests_share_what_is_known_of_the_s
         second = engine(proxy.url, patience=None, lookup_timeout=60, trace=str(trace))
         scheduler = second.scheduler._scheduler
         second.run(list(range(500, 564)))
-        assert scheduler._pace.seconds_per_token > 0
-        scheduler._pace.seconds_per_token = 1e-6
+        assert scheduler._planner.pace.seconds(64, 2048) > 0
+        scheduler._planner.pace = paced(1e-6)
         proxy.rate = 3000
         requests = [second.request(ids) for _ in range(3)]
         assert second.load(requests[0], steps=100000) < 64
         assert second.ask(requests[1], steps=100000) == 0
-        scheduler._link._noted -= plan.MEMORY
+        scheduler._planner._noted -= plan.MEMORY
         assert second.ask(requests[2], steps=100000) == 60
         left = [e["request"] for e in map(json.loads, trace.read_text().splitlines()) if e["event"] == "left"]
         assert left == [requests[1].request_id]

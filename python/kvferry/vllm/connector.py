@@ -13,6 +13,7 @@ from kvferry.vllm import identity, influence
 from kvferry.vllm.guard import never_fails, nothing
 from kvferry.vllm.messages import Machine, Step
 from kvferry.vllm.metrics import PromMetrics, Stats
+from kvferry.vllm.plan import Planner
 from kvferry.vllm.scheduler import Scheduler
 from kvferry.vllm.settings import Settings, log, share_handlers, without_password
 from kvferry.vllm.worker import Worker
@@ -65,6 +66,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                 store,
                 functools.partial(identity.fields_of, config, kv_config),
                 settings,
+                Planner(
+                    block,
+                    len(group.layer_names) * group.kv_cache_spec.page_size_bytes,
+                    config.scheduler_config.max_num_batched_tokens,
+                ),
                 block_tokens=block,
                 hash_tokens=getattr(kv_config, "hash_block_size", None) or block,  # vLLM 0.31 hashes whole blocks
                 ranks=parallel.tensor_parallel_size,

@@ -144,13 +144,12 @@ def _layout_of_ranks(offload: Any) -> str:
     return f"{ranks} canonical {offload.canonical_layout} replicated {offload.replicated_layout}"
 
 
-def _fields_of_model(
-    config: Any, epoch: str, machines: Sequence[influence.Facts], *, by_ranks: bool
-) -> dict[str, str]:
+def _fields_of_model(config: Any, epoch: str, machines: Sequence[influence.Facts], *, by_ranks: bool) -> dict[str, str]:
     """What the connector and the tier name alike. by_ranks: the number of ranks changes the bytes."""
     model, settings = config.model_config, influence.settings(config, by_ranks=by_ranks)
+    folder = model_folder(model.model, model.revision, config.load_config.download_dir)
     names = {
-        "model": f"sha256:{folder_digest(model_folder(model.model, model.revision, config.load_config.download_dir), log)}",
+        "model": f"sha256:{folder_digest(folder, log)}",
         "hash": f"{config.cache_config.prefix_caching_hash_algo} seed {os.environ.get('PYTHONHASHSEED', 'default')}",
         "compute": f"{model.dtype} {model.quantization} {model.model_impl} eager {model.enforce_eager}"
         f" lora {config.lora_config is not None} {_longest(model)}",
@@ -182,7 +181,8 @@ def _attention(config: Any, block_size: int, head_size: int | None) -> str:
     """The CPU's pages are arranged for its instructions: those of one kind of CPU mean nothing to another. A GPU's are
     those of its kernels, which vLLM chooses by the device. head_size: None = the model's."""
     if not current_platform.is_cpu():
-        return f"{current_platform.get_device_name()} {influence.digest(influence.plain(getattr(config, 'attention_config', None)))}"
+        attention = influence.plain(getattr(config, "attention_config", None))
+        return f"{current_platform.get_device_name()} {influence.digest(attention)}"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model, head_size = config.model_config, head_size or config.model_config.get_head_size()

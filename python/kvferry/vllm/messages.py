@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 import kvferry
+from kvferry.vllm.plan import slowest
 
 
 @dataclass(slots=True)
@@ -89,8 +90,8 @@ class Report(KVConnectorWorkerMetadata):
     """What the step has computed."""
     seconds: float = 0.0
     """How long that took."""
-    slow_block: float = 0.0
-    """Seconds that a block took to arrive in a load that was given up; math.inf: nothing arrived. 0: there was none."""
+    links: list[kvferry.Link] = field(default_factory=list)
+    """How fast the tiers of the store are, if a load has ended."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         assert isinstance(other, Report)
@@ -98,5 +99,5 @@ class Report(KVConnectorWorkerMetadata):
             self.failed | other.failed,
             max(self.num_tokens, other.num_tokens),
             max(self.seconds, other.seconds),
-            max(self.slow_block, other.slow_block),
+            slowest(self.links, other.links),
         )

@@ -1,70 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load or compute: how long a load may go on, so that it never costs much more than computing.
+"""Load or compute: what is worth loading, and how long a load may go on.
 
-The rule is that of kvferry/plan.h, for an engine that loads first and then computes. A load has an account of seconds.
-It begins with a small part of what computing its blocks takes. Each block that arrives adds a little less than what
-computing that block takes, and the time that passes is subtracted. When the account is empty the load is given up: what
-has arrived is used, and the rest is computed. So at any rate of the store the request takes at most that small part
-longer, and a load that would win nothing ends soon even if the engine is faster than it seemed."""
+The decision is that of the library (kvferry.Pace, kvferry/plan.h). Here is what vLLM adds: which of its steps say how
+fast it is, what is remembered of a store, and the account of a load. A load begins with a small part of what computing
+its blocks takes. Each block that arrives adds a little less than what computing that block takes, and the time that
+passes is subtracted. When the account is empty the load is given up: what has arrived is used, and the rest is
+computed. So at any rate of the store the request takes at most that small part longer."""
 
-import math
 import time
 from collections import deque
+from collections.abc import Sequence
 
-SHARE = 0.03  # of the compute time: what an account begins with, and what an answer to a lookup is waited for
+import kvferry
+
 MARGIN = 0.8  # of the compute time: what a load must take less than, since the pace is measured on a busy machine
+SHARE = 0.03  # of the compute time: what an answer to a lookup is waited for
 LEAST_LOAD = 0.05  # seconds
 LEAST_LOOKUP = 0.04  # seconds
 GUESS = 1.0  # seconds: while the pace of the engine is not known, what a load may go on without a new block
-SMALLEST = 32  # tokens: smaller steps say little about the pace
+SMALLEST = 64  # tokens: smaller steps say little about the pace
 STEPS = 4  # of each size: the last ones count
-MEMORY = 10.0  # seconds: how long a store that was too slow is left alone
+MEMORY = 10.0  # seconds: how long what a load has shown of the store is remembered
+
+UNKNOWN = kvferry.Link((0.0, 0.0, False))
 
 
-class Pace:
-    """How long the engine takes for a token of a prompt: as long as in the fastest of its last steps.
+class Planner:
+    """Of one engine: its pace, and the store's link as the workers have seen it last.
 
-    The first step of an engine is many times slower, a small step is slower by the token, and other programs take
-    turns: all of that makes a step look slower than computing is, and nothing makes it look faster. Steps of each size
-    are kept apart, so that many small ones do not displace the large one that knows better."""
+    The pace is that of the fastest of the last steps. The first step of an engine is many times slower, and other
+    programs take turns: all of that makes a step look slower than computing is, and nothing makes it look faster."""
 
-    def __init__(self) -> None:
-        self._last: dict[int, deque[float]] = {}  # seconds for each token, by the size of the step as a power of two
-        self.seconds_per_token: float | None = None
+    def __init__(self, block_tokens: int, block_bytes: int, batch_tokens: int) -> None:
+        """block_bytes: of one rank. batch_tokens: of the engine's largest step."""
+        self._block, self._bytes, self._batch = block_tokens, block_bytes, batch_tokens
+        self._last: dict[int, deque[tuple[float, int]]] = {}  # seconds a token, tokens; by the size as a power of two
+        self.pace = kvferry.Pace()
+        self._links: Sequence[kvferry.Link] = ()
+        self._noted = 0.0
 
-    def note(self, num_tokens: int, seconds: float) -> None:
-        if num_tokens >= SMALLEST:
-            steps = self._last.setdefault(num_tokens.bit_length(), deque(maxlen=STEPS))
-            steps.append(seconds / num_tokens)
-            self.seconds_per_token = min(map(min, self._last.values()))
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens < SMALLEST:
+            return
+        steps = self._last.setdefault(num_tokens.bit_length(), deque(maxlen=STEPS))
+        steps.append((seconds / num_tokens, num_tokens))
+        self.pace = kvferry.Pace()
+        for per_token, num in map(min, self._last.values()):
+            self.pace.note(num, per_token * num)
 
-    def compute_time(self, num_tokens: int) -> float | None:
-        return None if self.seconds_per_token is None else num_tokens * self.seconds_per_token
+    def note_links(self, links: Sequence[kvferry.Link]) -> None:
+        """What the loads of the workers have measured, tier by tier."""
+        self._links, self._noted = links, time.monotonic()
+
+    def _link(self, tier: int) -> kvferry.Link:
+        """So many requests do not each pay for the same slow store, and it is tried anew after a while."""
+        is_known = tier < len(self._links) and time.monotonic() - self._noted < MEMORY
+        return self._links[tier] if is_known else UNKNOWN
+
+    def plan(self, num_blocks: int, tier: int) -> kvferry.Plan:
+        """tier: the slowest that has some of the blocks. vLLM computes nothing of a request while it loads: so a gap
+        is loaded whole, or not at all."""
+        return self.pace.decide(
+            num_blocks,
+            block_bytes=int(self._bytes / MARGIN),
+            block_tokens=self._block,
+            batch_tokens=self._batch,
+            link=self._link(tier),
+            whole=True,
+        )
 
     def lookup_time(self, num_tokens: int, most: float) -> float:
-        compute = self.compute_time(num_tokens)
-        return most if compute is None else min(most, max(LEAST_LOOKUP, SHARE * compute))
+        """Seconds that the answer to a lookup is worth."""
+        compute = self.pace.seconds(num_tokens, self._batch)
+        return min(most, max(LEAST_LOOKUP, SHARE * compute)) if compute > 0 else most
 
-    def patience(self, num_tokens: int) -> float:
-        compute = self.compute_time(num_tokens)
-        return GUESS if compute is None else max(LEAST_LOAD, SHARE * compute)
+    def patience(self, plan: kvferry.Plan) -> float:
+        return max(LEAST_LOAD, plan.patience) if plan.compute_seconds > 0 else GUESS
 
 
-class Link:
-    """How fast blocks arrive, as the last load says that was given up. The store is left alone as long as that would be
-    too slow again, and is tried anew after MEMORY: so many requests do not each pay for the same slow store."""
-
-    def __init__(self) -> None:
-        self._block_seconds, self._noted = 0.0, 0.0
-
-    def note(self, block_seconds: float) -> None:
-        """What a block took to arrive; math.inf: nothing arrived."""
-        self._block_seconds, self._noted = block_seconds, time.monotonic()
-
-    def is_too_slow(self, compute_block: float | None) -> bool:
-        """compute_block: what computing a block takes. None: not known."""
-        is_known = self._block_seconds > 0 and time.monotonic() - self._noted < MEMORY
-        return is_known and compute_block is not None and self._block_seconds > MARGIN * compute_block
+def slowest(links: Sequence[kvferry.Link], others: Sequence[kvferry.Link]) -> list[kvferry.Link]:
+    """Tier by tier the slower one of two ranks, as far as it is known."""
+    if not links or not others:
+        return list(links or others)
+    return [max(pair, key=lambda link: (link.silent, 1 / link.bytes_per_s if link.bytes_per_s else 0.0))
+            for pair in zip(links, others, strict=True)]  # fmt: skip
 
 
 class Account:
@@ -85,24 +104,3 @@ class Account:
             self._left += new * MARGIN * self._block
         self._seen, self._last = arrived, now
         return self._left <= 0
-
-
-class Rate:
-    """Of one load: how fast its bytes arrive, without the round trip before the first of them."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._began = self._last = time.monotonic()
-        self._bytes = 0
-
-    def note(self, num_bytes: int) -> None:
-        self._last, self._bytes = time.monotonic(), num_bytes
-        if self._first is None and num_bytes > 0:
-            self._first = (self._last, num_bytes)
-
-    def seconds(self, num_bytes: int) -> float:
-        """How long so many bytes take; math.inf: none have arrived."""
-        since, before = self._first or (self._began, 0)
-        if self._bytes == before:
-            since, before = self._began, 0
-        return num_bytes * (self._last - since) / (self._bytes - before) if self._bytes > before else math.inf

@@ -11,7 +11,7 @@ import kvferry
 from kvferry.vllm.identity import Adapters
 from kvferry.vllm.influence import Facts
 from kvferry.vllm.messages import Move, Report, Step, interleave, keys_of
-from kvferry.vllm.plan import Link, Pace
+from kvferry.vllm.plan import Planner
 from kvferry.vllm.settings import Settings, Trace, log
 
 WAIT = 0.002  # seconds: what a step may wait for answers, so that a store nearby answers within the step
@@ -30,6 +30,8 @@ class Lookup:
     started: float
     end: int | None = None
     """The first block that is not stored. None: there is no answer yet."""
+    tier: int = 0
+    """The slowest tier that has some of the blocks."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Scheduler:
         store: kvferry.Store,
         fields: Callable[[str, Sequence[Facts]], dict[str, str]],
         settings: Settings,
+        planner: Planner,
         *,
         block_tokens: int,
         hash_tokens: int,
@@ -77,7 +80,7 @@ class Scheduler:
         self._loads, self._saves, self._shares = loads, saves, shares_prefixes
         self._queue = kvferry.Queue(store, 1024)
         self._adapters, self._trace = Adapters(), Trace(settings.trace, "scheduler")
-        self._pace, self._link = Pace(), Link()
+        self._planner = planner
         self._requests: dict[str, Tracked] = {}
         self._asked: dict[int, tuple[str, Lookup]] = {}  # by ticket
         self._loading: dict[str, bytes] = {}  # by request: the first hash that it loads
@@ -135,7 +138,7 @@ class Scheduler:
         first = computed // self._block
         # At least one token is computed, and a call has at most MAX_BLOCKS keys.
         last = min((request.num_tokens - 1) // self._block, first + kvferry.MAX_BLOCKS // self._ranks)
-        if first >= last or self._is_store_too_slow(tracked):
+        if first >= last or self._is_store_too_slow(tracked, last - first):
             return 0, False
         if self._is_loaded_by_another(tracked, first):
             return None, False
@@ -143,11 +146,15 @@ class Scheduler:
         if end is None:
             return None, False
         num = max(0, min(end, last) - first)
+        if num > 0 and self._is_store_too_slow(tracked, num):
+            return 0, False
         tracked.offered = first
         return num * self._block, num > 0
 
-    def _is_store_too_slow(self, tracked: Tracked) -> bool:
-        if self._settings.patience is not None or not self._link.is_too_slow(self._pace.compute_time(self._block)):
+    def _is_store_too_slow(self, tracked: Tracked, num: int) -> bool:
+        """With the option `patience` each request tries."""
+        tier = tracked.lookup.tier if tracked.lookup is not None else 0
+        if self._settings.patience is not None or self._planner.plan(num, tier).kind != "compute":
             return False
         self._trace("left", request=tracked.request.request_id, why="too slow")
         return True
@@ -168,8 +175,9 @@ class Scheduler:
         first = tracked.offered
         move = self._move(tracked, first, first + num, slots)
         move.timeout = self._settings.load_timeout
-        move.patience = self._settings.patience or self._pace.patience(num_tokens)
-        move.block_seconds = self._pace.compute_time(self._block)
+        plan = self._planner.plan(num, tracked.lookup.tier if tracked.lookup is not None else 0)
+        move.patience = self._settings.patience or self._planner.patience(plan)
+        move.block_seconds = plan.compute_seconds / num or None
         self._next.loads.append(move)
         self._next.fence.extend(move.slots)
         self._loading[request.request_id] = move.hashes[0]
@@ -192,7 +200,7 @@ class Scheduler:
         keys = self._keys(tracked, first, last) if tracked.lookups <= MAX_LOOKUPS else b""
         timeout = self._settings.lookup_timeout
         if self._settings.patience is None:
-            timeout = self._pace.lookup_time(lookup.num * self._block, timeout)
+            timeout = self._planner.lookup_time(lookup.num * self._block, timeout)
         ticket = self._queue.submit_match(self._space, keys, timeout=timeout) if keys else None
         if ticket is None:
             lookup.end = first
@@ -216,6 +224,7 @@ class Scheduler:
             request_id, lookup = self._asked.pop(done.ticket)
             lookup.end = lookup.first + done.num_ok // self._ranks
             self._note_lacking(request_id, lookup, done.reasons)
+            lookup.tier = max((found.tier for found in (done.found or ())[: done.num_ok]), default=0)
             why = next((reason for reason in done.reasons if reason is not None), None)
             took = time.monotonic() - lookup.started
             num = lookup.end - lookup.first
@@ -289,9 +298,9 @@ class Scheduler:
             self._loading.pop(request_id, None)
 
     def _take_report(self, report: Report) -> None:
-        self._pace.note(report.num_tokens, report.seconds)
-        if report.slow_block > 0:
-            self._link.note(report.slow_block)
+        self._planner.note_step(report.num_tokens, report.seconds)
+        if report.links:
+            self._planner.note_links(report.links)
         for request_id in report.failed:
             tracked = self._requests.get(request_id)
             if tracked is not None:

@@ -3,13 +3,13 @@
 
 import time
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import kvferry
 from kvferry.vllm.messages import Move, Report, Step
 from kvferry.vllm.metrics import Counters
-from kvferry.vllm.plan import SMALLEST, Account, Rate
+from kvferry.vllm.plan import SMALLEST, Account
 from kvferry.vllm.settings import Settings, Trace, log
 
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for loads, so that they have the core
@@ -25,7 +25,6 @@ class Flight:
     is_load: bool
     started: float
     account: Account | None = None
-    rate: Rate = field(default_factory=Rate)
     is_given_up: bool = False
 
 
@@ -54,7 +53,7 @@ class Worker:
         self._idle = False
         self._began = 0.0  # when the engine began to compute the step
         self._computed: tuple[int, float] = (0, 0.0)  # tokens and seconds of the last step, until they are reported
-        self._slow_block = 0.0  # of the next report
+        self._has_loaded = False  # since the last report
         self._fields: dict[str, str] = {}
         self._opened: kvferry.Space | None = None
 
@@ -178,14 +177,9 @@ class Worker:
     def _give_up_late_loads(self) -> None:
         for ticket, flight in self._flights.items():
             arrived = self._queue.arrived(ticket) if flight.is_load and not flight.is_given_up else None
-            if arrived is not None and self._is_late(flight, *arrived):
+            if arrived is not None and flight.account is not None and flight.account.is_empty(arrived[1].count(1)):
                 self._queue.cancel(ticket)
                 flight.is_given_up = True
-                self._slow_block = max(self._slow_block, flight.rate.seconds(self._pages.slot_bytes))
-
-    def _is_late(self, flight: Flight, num_bytes: int, states: bytes) -> bool:
-        flight.rate.note(num_bytes)
-        return flight.account is not None and flight.account.is_empty(states.count(1))
 
     def take_loaded(self) -> set[str]:
         loaded, self._loaded = self._loaded, set()
@@ -198,8 +192,10 @@ class Worker:
     def take_report(self) -> Report | None:
         failed, self._failed = self._failed, set()
         (num_tokens, seconds), self._computed = self._computed, (0, 0.0)
-        slow, self._slow_block = self._slow_block, 0.0
-        return Report(failed, num_tokens, seconds, slow) if failed or num_tokens or slow else None
+        tiers = range(self._store.num_tiers) if self._has_loaded else ()
+        self._has_loaded = False
+        links = [self._store.link(tier) for tier in tiers]
+        return Report(failed, num_tokens, seconds, links) if failed or num_tokens or links else None
 
     # ---- completions
 
@@ -213,6 +209,7 @@ class Worker:
         num_ok = first_bad if flight.is_load else done.num_ok
         self._note(flight, num_ok, why, took)
         if flight.is_load:
+            self._has_loaded = True
             self._end_load(move, num_ok, "too late" if flight.is_given_up else why)
 
     def _end_load(self, move: Move, num_ok: int, why: str | None) -> None:
