@@ -16,16 +16,19 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here (make setup-engines)")
 pytest.importorskip("torch")
 
+import msgspec
 import torch
 import vllm_lab
 from conftest import until
 from slow_proxy import SlowProxy
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
 import kvferry
 from kvferry._weights import folder_digest
-from kvferry.vllm import identity, plan, scheduler
+from kvferry.vllm import identity, plan, scheduler, worker
 from kvferry.vllm.connector import HOOKS, KvferryConnector
 from kvferry.vllm.messages import Step
 from kvferry.vllm.settings import Settings
@@ -504,7 +507,88 @@ def test_a_request_that_is_computed_anew_after_a_change_of_the_weights_is_saved(
     assert one.run(IDS) == 40
 
 
+# ---- events
+
+
+def events_of(one):
+    until(lambda: one.step({}) and not any(c._worker._flights for c in one.workers), "the saves end")
+    one.step({})
+    return list(one.scheduler.take_events())
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_blocks_that_are_stored_are_announced(engine, redis, tp):
+    """With their tokens, and under the hashes that vLLM publishes for its own cache."""
+    one = engine(redis.unix_url, tp=tp)
+    request = one.request(IDS)
+    one.prefill(request, chunk=20)
+    stored = events_of(one)
+    hashes = [maybe_convert_block_hash(h) for h in request.block_hashes]
+    assert [h for event in stored for h in event.block_hashes] == hashes[:10]
+    assert [t for event in stored for t in event.token_ids] == IDS[:40]
+    assert [event.parent_block_hash for event in stored] == [None, hashes[4], hashes[9]][: len(stored)]
+    assert {(event.medium, event.block_size, event.group_idx) for event in stored} == {("STORAGE", BLOCK, 0)}
+    assert events_of(one) == []
+
+
+def test_events_go_over_the_wire(engine, redis):
+    one = engine(redis.unix_url)
+    one.run(IDS)
+    batch = KVEventBatch(ts=1.0, events=events_of(one))
+    again = msgspec.msgpack.Decoder(KVEventBatch).decode(msgspec.msgpack.Encoder().encode(batch))
+    assert again.events and again.events[0].token_ids == IDS[:40]
+
+
+def test_a_block_that_a_load_does_not_find_is_taken_back(engine, redis):
+    engine(redis.unix_url).run(IDS)
+    second = engine(redis.unix_url)
+    request = second.request(IDS)
+    assert second.ask(request) == 40
+    redis.command("FLUSHALL")
+    assert second.load(request) == 0
+    first = maybe_convert_block_hash(request.block_hashes[0])
+    assert [(type(e).__name__, e.block_hashes, e.medium) for e in second.scheduler.take_events()] == [
+        ("BlockRemoved", [first], "STORAGE")
+    ]
+
+
+def test_blocks_that_are_not_stored_are_not_announced(engine, own_redis):
+    one = engine(own_redis.tcp_url, save_timeout=0.5)
+    own_redis.stop()
+    one.run(IDS)
+    assert events_of(one) == []
+    assert one.scheduler._scheduler.announcer._savings == {}
+
+
+def test_without_events_nothing_is_kept(engine, redis):
+    one = engine(redis.unix_url, events=False)
+    one.run(IDS)
+    assert events_of(one) == []
+    assert one.workers[0]._worker._outcomes == []
+
+
 # ---- a store that is slower than computing
+
+
+def test_a_slow_store_gets_no_more_saves(engine, own_redis, monkeypatch, tmp_path):
+    """A save that is under way for long stops all others, until it has ended: they would take the engine's cores."""
+    monkeypatch.setattr(worker, "SLOW_SAVE", 0.01)
+    trace = tmp_path / "trace"
+    one = engine(own_redis.tcp_url, save_timeout=60.0, trace=str(trace))
+    own_redis.pause()
+    first, second = one.request(IDS), one.request([9] * 42)
+    one.prefill(first)
+    flights = one.workers[0]._worker._flights
+    until(lambda: one.workers[0]._worker._is_saving_slowly(), "the save is slow")
+    one.prefill(second)
+    assert len(flights) == 1
+    assert [e["request"] for e in vllm_lab.events(trace, "shed")] == [second.request_id]
+    own_redis.resume()
+    one.settle()
+    third = one.request([9] * 42)
+    one.prefill(third)
+    one.settle()
+    assert engine(own_redis.tcp_url).run([9] * 42) == 40, "saved by the next request"
 
 
 @pytest.mark.parametrize("seconds_per_token, loads_all", [(1e-6, False), (60.0, True)])

@@ -40,7 +40,7 @@ def expected(ids, block):
     return torch.tensor(rows, dtype=torch.float32).reshape(LAYERS, BLOCK * ROW)
 
 
-def configs(options, *, role="kv_both", hash_tokens=BLOCK, tp=1, rank=0, **cache):
+def configs(options, *, role="kv_both", hash_tokens=BLOCK, tp=1, rank=0, events=True, **cache):
     """As much of VllmConfig and KVCacheConfig as the connector reads."""
     layers = [f"model.layers.{i}.attn" for i in range(LAYERS)]
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=32, dtype=torch.float32)
@@ -54,6 +54,7 @@ def configs(options, *, role="kv_both", hash_tokens=BLOCK, tp=1, rank=0, **cache
         load_config=SimpleNamespace(load_format="auto"),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
         speculative_config=None,
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=events),
     )
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=layers)]
     return config, SimpleNamespace(kv_cache_groups=groups, kv_cache_layout="LBHNC", hash_block_size=hash_tokens)
@@ -72,6 +73,7 @@ class Engine:
         hash_tokens=BLOCK,
         role="kv_both",
         machine=lambda rank: {},
+        events=True,
         **options,
     ):
         """machine: what each rank says that it computes with."""
@@ -83,7 +85,7 @@ class Engine:
         options = {"store": url, "lookup_timeout": 5.0, "patience": 20.0, **options}
 
         def make(which, rank):
-            config, kv_config = configs(options, role=role, hash_tokens=hash_tokens, tp=tp, rank=rank)
+            config, kv_config = configs(options, role=role, hash_tokens=hash_tokens, tp=tp, rank=rank, events=events)
             return KvferryConnector(config, which, kv_config)
 
         self.workers = [make(KVConnectorRole.WORKER, rank) for rank in range(tp)]

@@ -4,6 +4,7 @@ our own faults: after one, kvferry is off, and the engine computes."""
 
 import functools
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
@@ -24,7 +25,7 @@ HOOKS = (
     "get_block_ids_with_load_errors", "get_finished", "get_handshake_metadata", "get_kv_connector_stats",
     "get_num_new_matched_tokens", "handle_preemptions", "on_new_request", "register_kv_caches", "request_finished",
     "requires_kv_delivery", "reset_cache", "save_kv_layer", "set_xfer_handshake_metadata", "shutdown", "start_load_kv",
-    "update_connector_output", "update_state_after_alloc", "wait_for_layer_load", "wait_for_save",
+    "take_events", "update_connector_output", "update_state_after_alloc", "wait_for_layer_load", "wait_for_save",
 )  # fmt: skip
 
 
@@ -77,6 +78,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                 loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer,
                 shares_prefixes=config.cache_config.enable_prefix_caching,
+                publishes=bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events),
             )
             log.info("kvferry is on: blocks of %d tokens, %s", block, ", ".join(map(without_password, settings.store)))
         else:
@@ -137,6 +139,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.finished(connector_output)
+
+    @never_fails(tuple)
+    def take_events(self) -> Iterable[Any]:
+        """What the store has got and lost, as vLLM's KV events (medium "STORAGE")."""
+        return self._scheduler.announcer.take() if self._scheduler else ()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

@@ -36,6 +36,8 @@ class Move:
     lacking: list[int] = field(default_factory=list)
     """Of a save: the blocks, by their place here, that a lookup did not find. The worker may still believe that they
     are stored."""
+    number: int = 0
+    """Under which its outcome is reported, for KV events. 0: nobody asks."""
 
     def keys(self, space: kvferry.Space, rank: int) -> bytes:
         return keys_of(space, self.hashes, self.suffix, rank)
@@ -80,6 +82,17 @@ class Step(KVConnectorMetadata):
     """Requests that wait for loads which were never begun, because of a fault; with their pages."""
 
 
+@dataclass(slots=True)
+class Outcome:
+    """What became of a move that has a number, in one worker."""
+
+    number: int
+    stored: list[int] = field(default_factory=list)
+    """Of a save: the blocks that the store has now, by their index in the move."""
+    gone: list[bytes] = field(default_factory=list)
+    """Of a load: the hash of the block that the store does not have any more."""
+
+
 @dataclass
 class Report(KVConnectorWorkerMetadata):
     """From the workers to the scheduler."""
@@ -92,6 +105,7 @@ class Report(KVConnectorWorkerMetadata):
     """How long that took."""
     links: list[kvferry.Link] = field(default_factory=list)
     """How fast the tiers of the store are, if a load has ended."""
+    outcomes: list[Outcome] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         assert isinstance(other, Report)
@@ -100,4 +114,5 @@ class Report(KVConnectorWorkerMetadata):
             max(self.num_tokens, other.num_tokens),
             max(self.seconds, other.seconds),
             slowest(self.links, other.links),
+            self.outcomes + other.outcomes,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvferry
+from kvferry.vllm.events import Announcer
 from kvferry.vllm.identity import Adapters
 from kvferry.vllm.influence import Facts
 from kvferry.vllm.messages import Move, Report, Step, interleave, keys_of
@@ -71,14 +72,16 @@ class Scheduler:
         loads: bool = True,
         saves: bool = True,
         shares_prefixes: bool = True,
+        publishes: bool = False,
     ) -> None:
         """fields: those of the space, for an epoch and the machines of all ranks. hash_tokens: what one of the engine's
         hashes stands for; the last one in a block names it. shares_prefixes: the engine finds loaded blocks for other
-        requests."""
+        requests. publishes: the engine publishes KV events."""
         self._store, self._fields, self._settings = store, fields, settings
         self._block, self._ratio, self._ranks = block_tokens, block_tokens // hash_tokens, ranks
         self._loads, self._saves, self._shares = loads, saves, shares_prefixes
         self._queue = kvferry.Queue(store, 1024)
+        self.announcer = Announcer(is_on=publishes, ranks=ranks, block_tokens=block_tokens)
         self._adapters, self._trace = Adapters(), Trace(settings.trace, "scheduler")
         self._planner = planner
         self._requests: dict[str, Tracked] = {}
@@ -178,6 +181,7 @@ class Scheduler:
         plan = self._planner.plan(num, tracked.lookup.tier if tracked.lookup is not None else 0)
         move.patience = self._settings.patience or self._planner.patience(plan)
         move.block_seconds = plan.compute_seconds / num or None
+        self.announcer.expect_load(move)
         self._next.loads.append(move)
         self._next.fence.extend(move.slots)
         self._loading[request.request_id] = move.hashes[0]
@@ -286,6 +290,8 @@ class Scheduler:
             move = self._move(tracked, tracked.saved, end, slots)
             move.lacking = [i for i, hash_ in enumerate(move.hashes) if hash_ in self._lacking]
             self._lacking.difference_update(move.hashes)
+            parent = self._hash(tracked.request, tracked.saved - 1) if tracked.saved > 0 else None
+            self.announcer.expect(move, parent, tracked.request.lora_request)
             step.saves.append(move)
             tracked.saved = end
 
@@ -299,6 +305,7 @@ class Scheduler:
 
     def _take_report(self, report: Report) -> None:
         self._planner.note_step(report.num_tokens, report.seconds)
+        self.announcer.note(report.outcomes)
         if report.links:
             self._planner.note_links(report.links)
         for request_id in report.failed:
@@ -312,6 +319,7 @@ class Scheduler:
         if self._opened is None:
             return
         self._open(epoch)
+        self.announcer.forget()
         for tracked in self._requests.values():
             tracked.lookup, tracked.saved = None, 0
             if tracked.request.num_computed_tokens > 0:  # vLLM lets it go on with what it has

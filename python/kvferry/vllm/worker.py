@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvferry
-from kvferry.vllm.messages import Move, Report, Step
+from kvferry.vllm.events import GONE
+from kvferry.vllm.messages import Move, Outcome, Report, Step
 from kvferry.vllm.metrics import Counters
 from kvferry.vllm.plan import SMALLEST, Account
 from kvferry.vllm.settings import Settings, Trace, log
 
 IDLE_WAIT = 0.005  # seconds: what a step that computes nothing waits for loads, so that they have the core
 LEAST_PATIENCE = 0.1  # seconds: a busy machine needs this much for any answer
+SLOW_SAVE = 1.0  # seconds: while a save has been under way for longer, no other is begun: the store is slow
 DRAIN = 3.0  # seconds: what the end of the engine waits for saves; vLLM kills its processes after 5
 
 
@@ -54,6 +56,7 @@ class Worker:
         self._began = 0.0  # when the engine began to compute the step
         self._computed: tuple[int, float] = (0, 0.0)  # tokens and seconds of the last step, until they are reported
         self._has_loaded = False  # since the last report
+        self._outcomes: list[Outcome] = []  # of the next report
         self._fields: dict[str, str] = {}
         self._opened: kvferry.Space | None = None
 
@@ -141,9 +144,13 @@ class Worker:
     def start_saves(self, step: Step) -> None:
         if step.num_tokens >= SMALLEST:
             self._computed = (step.num_tokens, time.monotonic() - self._began)
+        is_slow = self._is_saving_slowly()
         for move in step.saves:
             keys = move.keys(self._space, self._rank)
             self._space.forget(b"".join(keys[i * kvferry.KEY_BYTES :][: kvferry.KEY_BYTES] for i in move.lacking))
+            if is_slow:
+                self._shed(move)
+                continue
             ticket = self._queue.submit_save(
                 self._space,
                 keys,
@@ -154,8 +161,20 @@ class Worker:
                 timeout=move.timeout,
             )
             if not self._took_off(ticket, Flight(move, False, time.monotonic())):
-                self.counters.add("save_failures", len(move.slots))
+                self._shed(move)
         self._idle = step.num_tokens == 0
+
+    def _is_saving_slowly(self) -> bool:
+        """Saves read the engine's memory and take its cores. A store that does not keep up gets them one at a time."""
+        now = time.monotonic()
+        return any(not f.is_load and now - f.started > SLOW_SAVE for f in self._flights.values())
+
+    def _shed(self, move: Move) -> None:
+        """Another request with these blocks saves them."""
+        self._trace("shed", request=move.request, of=len(move.slots))
+        self.counters.add("save_failures", len(move.slots))
+        if move.number:
+            self._outcomes.append(Outcome(move.number))
 
     def _took_off(self, ticket: int | None, flight: Flight) -> bool:
         if ticket is not None:
@@ -195,7 +214,9 @@ class Worker:
         tiers = range(self._store.num_tiers) if self._has_loaded else ()
         self._has_loaded = False
         links = [self._store.link(tier) for tier in tiers]
-        return Report(failed, num_tokens, seconds, links) if failed or num_tokens or links else None
+        outcomes, self._outcomes = self._outcomes, []
+        is_empty = not (failed or num_tokens or links or outcomes)
+        return None if is_empty else Report(failed, num_tokens, seconds, links, outcomes)
 
     # ---- completions
 
@@ -208,9 +229,17 @@ class Worker:
         first_bad, why = next(((i, r) for i, r in enumerate(done.reasons) if r is not None), (len(move.slots), None))
         num_ok = first_bad if flight.is_load else done.num_ok
         self._note(flight, num_ok, why, took)
+        self._keep_outcome(flight, done, num_ok, why)
         if flight.is_load:
             self._has_loaded = True
             self._end_load(move, num_ok, "too late" if flight.is_given_up else why)
+
+    def _keep_outcome(self, flight: Flight, done: kvferry.Completion, num_ok: int, why: str | None) -> None:
+        move = flight.move
+        if move.number and not flight.is_load:
+            self._outcomes.append(Outcome(move.number, stored=[i for i, r in enumerate(done.reasons) if r is None]))
+        elif move.number and why in GONE:
+            self._outcomes.append(Outcome(move.number, gone=move.hashes[num_ok : num_ok + 1]))
 
     def _end_load(self, move: Move, num_ok: int, why: str | None) -> None:
         missing = len(move.slots) - num_ok
