@@ -741,17 +741,26 @@ def test_the_canonical_layout_does_not_depend_on_the_number_of_ranks(fields):
 
 def test_the_model_is_named_as_by_the_connector(monkeypatch):
     monkeypatch.setattr(identity, "folder_digest", lambda folder, log: folder)
-    monkeypatch.setattr(identity, "model_folder", lambda model, revision: f"{model}@{revision}")
+    monkeypatch.setattr(identity, "model_folder", lambda model, revision, cache: f"{model}@{revision}")
     config, _ = configs({})
     config.model_config.__dict__.update(
         model_impl="auto", enforce_eager=True, quantization=None, quantization_config=None, revision="main",
         hf_text_config=SimpleNamespace(rope_parameters=None), hf_config=SimpleNamespace(to_dict=dict),
     )  # fmt: skip
-    named = identity._fields_of_model(config, "")
+
+    def name(epoch="", machines=(), by_ranks=True):
+        return identity._fields_of_model(config, epoch, machines, by_ranks=by_ranks)
+
+    named = name()
     assert named["model"] == "sha256:toy@main"
     config.cache_config.prefix_caching_hash_algo = "sha256_cbor"
-    assert identity._fields_of_model(config, "") != named
-    assert identity._fields_of_model(config, "epoch")["epoch"] == "epoch"
+    assert name() != named
+    assert name("epoch")["epoch"] == "epoch"
+    assert name(machines=[{"threads": "2"}]) != name(machines=[{"threads": "4"}])
+    one, apart = name(by_ranks=False), name()
+    config.parallel_config.tensor_parallel_size = 2
+    assert name(by_ranks=False) == one
+    assert name() != apart
 
 
 # ---- answers

@@ -63,7 +63,9 @@ def offload_of(extra=None, **kind):
 
 def name_without_files(monkeypatch, model=FIELDS["model"]):
     """The part of the identity that vLLM's model and device decide."""
-    monkeypatch.setattr(identity, "_fields_of_model", lambda c, epoch: {"model": model, "epoch": epoch})
+    monkeypatch.setattr(
+        identity, "_fields_of_model", lambda c, epoch, machines, by_ranks: {"model": model, "epoch": epoch}
+    )
     monkeypatch.setattr(identity, "_attention", lambda c, block, head: "attention")
 
 

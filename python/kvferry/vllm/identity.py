@@ -147,7 +147,7 @@ def _layout_of_ranks(offload: Any) -> str:
 def _fields_of_model(config: Any, epoch: str, machines: Sequence[influence.Facts], *, by_ranks: bool) -> dict[str, str]:
     """What the connector and the tier name alike. by_ranks: the number of ranks changes the bytes."""
     model, settings = config.model_config, influence.settings(config, by_ranks=by_ranks)
-    folder = model_folder(model.model, model.revision, config.load_config.download_dir)
+    folder = model_folder(model.model, model.revision, getattr(config.load_config, "download_dir", None))
     names = {
         "model": f"sha256:{folder_digest(folder, log)}",
         "hash": f"{config.cache_config.prefix_caching_hash_algo} seed {os.environ.get('PYTHONHASHSEED', 'default')}",
