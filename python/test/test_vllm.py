@@ -829,6 +829,20 @@ def put(path, value):
     return change
 
 
+def remote_code(config, code_revision=None, auto_map=None):
+    config.model_config.trust_remote_code, config.model_config.code_revision = True, code_revision
+    config.model_config.hf_config = SimpleNamespace(auto_map=auto_map)
+
+
+def test_a_models_own_code_and_drafts_from_the_text_are_fine(monkeypatch):
+    def change(config, kv_config):
+        config.model_config.model = "own/repo"
+        remote_code(config, auto_map={"AutoModel": "own/repo--modeling.Model", "AutoConfig": "configuration.Config"})
+        config.speculative_config = SimpleNamespace(method="ngram")
+
+    start(monkeypatch, change).shutdown()
+
+
 def sliding(group):
     return SimpleNamespace(
         kv_cache_spec=dataclasses.replace(group.kv_cache_spec, sliding_window=128), layer_names=group.layer_names
@@ -841,7 +855,7 @@ def sliding(group):
         (put("kv.kv_cache_layout", "LBNHC"), "layout LBNHC"),
         (put("parallel_config.pipeline_parallel_size", 2), "pipeline"),
         (put("load_config.load_format", "dummy"), "load format dummy"),
-        (lambda c, k: setattr(c, "speculative_config", object()), "speculative"),
+        (lambda c, k: setattr(c, "speculative_config", SimpleNamespace(method="eagle")), "speculative"),
         (lambda c, k: k.kv_cache_groups.append(k.kv_cache_groups[0]), "FullAttentionSpec, FullAttentionSpec"),
         (lambda c, k: setattr(k.kv_cache_groups[0], "kv_cache_spec", object()), "kinds object"),
         (lambda c, k: k.kv_cache_groups.__setitem__(0, sliding(k.kv_cache_groups[0])), "sliding window"),
@@ -851,6 +865,12 @@ def sliding(group):
         (put("parallel_config.decode_context_parallel_size", 2), "context parallelism"),
         (put("model_config.model_weights", "s3://bucket"), "not in the model's folder"),
         (put("kv_transfer_config.kv_role", None), "without kv_role"),
+        (lambda c, k: remote_code(c, code_revision="other"), "code of a model"),
+        (lambda c, k: remote_code(c, auto_map={"AutoModel": "another/repo--modeling.Model"}), "code of a model"),
+        (
+            lambda c, k: remote_code(c, auto_map={"AutoModel": [None, "another/repo--modeling.Model"]}),
+            "code of a model",
+        ),
         (lambda c, k: os.environ.update(VLLM_TEST_FORCE_LOAD_FORMAT="dummy"), "VLLM_TEST_FORCE_LOAD_FORMAT"),
         (lambda c, k: os.environ.update(VLLM_USE_MODELSCOPE="True"), "VLLM_USE_MODELSCOPE"),
     ],

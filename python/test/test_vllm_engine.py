@@ -18,6 +18,13 @@ WHOLE = (TOKENS - 1) // BLOCK * BLOCK
 SMALL = {"num_gpu_blocks_override": 65, "max_model_len": 1024, "max_num_batched_tokens": 256}
 
 
+@pytest.fixture
+def own_server(redis_program, tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
 @pytest.fixture(scope="module")
 def server(redis_program, tmp_path_factory):
     server = RedisServer(tmp_path_factory.mktemp("vllm-redis"))
@@ -116,3 +123,27 @@ def test_a_new_process_loads_it(first, server, prompt, tmp_path):
         engine.reset()
         assert engine.run(prompt, num=4)["ids"] == first["computed"]["ids"], "without the store"
     assert vllm_lab.events(trace, "load")[0]["ok"] == WHOLE // BLOCK
+
+
+def test_speculative_decoding_and_events(own_server, tmp_path):
+    """Drafts from the text itself: what is guessed wrong is in no block. And what is stored is published."""
+    text = vllm_lab.tokens()[:96]
+    prompt = text * 3  # so that there is something to guess from
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    endpoint = f"ipc://{tmp_path}/events"
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "topic": "kv"}
+    options = {"store": [own_server.unix_url], "lookup_timeout": 10, "patience": 30}
+    with (
+        vllm_lab.Events(endpoint) as published,
+        vllm_lab.EngineProcess(options, speculative_config=drafts, kv_events_config=events) as engine,
+    ):
+        answer = engine.run(prompt, num=70)
+        longer = prompt + answer["ids"]
+        own = engine.run(longer, num=4)
+        stored = published.until(lambda seen: len(seen.get("STORAGE", [])) >= len(longer) // BLOCK - 1)
+        engine.reset()
+        loaded = engine.run(longer, num=4)
+        assert loaded["cached"] == own["cached"] >= len(longer) // BLOCK * BLOCK - BLOCK
+        assert loaded["logprobs"] == own["logprobs"], "to the bit"
+        assert loaded["ids"] == own["ids"]
+    assert set(stored["STORAGE"]) <= set(stored["CPU"] if "CPU" in stored else stored["GPU"]), "vLLM's own hashes"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,34 @@ def events(trace: Path, event: str) -> list[dict[str, Any]]:
     """The lines of a trace of one kind."""
     lines = trace.read_text().splitlines() if trace.exists() else []
     return [e for e in map(json.loads, lines) if e["event"] == event]
+
+
+class Events:
+    """The KV events that an engine publishes: the hashes of stored blocks, by medium. Used by `with`."""
+
+    def __init__(self, endpoint: str) -> None:
+        import zmq
+
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt_string(zmq.SUBSCRIBE, "")
+        self._socket.connect(endpoint)  # zmq connects as soon as the engine is there
+        self._stored: dict[str, list[Any]] = {}
+
+    def __enter__(self) -> "Events":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close(0)
+
+    def until(self, is_enough: Callable[[dict[str, list[Any]]], bool]) -> dict[str, list[Any]]:
+        """Waits for events until there are enough, at most two minutes for the next one."""
+        from msgspec.msgpack import Decoder
+        from vllm.distributed.kv_events import BlockStored, KVEventBatch
+
+        while not is_enough(self._stored):
+            assert self._socket.poll(120_000), f"no more events; so far {self._stored}"
+            batch = Decoder(KVEventBatch).decode(self._socket.recv_multipart()[-1])
+            for event in batch.events:
+                if isinstance(event, BlockStored):
+                    self._stored.setdefault(str(event.medium), []).extend(event.block_hashes)
+        return self._stored

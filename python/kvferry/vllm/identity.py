@@ -22,6 +22,8 @@ RANDOM_HASHES = (
     "kvferry is off: no other process computes the same block hashes with %s; use --prefix-caching-hash-algo sha256, "
     "or set PYTHONHASHSEED"
 )
+# Methods of speculative decoding that guess from the text alone.
+TEXT_DRAFTS = ("ngram",)
 # The kinds of rope whose factors do not depend on the longest prompt that the engine takes.
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn", "mrope")
 
@@ -38,8 +40,15 @@ def refusal(config: Any, kv_config: Any) -> str | None:
         (getattr(parallel, "prefill_context_parallel_size", 1) > 1, "context parallelism"),
         (getattr(parallel, "decode_context_parallel_size", 1) > 1, "context parallelism"),
         (transfer.kv_role is None, "a configuration without kv_role"),
+        (_drafts_with_layers(config), "speculative decoding with a draft model: it has KV of its own"),
     )
     return next((what for wrong, what in checks if wrong), None) or _refused_model(config) or _refused_layers(kv_config)
+
+
+def _drafts_with_layers(config: Any) -> bool:
+    """Drafts that are looked up in the text have no KV. What they guess wrong is never saved: a block is saved when all
+    of its tokens are known."""
+    return config.speculative_config is not None and config.speculative_config.method not in TEXT_DRAFTS
 
 
 def tier_refusal(config: Any) -> str | None:
@@ -47,6 +56,7 @@ def tier_refusal(config: Any) -> str | None:
     unnamed = "the tier is given keys without requests, and can't tell whose they are"
     checks = (
         (config.lora_config is not None, f"LoRA adapters: {unnamed}. Use KvferryConnector"),
+        (config.speculative_config is not None, "speculative decoding. Use KvferryConnector"),
         (config.model_config.is_multimodal_model, f"models with images: {unnamed}. Use KvferryConnector"),
     )
     return next((what for wrong, what in checks if wrong), None) or _refused_model(config)
@@ -55,9 +65,12 @@ def tier_refusal(config: Any) -> str | None:
 def _refused_model(config: Any) -> str | None:
     load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
     checks = (
-        (config.speculative_config is not None, "speculative decoding"),
         (load_format not in FILE_FORMATS, f"the load format {load_format}: its weights are not those of files"),
         (bool(getattr(config.model_config, "model_weights", "")), "weights that are not in the model's folder"),
+        (
+            _has_foreign_code(config.model_config),
+            "code of a model that is not in its own files, or of another revision",
+        ),
         (getattr(config.cache_config, "kv_sharing_fast_prefill", False), "kv_sharing_fast_prefill"),
         (
             getattr(config.cache_config, "calculate_kv_scales", False),
@@ -65,6 +78,16 @@ def _refused_model(config: Any) -> str | None:
         ),
     )
     return next((what for wrong, what in checks if wrong), None) or influence.refused_variable(os.environ)
+
+
+def _has_foreign_code(model: Any) -> bool:
+    """The model's own files are hashed, code included. Those of another repository or revision are not."""
+    if not getattr(model, "trust_remote_code", False):
+        return False
+    sources = (getattr(getattr(model, "hf_config", None), "auto_map", None) or {}).values()
+    names = [name for source in sources for name in (source if isinstance(source, (list, tuple)) else [source])]
+    owners = {str(name).split("--")[0] for name in names if "--" in str(name)}
+    return bool(owners - {model.model}) or getattr(model, "code_revision", None) not in (None, model.revision)
 
 
 def _refused_layers(kv_config: Any) -> str | None:

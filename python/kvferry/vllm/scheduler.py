@@ -173,9 +173,9 @@ class Scheduler:
         if num_tokens == 0:
             return
         num = num_tokens // self._block
-        self.promised[request.request_id] = array("q", slots[-num:])
         tracked = self._requests[request.request_id]
         first = tracked.offered
+        self.promised[request.request_id] = array("q", slots[first : first + num])
         move = self._move(tracked, first, first + num, slots)
         move.timeout = self._settings.load_timeout
         plan = self._planner.plan(num, tracked.lookup.tier if tracked.lookup is not None else 0)
