@@ -408,6 +408,20 @@ def test_a_primary_tier_that_is_too_small_goes_on(engine, redis, without):
     assert torch.equal(pages, without(IDS))
 
 
+@pytest.mark.parametrize("how", ["evicted", "another record in its place"])
+def test_what_the_store_has_lost_meanwhile_is_stored_anew(engine, redis, how):
+    one = engine(redis.unix_url, chunks=12)
+    one.run(IDS)
+    names = names_of(one, IDS)
+    if how == "evicted":
+        redis.command("FLUSHALL")
+    else:
+        assert redis.command("COPY", names[5], names[2], "REPLACE") == b":1\r\n"
+    one.run([7] * 50)  # in the place of the others in the primary tier
+    assert one.run(IDS) == (0 if how == "evicted" else 8)
+    assert engine(redis.unix_url).run(IDS) == 40
+
+
 def test_connections_that_break_between_lookup_and_load_cost_nothing(engine, redis):
     engine(redis.tcp_url).run(IDS)
     second = engine(redis.tcp_url)
