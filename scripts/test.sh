@@ -170,7 +170,8 @@ stage_python() {
     LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py
     if [[ -x ${KVF_ENGINES:-} ]]; then
-        pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py python/test/test_vllm_tier.py
+        pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py python/test/test_vllm_identity.py \
+            python/test/test_vllm_tier.py
         pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py python/test/test_hf_conformance.py
         pytests "KVCacheManager with torch" "$KVF_ENGINES" python/test/test_manager_torch.py
         pytests "SGLang tests" "$KVF_ENGINES" python/test/test_sglang.py

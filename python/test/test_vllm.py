@@ -834,11 +834,10 @@ def remote_code(config, code_revision=None, auto_map=None):
     config.model_config.hf_config = SimpleNamespace(auto_map=auto_map)
 
 
-def test_a_models_own_code_and_drafts_from_the_text_are_fine(monkeypatch):
+def test_a_models_own_code_is_fine(monkeypatch):
     def change(config, kv_config):
         config.model_config.model = "own/repo"
         remote_code(config, auto_map={"AutoModel": "own/repo--modeling.Model", "AutoConfig": "configuration.Config"})
-        config.speculative_config = SimpleNamespace(method="ngram")
 
     start(monkeypatch, change).shutdown()
 

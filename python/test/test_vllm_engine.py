@@ -125,17 +125,15 @@ def test_a_new_process_loads_it(first, server, prompt, tmp_path):
     assert vllm_lab.events(trace, "load")[0]["ok"] == WHOLE // BLOCK
 
 
-def test_speculative_decoding_and_events(own_server, tmp_path):
-    """Drafts from the text itself: what is guessed wrong is in no block. And what is stored is published."""
-    text = vllm_lab.tokens()[:96]
-    prompt = text * 3  # so that there is something to guess from
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+def test_blocks_of_an_answer_and_events(own_server, tmp_path):
+    """Generated tokens are in blocks too, to the bit as in vLLM's own cache. And what is stored is published."""
+    prompt = vllm_lab.tokens()[:288]
     endpoint = f"ipc://{tmp_path}/events"
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "topic": "kv"}
     options = {"store": [own_server.unix_url], "lookup_timeout": 10, "patience": 30}
     with (
         vllm_lab.Events(endpoint) as published,
-        vllm_lab.EngineProcess(options, speculative_config=drafts, kv_events_config=events) as engine,
+        vllm_lab.EngineProcess(options, kv_events_config=events) as engine,
     ):
         answer = engine.run(prompt, num=70)
         longer = prompt + answer["ids"]

@@ -22,8 +22,6 @@ RANDOM_HASHES = (
     "kvferry is off: no other process computes the same block hashes with %s; use --prefix-caching-hash-algo sha256, "
     "or set PYTHONHASHSEED"
 )
-# Methods of speculative decoding that guess from the text alone.
-TEXT_DRAFTS = ("ngram",)
 # The kinds of rope whose factors do not depend on the longest prompt that the engine takes.
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn", "mrope")
 
@@ -40,15 +38,9 @@ def refusal(config: Any, kv_config: Any) -> str | None:
         (getattr(parallel, "prefill_context_parallel_size", 1) > 1, "context parallelism"),
         (getattr(parallel, "decode_context_parallel_size", 1) > 1, "context parallelism"),
         (transfer.kv_role is None, "a configuration without kv_role"),
-        (_drafts_with_layers(config), "speculative decoding with a draft model: it has KV of its own"),
+        (config.speculative_config is not None, "speculative decoding (not proven yet)"),
     )
     return next((what for wrong, what in checks if wrong), None) or _refused_model(config) or _refused_layers(kv_config)
-
-
-def _drafts_with_layers(config: Any) -> bool:
-    """Drafts that are looked up in the text have no KV. What they guess wrong is never saved: a block is saved when all
-    of its tokens are known."""
-    return config.speculative_config is not None and config.speculative_config.method not in TEXT_DRAFTS
 
 
 def tier_refusal(config: Any) -> str | None:
@@ -56,7 +48,7 @@ def tier_refusal(config: Any) -> str | None:
     unnamed = "the tier is given keys without requests, and can't tell whose they are"
     checks = (
         (config.lora_config is not None, f"LoRA adapters: {unnamed}. Use KvferryConnector"),
-        (config.speculative_config is not None, "speculative decoding. Use KvferryConnector"),
+        (config.speculative_config is not None, "speculative decoding (not proven yet)"),
         (config.model_config.is_multimodal_model, f"models with images: {unnamed}. Use KvferryConnector"),
     )
     return next((what for wrong, what in checks if wrong), None) or _refused_model(config)
