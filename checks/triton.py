@@ -49,7 +49,7 @@ def main():
     args = parser.parse_args()
     served.need_all()
     document = (ROOT / "checks/document.txt").read_text()
-    cold, warm = run(document[: args.tokens * 19 // 4])
+    cold, warm = run(document[: args.tokens * 33 // 8])
     ratio, prompt, loaded = cold[0] / warm[0], warm[2]["prompt_tokens"], warm[2]["loaded_tokens"]
     bound = 100 if args.tokens >= 3000 else 10
     same = cold[1] == warm[1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend kvferry in a real Triton: two servers on one store, faults of the store, loading and unloading, signals."""
-import os, sys, tempfile, threading
+import os, subprocess, sys, tempfile, threading
 
 import lab, served
 from served import add_model, answer, ask, Stream, tokens
@@ -25,6 +25,9 @@ def two_servers():
                 assert more["prompt_tokens"] > tea["prompt_tokens"] + 16 > other["prompt_tokens"], (tea, more, other)
                 last = answer(a, "m", text_input="Again?", session_id="tea", max_tokens=4)
                 assert last["prompt_tokens"] > more["prompt_tokens"] + 16, (more, last)
+                run = subprocess.run([f"{served.BUILD}/kvferry", "run", "-m", served.MODEL, "--store", redis.url, "--chat", "tea",
+                                      "-p", "And now?", "-n", "4"], capture_output=True, text=True, check=True)
+                assert 'chat "tea", turn 4' in run.stderr, run.stderr
                 assert b.stop() == 0
             assert a.stop() == 0
 

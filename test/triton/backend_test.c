@@ -243,7 +243,7 @@ static void test_every_call_of_a_request_fails_once(void **state) {
         if (forget(execute(s.instance, &r, 1))) { /* else it is Triton's as before */
             assert_true(host_request_wait(r, &o, PATIENCE_S));
             assert_int_equal(o.num_finals, 1);
-            assert_true(o.is_released != o.release_failed);
+            assert_true(o.is_released); /* a release that fails is tried again */
         }
         any = host_has_failed();
         host_fail(0);

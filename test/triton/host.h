@@ -82,12 +82,11 @@ TRITONBACKEND_Request *host_request(const host_input *inputs, uint32_t num);
  * request after its release ends the program. */
 typedef struct host_outcome {
     bool is_released;
-    bool release_failed; /* by host_fail: it stays the backend's */
     uint32_t num_finals, num_responses, num_errors;
     char text[4096];  /* of all outputs "text_output", one after the other */
     char error[2048]; /* of the last response that is an error */
 } host_outcome;
-/* Waits until the request has its final flag and was released (or its release failed). False: not within this time. */
+/* Waits until the request has its final flag and was released. False: not within this time. */
 bool host_request_wait(TRITONBACKEND_Request *, host_outcome *out, int seconds);
 /* The client is gone. */
 void host_request_cancel(TRITONBACKEND_Request *);

@@ -303,7 +303,7 @@ TRITONBACKEND_Request *host_request(const host_input *inputs, uint32_t num) {
 }
 
 static bool is_over(const host_outcome *o) {
-    return o->num_finals > 0 && (o->is_released || o->release_failed);
+    return o->num_finals > 0 && o->is_released;
 }
 
 bool host_request_wait(TRITONBACKEND_Request *r, host_outcome *out, int seconds) {
@@ -400,7 +400,6 @@ TRITONSERVER_Error *TRITONBACKEND_RequestRelease(TRITONBACKEND_Request *r, uint3
     must_be_held(r);
     TRITONSERVER_Error *injected = host_call(__func__);
     pthread_mutex_lock(&r->lock);
-    r->outcome.release_failed = injected != NULL;
     r->outcome.is_released = injected == NULL;
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->lock);

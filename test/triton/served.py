@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of the backend kvferry in a real Triton, for tests and checks: repositories, questions, streams."""
-import http.client, json, os, sys, threading, traceback
+import json, os, sys, threading, traceback
 
 import lab
 
