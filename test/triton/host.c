@@ -73,7 +73,7 @@ long host_leaks(void) {
     static const char *const names[HOST_NUM_KINDS] = {"errors",  "attributes", "messages",  "parameters", "families",
                                                       "metrics", "factories",  "responses", "statistics"};
     long all = 0;
-    for (int kind = 0; kind < HOST_NUM_KINDS; kind++) {
+    for (host_kind kind = 0; kind < HOST_NUM_KINDS; kind++) {
         if (host_live(kind) != 0) {
             fprintf(stderr, "%ld %s were not given back\n", host_live(kind), names[kind]);
         }
