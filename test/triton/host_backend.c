@@ -288,7 +288,10 @@ TRITONBACKEND_Request *host_request(const host_input *inputs, uint32_t num) {
     for (uint32_t i = 0; i < num; i++) {
         const bool is_text = inputs[i].type == TRITONSERVER_TYPE_BYTES;
         const uint32_t len = (uint32_t)inputs[i].len;
-        char *data = copy_of("", is_text ? sizeof len + len : len);
+        char *data = host_calloc(1, sizeof len + len + 1);
+        if (data == NULL) {
+            abort();
+        }
         memcpy(data, &len, is_text ? sizeof len : 0);
         memcpy(data + (is_text ? sizeof len : 0), inputs[i].data, len);
         r->inputs[i] = (TRITONBACKEND_Input){inputs[i], 1, r};
