@@ -30,8 +30,17 @@ def add_model(repository, name, more="", version=1, **parameters):
     return repository
 
 
+def has_metrics(triton):
+    try:
+        return triton.get("/metrics", triton.metrics)[0] == 200
+    except OSError:
+        return False
+
+
 def start(folder, repository, *options, **more):
-    return lab.Triton(folder, repository, [BACKENDS, *options], env={"GOMP_SPINCOUNT": "100"}, **more)
+    triton = lab.Triton(folder, repository, [BACKENDS, *options], env={"GOMP_SPINCOUNT": "100"}, **more)
+    lab.wait_until("the metrics answer", lambda: has_metrics(triton))  # their port opens after the server is ready
+    return triton
 
 
 def ask(triton, model, **inputs):
