@@ -15,7 +15,7 @@ minimal := build/minimal
 paths := eval "$$(scripts/setup.sh --print)"; export KVF_LLAMA_DIR KVF_LLAMA_SERVER KVF_MODEL KVF_GEMMA KVF_PYTHON KVF_VALKEY KVF_LLAMA_PYTHON KVF_PYTEST KVF_ENGINES KVF_HF_MODEL KVF_VLLM_OLDER KVF_TRITON KVF_TRITON_PYTHON
 programs := export KVFERRY="$$PWD/$(release)/kvferry" KVF_SOURCE="$$PWD" KVF_BUILD="$$PWD/$(release)"
 
-.PHONY: help setup setup-engines setup-triton program build demo demo-triton test install format tidy clean check abi-baseline
+.PHONY: help setup setup-engines setup-triton program build demo demo-triton test install uninstall format tidy clean check abi-baseline
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +46,10 @@ test: setup $(engines) ## all tests: release, Python and its engines, sanitizers
 
 install: ## install what `make build` built into PREFIX (default /usr/local)
 	@test -e $(release)/build.ninja || { echo "nothing is built yet: make build" >&2; exit 1; }
-	@cmake --install $(release) --prefix "$(PREFIX)"
+	@umask 022; cmake --install $(release) --prefix "$(PREFIX)" --strip
+
+uninstall: ## remove what `make install` put into PREFIX
+	@scripts/uninstall.sh "$(PREFIX)"
 
 format: ## format all C files by .clang-format
 	@scripts/format.sh

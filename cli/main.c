@@ -3,7 +3,7 @@
  * Entry point of the program kvferry: finds the verb and runs it.
  */
 #include "common/cli.h"
-#include "run/verbs.h"
+#include "common/llama.h"
 #include "verbs/verbs.h"
 
 #include <signal.h>
@@ -17,26 +17,21 @@ typedef struct verb {
     bool needs_llama; /* it, or what it starts */
 } verb;
 
-#ifdef KVF_HAVE_LLAMA
-#define HAVE_LLAMA true
-#else
-#define HAVE_LLAMA false
-int kvfcli_run(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
-    kvfcli_say("this kvferry was built without llama.cpp, so it has no `run`; `make build` builds one with it");
-    return KVFCLI_CONFIG;
+/* The verbs of the module that needs llama.cpp. */
+static int run(int argc, char **argv) {
+    const kvfcli_llama *llama = kvfcli_load_llama();
+    return llama != NULL ? llama->run(argc, argv) : KVFCLI_CONFIG;
 }
 
-int kvfcli_explain(int argc, char **argv) {
-    return kvfcli_run(argc, argv);
+static int explain(int argc, char **argv) {
+    const kvfcli_llama *llama = kvfcli_load_llama();
+    return llama != NULL ? llama->explain(argc, argv) : KVFCLI_CONFIG;
 }
-#endif
 
 static const verb verbs[] = {
-    {"run", kvfcli_run, "answer a prompt with a GGUF model, and load what is stored of it", true},
+    {"run", run, "answer a prompt with a GGUF model, and load what is stored of it", true},
     {"exec", kvfcli_exec, "start llama-server, or another llama.cpp program, with the store", true},
-    {"explain", kvfcli_explain, "say what of a prompt is stored, and why the rest is not", true},
+    {"explain", explain, "say what of a prompt is stored, and why the rest is not", true},
     {"ls", kvfcli_ls, "list spaces, blocks and sessions", false},
     {"inspect", kvfcli_inspect, "show one space, block or session", false},
     {"get", kvfcli_get, "read one record, verified", false},
@@ -75,15 +70,16 @@ static const char conclusion[] =
     "Exit codes: 0 fine, 1 damaged or not found, 2 usage, 3 store, 4 model or input, 5 I/O, 130 interrupted.\n";
 
 static void print_help(FILE *out) {
+    bool has_llama = kvfcli_has_llama();
     fputs(introduction, out);
-    fputs(HAVE_LLAMA ? start_with_llama : "", out);
+    fputs(has_llama ? start_with_llama : "", out);
     fputs(start, out);
     for (size_t i = 0; i < NUM_VERBS; i++) {
-        if (HAVE_LLAMA || !verbs[i].needs_llama) {
+        if (has_llama || !verbs[i].needs_llama) {
             fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
         }
     }
-    fputs(HAVE_LLAMA ? "" : "run, exec and explain need a kvferry that was built with llama.cpp (make build).\n", out);
+    fputs(has_llama ? "" : "run, exec and explain need a kvferry that was built and installed with llama.cpp.\n", out);
     fputs(conclusion, out);
 }
 

@@ -488,9 +488,13 @@ fetch_gemma() {
 
 # The source, once; and what is built from it step by step in one folder, so that an interrupted build goes on where it was and
 # llama-server is built from the library's own objects.
-readonly llama_options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
+llama_options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
     -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "-DCMAKE_INSTALL_RPATH=\$ORIGIN;\$ORIGIN/../lib")
+# Messages of llama.cpp name its source files: without this folder. (CMake can't pass such an option with a blank.)
+[[ $llama_build == *[[:space:]]* ]] ||
+    llama_options+=("-DCMAKE_C_FLAGS=-ffile-prefix-map=$llama_build/source/=" "-DCMAKE_CXX_FLAGS=-ffile-prefix-map=$llama_build/source/=")
+readonly llama_options
 
 fetch_llama() {
     [[ ! -d $llama_build/source ]] || return 0

@@ -297,7 +297,6 @@ static int run_or_explain(const kvfcli_verb *verb, int argc, char **argv, bool e
                                         .seed = LLAMA_DEFAULT_SEED,
                                         .kv_type = GGML_TYPE_F16,
                                         .flash_attn = LLAMA_FLASH_ATTN_TYPE_AUTO}};
-    kvfcli_calm_threads(argc, argv);
     kvfcli_log(KVF_LOG_WARN);
     int code = kvfcli_verb_main(verb, &run, argc, argv);
     cleanup(&run);

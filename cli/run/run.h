@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Declarations that the files of kvferry run share. run.c reads the arguments and is the order of events. The others:
- * threads: how they wait; input: the text of the prompt; model: weights and context; text: tokens and chat template;
- * answer: prefill and generation; report: the output at the end; explain:
- * kvferry explain.
+ * input: the text of the prompt; model: weights and context; text: tokens and chat template; answer: prefill and
+ * generation; report: the output at the end; explain: kvferry explain; module: all of it as a module.
  */
 #ifndef KVFCLI_RUN_H
 #define KVFCLI_RUN_H
@@ -28,11 +27,6 @@ typedef struct kvfcli_run_options {
 /* ---- input (input.c) */
 /* kvfcli_read_prompt puts the document and the question into one text. Returns 0, or an exit code after a message. */
 int kvfcli_read_prompt(kvfcli_string *out, const kvfcli_run_options *options);
-
-/* ---- threads (threads.c) */
-/* kvfcli_calm_threads makes llama.cpp's threads yield while they wait for each other, unless the environment decides
- * how they wait. libgomp reads its settings before main, so the program restarts itself once: call this first. */
-void kvfcli_calm_threads(int argc, char **argv);
 
 /* ---- model and context (model.c) */
 typedef struct kvfcli_engine {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What `kvferry run` gives to the rest of the command line, in builds with llama.cpp.
+ * What module.c exports: the verbs and functions that need llama.cpp.
  */
 #ifndef KVFCLI_RUN_VERBS_H
 #define KVFCLI_RUN_VERBS_H

@@ -3,6 +3,7 @@
  * kvferry exec: starts a program that uses llama.cpp, with the shim before its libllama.
  */
 #include "common/cli.h"
+#include "common/llama.h"
 #include "verbs/verbs.h"
 
 #include <elf.h>
@@ -130,25 +131,6 @@ static int check_program(char path[4096], const char *name) {
 
 /* ---- the shim ---- */
 
-/* Beside the program (in a build folder), or in the library folder of its prefix. */
-static bool find_shim(char out[4096]) {
-    static const char *const places[] = {"/" SHIM, "/../" KVF_LIBDIR "/kvferry/" SHIM, "/../lib/kvferry/" SHIM};
-    char self[3800];
-    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (len <= 0) {
-        return false;
-    }
-    self[len] = '\0';
-    *strrchr(self, '/') = '\0';
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        snprintf(out, 4096, "%s%s", self, places[i]);
-        if (access(out, R_OK) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static bool set_preload(const char *shim) {
     const char *others = getenv("LD_PRELOAD");
     char *all = NULL;
@@ -212,7 +194,7 @@ static int work(void *ctx, kvf_store *none, const kvfcli_common *common) {
     if (code != KVFCLI_FINE) {
         return code;
     }
-    if (!find_shim(shim)) {
+    if (!kvfcli_find_beside(shim, SHIM)) {
         kvfcli_say("%s is neither beside this program nor in its library folder: is kvferry installed with llama.cpp?",
                    SHIM);
         return KVFCLI_CONFIG;

@@ -3,7 +3,7 @@
  * kvferry inspect: shows one space, block or session in full.
  */
 #include "common/cli.h"
-#include "run/verbs.h"
+#include "common/llama.h"
 #include "verbs/verbs.h"
 
 #include <stdlib.h>
@@ -77,23 +77,20 @@ static int keep_block(void *ctx, const kvf_entry *entry) {
 }
 
 static int add_text(block *b, const char *model) {
-#ifdef KVF_HAVE_LLAMA
     kvf_error err = {.status = KVF_OK};
     if (b->tokens == NULL) {
         return KVFCLI_FINE;
     }
-    kvf_status status = kvfcli_detokenize(model, b->tokens, b->num_tokens, &b->text, &err);
+    const kvfcli_llama *llama = kvfcli_load_llama();
+    if (llama == NULL) {
+        return KVFCLI_CONFIG;
+    }
+    kvf_status status = llama->detokenize(model, b->tokens, b->num_tokens, &b->text, &err);
     if (status != KVF_OK) {
         kvfcli_fail(status, &err);
         return KVFCLI_INPUT;
     }
     return KVFCLI_FINE;
-#else
-    (void)b;
-    (void)model;
-    kvfcli_say("this kvferry was built without llama.cpp, so it can't read the vocabulary of a model");
-    return KVFCLI_INPUT;
-#endif
 }
 
 static void print_tokens(const block *b) {
