@@ -23,6 +23,7 @@ from conftest import until
 from slow_proxy import SlowProxy
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldElem, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm_engine import BLOCK, FIELDS, Engine, configs
 
@@ -180,16 +181,35 @@ def test_a_call_has_no_more_blocks_than_it_may(engine, redis, monkeypatch):
 def test_requests_that_can_not_be_named_are_left_alone(engine, redis):
     one = engine(redis.unix_url)
     adapters = identity.Adapters()
-    image = SimpleNamespace(identifier="0" * 64)
-    chosen = SimpleNamespace(identifier="my-image")
-    request = SimpleNamespace(pooling_params=None, resumable=False, mm_features=[image], lora_request=None)
+    request = SimpleNamespace(pooling_params=None, resumable=False, mm_features=[], lora_request=None)
     assert adapters.suffix(request) == b""
-    assert adapters.suffix(SimpleNamespace(**{**vars(request), "mm_features": [image, chosen]})) is None
     assert adapters.suffix(SimpleNamespace(**{**vars(request), "pooling_params": object()})) is None
     assert adapters.suffix(SimpleNamespace(**{**vars(request), "resumable": True})) is None
     skips = one.request(IDS)
     skips.skip_reading_prefix_cache = True
     assert one.ask(skips) == 0
+
+
+def image(identifier, pixels, offset=10, length=4):
+    data = None if pixels is None else MultiModalKwargsItem({"pixels": MultiModalFieldElem(pixels, None)})
+    return MultiModalFeatureSpec(data, "image", identifier, PlaceholderRange(offset, length))
+
+
+@pytest.mark.parametrize("identifier", ["my-image", "0" * 64], ids=["a UUID", "a UUID hashed with options"])
+def test_an_image_is_its_content_not_its_name(engine, redis, identifier):
+    """Two clients of one store give other images one name. The identifier is the same, and so are vLLM's hashes."""
+    mine, other = (torch.full((3, 2), value, dtype=torch.bfloat16) for value in (1, 2))
+    assert engine(redis.unix_url).run(IDS, images=[image(identifier, mine)]) == 0
+    assert engine(redis.unix_url).run(IDS, images=[image(identifier, other)]) == 8, "what is before the image"
+    assert engine(redis.unix_url).run(IDS, images=[image(identifier, mine)]) == 40
+    assert engine(redis.unix_url).run(IDS, images=[image(identifier, mine.reshape(2, 3))]) == 8
+    more = [image(identifier, mine), image("1" * 64, other, offset=24)]
+    assert engine(redis.unix_url).run(IDS, images=more) == 24, "what is before the second image"
+
+
+@pytest.mark.parametrize("data", [None, [], object()], ids=["elsewhere", "nothing", "unknown"])
+def test_an_image_whose_content_is_not_here_is_left_alone(engine, redis, data):
+    assert [engine(redis.unix_url).run(IDS, images=[image("0" * 64, data)]) for _ in range(2)] == [0, 0]
 
 
 def test_an_adapter_is_its_files_not_its_name(engine, redis, tmp_path):
@@ -762,6 +782,21 @@ def test_a_fault_in_the_scheduler_turns_kvferry_off(engine, redis, monkeypatch):
     second.prefill(request)
     second.check(request, range(10))
     assert second.ask(second.request(IDS)) == 0
+
+
+def test_after_a_fault_in_the_scheduler_no_save_reads_pages_that_are_written_anew(engine, own_redis, monkeypatch):
+    """The fence comes with each step of the scheduler's half, which is off."""
+    one = engine(own_redis.tcp_url, save_timeout=2.0)
+    request = one.request(IDS)
+    one.ask(request)
+    own_redis.pause()
+    one.prefill(request)
+    worker, pages = one.workers[0]._worker, array("q", one.slots[request.request_id])
+    until(lambda: worker._pages.fence(pages, 0) is False, "a save reads its pages")
+    monkeypatch.setattr(one.scheduler._scheduler, "step", lambda *a: 1 / 0)
+    one.step({})
+    assert worker._pages.fence(pages, 0) is True
+    own_redis.resume()
 
 
 def test_a_fault_in_a_worker_turns_kvferry_off(engine, redis, monkeypatch):

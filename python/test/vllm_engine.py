@@ -111,10 +111,10 @@ class Engine:
 
     # ---- requests
 
-    def request(self, ids, salt=None, lora=None):
+    def request(self, ids, salt=None, lora=None, images=None):
         self.count += 1
         request = Request(f"r{self.count}", list(ids), SamplingParams(max_tokens=8), None, block_hasher=self.hasher,
-                          cache_salt=salt, lora_request=lora)  # fmt: skip
+                          cache_salt=salt, lora_request=lora, mm_features=images)  # fmt: skip
         self.scheduler.on_new_request(request)
         return request
 

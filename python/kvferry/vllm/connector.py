@@ -126,7 +126,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         step = self._build_step(scheduler_output)
         if step is None:
-            step = Step(stranded=self._scheduler.promised if self._scheduler else {})
+            step = Step(is_last=True, stranded=self._scheduler.promised if self._scheduler else {})
             if self._scheduler:
                 self._scheduler.promised = {}
         return step

@@ -232,8 +232,6 @@ class Adapters:
         """Bytes for the request's keys. None: its KV can't be named, leave the request alone."""
         if request.pooling_params is not None or getattr(request, "resumable", False):
             return None
-        if not all(_is_hash(feature.identifier) for feature in request.mm_features):
-            return None
         return b"" if request.lora_request is None else self._adapter(request.lora_request)
 
     def _adapter(self, lora: Any) -> bytes | None:
@@ -250,8 +248,3 @@ class Adapters:
             digest = b""
         self._digests[name] = digest
         return digest or None
-
-
-def _is_hash(identifier: str) -> bool:
-    """Whether an image is named by its content. Names that clients choose mean something else to others."""
-    return len(identifier) == 64 and all(c in "0123456789abcdef" for c in identifier)

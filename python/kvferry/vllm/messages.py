@@ -22,8 +22,10 @@ class Move:
     request: str
     hashes: list[bytes]
     """The engine's own, one for each block: they name all tokens up to its end, and what else its KV depends on."""
+    names: list[bytes]
+    """The same with what the hashes leave open of images. The keys are made of them."""
     suffix: bytes
-    """What the hashes leave open: the digest of a LoRA adapter's files, or nothing."""
+    """What the hashes leave open of the whole request: the digest of a LoRA adapter's files, or nothing."""
     slots: "array[int]"
     """For each block the number of its page in every layer."""
     tokens: "array[int]"
@@ -40,12 +42,12 @@ class Move:
     """Under which its outcome is reported, for KV events. 0: nobody asks."""
 
     def keys(self, space: kvferry.Space, rank: int) -> bytes:
-        return keys_of(space, self.hashes, self.suffix, rank)
+        return keys_of(space, self.names, self.suffix, rank)
 
 
-def keys_of(space: kvferry.Space, hashes: list[bytes], suffix: bytes, rank: int, group: int = 0) -> bytes:
+def keys_of(space: kvferry.Space, names: list[bytes], suffix: bytes, rank: int, group: int = 0) -> bytes:
     """Each rank has other bytes of a block, and each group of layers."""
-    return space.keys_of(hashes, rank.to_bytes(4, "little") + group.to_bytes(4, "little") + suffix)
+    return space.keys_of(names, rank.to_bytes(4, "little") + group.to_bytes(4, "little") + suffix)
 
 
 def interleave(keys_by_rank: list[bytes]) -> bytes:
@@ -80,6 +82,8 @@ class Step(KVConnectorMetadata):
     """What the step computes, of all requests."""
     stranded: "dict[str, array[int]]" = field(default_factory=dict)
     """Requests that wait for loads which were never begun, because of a fault; with their pages."""
+    is_last: bool = False
+    """The scheduler's half is off, so nobody says any more which pages are written anew: no save may go on."""
 
 
 @dataclass(slots=True)

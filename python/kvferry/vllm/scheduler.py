@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvferry
+from kvferry.vllm import media
 from kvferry.vllm.events import Announcer
 from kvferry.vllm.identity import Adapters
 from kvferry.vllm.influence import Facts
@@ -41,6 +42,7 @@ class Tracked:
 
     request: Any
     suffix: bytes
+    media: list[media.Media]
     saved: int = 0
     """Blocks that some step was told to save."""
     lookup: Lookup | None = None
@@ -118,9 +120,9 @@ class Scheduler:
         if self._opened is None:
             self._warn_of_silent_workers()
             return
-        suffix = self._adapters.suffix(request)
-        if suffix is not None:
-            self._requests[request.request_id] = Tracked(request, suffix)
+        suffix, content = self._adapters.suffix(request), media.content_of(request)
+        if suffix is not None and content is not None:
+            self._requests[request.request_id] = Tracked(request, suffix, content)
 
     def _warn_of_silent_workers(self) -> None:
         if not self._has_warned:
@@ -213,8 +215,8 @@ class Scheduler:
         return lookup
 
     def _keys(self, tracked: Tracked, first: int, last: int) -> bytes:
-        hashes = self._hashes(tracked.request, first, last)
-        return interleave([keys_of(self._space, hashes, tracked.suffix, rank) for rank in range(self._ranks)])
+        names = self._names(tracked, first, self._hashes(tracked.request, first, last))
+        return interleave([keys_of(self._space, names, tracked.suffix, rank) for rank in range(self._ranks)])
 
     def _await_answers(self) -> None:
         if self._asked and self._wait_left > 0:
@@ -340,10 +342,15 @@ class Scheduler:
         """The engine may hash units smaller than a block. The hash of the last unit names the block."""
         return [bytes(h) for h in request.block_hashes[self._ratio - 1 :: self._ratio][first:end]]
 
+    def _names(self, tracked: Tracked, first: int, hashes: list[bytes]) -> list[bytes]:
+        return media.names_of(hashes, tracked.media, first, self._block) if tracked.media else hashes
+
     def _move(self, tracked: Tracked, first: int, end: int, slots: list[int]) -> Move:
+        hashes = self._hashes(tracked.request, first, end)
         return Move(
             request=tracked.request.request_id,
-            hashes=self._hashes(tracked.request, first, end),
+            hashes=hashes,
+            names=self._names(tracked, first, hashes),
             suffix=tracked.suffix,
             slots=array("q", slots[first:end]),
             tokens=array("I", tracked.request.all_token_ids[first * self._block : end * self._block]),

@@ -99,9 +99,9 @@ class Worker:
         """The last moment before the step's new pages are written. Saves that still read them end first: they have
         deadlines, and those that have not begun are dropped."""
         saves = [(ticket, f) for ticket, f in self._flights.items() if not f.is_load]
-        if not saves or not step.fence:
+        if not saves or not (step.fence or step.is_last):
             return
-        fenced = set(step.fence)
+        fenced = set(step.fence).union(*[f.move.slots for _, f in saves] if step.is_last else [])
         reading = [(ticket, fenced.intersection(f.move.slots)) for ticket, f in saves]
         slots = sorted(set().union(*[shared for _, shared in reading]))
         if not slots:
