@@ -57,7 +57,8 @@ def configs(options, *, role="kv_both", hash_tokens=BLOCK, tp=1, rank=0, events=
         kv_events_config=SimpleNamespace(enable_kv_cache_events=events),
     )
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=layers)]
-    return config, SimpleNamespace(kv_cache_groups=groups, kv_cache_layout="LBHNC", hash_block_size=hash_tokens)
+    return config, SimpleNamespace(kv_cache_groups=groups, kv_cache_layout="LBHNC", hash_block_size=hash_tokens,
+                                   num_blocks=SLOTS)  # fmt: skip
 
 
 class Engine:
@@ -89,9 +90,7 @@ class Engine:
             return KvferryConnector(config, which, kv_config)
 
         self.workers = [make(KVConnectorRole.WORKER, rank) for rank in range(tp)]
-        self.pages = [
-            {f"model.layers.{i}.attn": torch.zeros(SLOTS, 1, BLOCK, ROW) for i in range(LAYERS)} for _ in range(tp)
-        ]
+        self.pages = [self.new_pages() for _ in range(tp)]
         for worker, pages in zip(self.workers, self.pages, strict=True):
             worker.register_kv_caches(pages)
         self.scheduler = make(KVConnectorRole.SCHEDULER, 0)
@@ -104,6 +103,13 @@ class Engine:
         self.finished = set()
         self.arrived = {}  # by request: how many ranks have reported its load
         self.count = 0
+
+    def new_pages(self):
+        return {f"model.layers.{i}.attn": torch.zeros(SLOTS, 1, BLOCK, ROW) for i in range(LAYERS)}
+
+    def page(self, cache, slot):
+        """A view of the numbers of a block, in one layer."""
+        return cache[slot]
 
     def close(self):
         for connector in (*self.workers, self.scheduler):
@@ -212,7 +218,10 @@ class Engine:
         for block in range(computed // BLOCK, (computed + num) // BLOCK):
             rows = expected([rank, *ids], block) if rank else expected(ids, block)
             for layer, cache in enumerate(self.pages[rank].values()):
-                cache[own[block]].copy_(rows[layer].reshape(1, BLOCK, ROW))
+                self.write(self.page(cache, own[block]), rows[layer])
+
+    def write(self, page, row):
+        page.copy_(row.reshape(page.shape))
 
     def check(self, request, blocks):
         """The pages of these blocks have the KV of the request's tokens."""
@@ -221,7 +230,8 @@ class Engine:
                 ids = [rank, *request.all_token_ids] if rank else request.all_token_ids
                 rows, slot = expected(ids, block), self.slots[request.request_id][block]
                 for layer, cache in enumerate(pages.values()):
-                    assert torch.equal(cache[slot].flatten(), rows[layer]), f"block {block} is wrong in layer {layer}"
+                    page = self.page(cache, slot).flatten()
+                    assert torch.equal(page.cpu(), rows[layer]), f"block {block} is wrong in layer {layer}"
 
     # ---- a whole request
 

@@ -88,6 +88,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                 block_tokens=block,
                 rank=parallel.rank % parallel.tensor_parallel_size,
                 layers=list(group.layer_names),
+                num_blocks=kv_config.num_blocks,
             )
 
     def _turn_off(self, where: str) -> None:

@@ -30,6 +30,9 @@ class Settings:
     """What a load may cost at most if its blocks arrive too late. None: 3 % of the time that computing them takes."""
     save_timeout: float = 10.0
     """How long a save may take before its blocks are dropped."""
+    staging_bytes: int = 1 << 30
+    """Of pinned host memory in each worker, through which blocks go where the pages are a GPU's. A power of two, as
+    torch pins no other sizes."""
     trace: str | None = None
     """A file to which every lookup, load and save is appended as a line of JSON."""
 
@@ -46,6 +49,9 @@ class Settings:
         for name in ("lookup_timeout", "load_timeout", "save_timeout", "patience"):
             if values.get(name) is not None:
                 values[name] = seconds(name, values[name])
+        size = values.get("staging_bytes", 1)
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            raise ValueError(f"kvferry: staging_bytes is a number of bytes, not {size!r}")
         return cls(**values)
 
 

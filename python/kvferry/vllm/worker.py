@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The half in each worker's process: moves blocks between the engine's pages and the store, without own copies."""
+"""The half in each worker's process: moves blocks between the engine's pages and the store."""
 
 import time
 from array import array
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvferry
+from kvferry.vllm import staging
 from kvferry.vllm.events import GONE
 from kvferry.vllm.messages import Move, Outcome, Report, Step
 from kvferry.vllm.metrics import Counters
+from kvferry.vllm.pages import HostPages, Pages
 from kvferry.vllm.plan import SMALLEST, Account
 from kvferry.vllm.settings import Settings, Trace, log
 
@@ -31,8 +33,9 @@ class Flight:
 
 
 class Worker:
-    """Loads go straight into pages that the engine has set aside for them. Saves go straight from pages of whole
-    blocks; before the engine writes such a page anew, `before_step` waits until nobody reads it any more."""
+    """Loads go into pages that the engine has set aside for them. Saves are of pages of whole blocks; before the engine
+    writes such a page anew, `before_step` sees to it that nobody reads it any more. How they go is that of the pages:
+    straight (pages.py), or through pinned memory where the pages are a device's (staging.py)."""
 
     def __init__(
         self,
@@ -42,13 +45,14 @@ class Worker:
         block_tokens: int,
         rank: int,
         layers: list[str],
+        num_blocks: int,
     ) -> None:
         self._store, self._settings = store, settings
-        self._block, self._rank, self._layers = block_tokens, rank, layers
+        self._block, self._rank, self._layers, self._num_blocks = block_tokens, rank, layers, num_blocks
         self._queue = kvferry.Queue(store, 1024)
         self._trace, self.counters = Trace(settings.trace, f"worker {rank}"), Counters()
         self._flights: dict[int, Flight] = {}  # by ticket
-        self._view: kvferry.View | None = None
+        self._registered: Pages | None = None
         self._loaded: set[str] = set()  # requests whose load has ended since the last step
         self._bad: set[int] = set()  # pages that it has left without their block
         self._failed: set[str] = set()
@@ -66,25 +70,24 @@ class Worker:
         return self._opened
 
     def register(self, caches: dict[str, Any]) -> None:
-        """Describes the engine's pages: one run for each layer. Raises ValueError: they are not as expected."""
-        regions: dict[int, tuple[int, int, int, int, int]] = {}
-        num_slots = {cache.shape[0] for cache in caches.values()}
+        """Takes the engine's pages. Raises ValueError: they are not as expected."""
         missing = [name for name in self._layers if name not in caches]
-        if missing or len(num_slots) != 1:
-            raise ValueError(f"kvferry: the engine has no KV cache of its own for {missing}, or of different sizes")
-        for name in self._layers:
-            cache = caches[name]
-            if cache.device.type != "cpu" or not cache[0].is_contiguous():
-                raise ValueError(f"kvferry: the pages of {name} are not in one piece in the CPU's memory")
-            page = cache[0].numel() * cache.element_size()
-            regions[cache.data_ptr()] = (cache.data_ptr(), cache.stride(0) * cache.element_size(), page, 0, 1)
-        self._view = kvferry.View(list(regions.values()), num_slots.pop(), owner=caches)
-        self._trace("pages", layers=len(regions), slots=self._view.num_slots, slot_bytes=self._view.slot_bytes)
+        if missing:
+            raise ValueError(f"kvferry: the engine has no KV cache of its own for {missing}")
+        ours = [caches[name] for name in self._layers]
+        streams = staging.streams_of(ours[0].device)
+        if streams is None:
+            self._registered = HostPages(self._queue, caches, self._layers)
+        else:
+            self._registered = staging.DevicePages(
+                self._queue, ours, self._num_blocks, streams, self._settings.staging_bytes
+            )
+        self._trace("pages", slots=self._pages.num_slots, slot_bytes=self._pages.slot_bytes)
 
     @property
-    def _pages(self) -> kvferry.View:
-        assert self._view is not None, "vLLM has not registered its KV caches"
-        return self._view
+    def _pages(self) -> Pages:
+        assert self._registered is not None, "vLLM has not registered its KV caches"
+        return self._registered
 
     # ---- a step, in the order of the engine's calls
 
@@ -108,8 +111,8 @@ class Worker:
             return
         began = time.monotonic()
         for ticket, shared in reading:
-            if shared:
-                self._queue.cancel(ticket)
+            if shared and self._pages.reads_in_place:
+                self._pages.cancel(ticket)
         while not self._pages.fence(array("q", slots), timeout=self._settings.save_timeout):
             log.warning("kvferry: a save still reads pages that the engine wants to write; waiting for it")
         self._trace("fence", slots=len(slots), seconds=time.monotonic() - began)
@@ -127,14 +130,12 @@ class Worker:
             self._loaded.add(request)
 
     def _submit_load(self, move: Move) -> bool:
-        ticket = self._queue.submit_load(
+        ticket = self._pages.load(
             self._space,
             move.keys(self._space, self._rank),
-            self._pages,
-            slots=move.slots,
+            move.slots,
             tokens=move.tokens,
             first_token=move.first_token,
-            arrivals=True,
             timeout=move.timeout,
             patience=max(LEAST_PATIENCE, move.patience / 2),  # a silent server is tried twice
         )
@@ -151,11 +152,10 @@ class Worker:
             if is_slow:
                 self._shed(move)
                 continue
-            ticket = self._queue.submit_save(
+            ticket = self._pages.save(
                 self._space,
                 keys,
-                self._pages,
-                slots=move.slots,
+                move.slots,
                 tokens=move.tokens,
                 first_token=move.first_token,
                 timeout=move.timeout,
@@ -188,16 +188,16 @@ class Worker:
         while (
             not self._loaded and any(f.is_load for f in self._flights.values()) and (left := end - time.monotonic()) > 0
         ):
-            self._queue.wait(left)
+            self._pages.wait(left)
             self._land_all()
         self._give_up_late_loads()
         return self.take_loaded()
 
     def _give_up_late_loads(self) -> None:
         for ticket, flight in self._flights.items():
-            arrived = self._queue.arrived(ticket) if flight.is_load and not flight.is_given_up else None
-            if arrived is not None and flight.account is not None and flight.account.is_empty(arrived[1].count(1)):
-                self._queue.cancel(ticket)
+            arrived = self._pages.arrived(ticket) if flight.is_load and not flight.is_given_up else None
+            if arrived is not None and flight.account is not None and flight.account.is_empty(arrived):
+                self._pages.cancel(ticket)
                 flight.is_given_up = True
 
     def take_loaded(self) -> set[str]:
@@ -221,7 +221,7 @@ class Worker:
     # ---- completions
 
     def _land_all(self) -> None:
-        for done in self._queue.reap():
+        for done in self._registered.reap() if self._registered is not None else ():
             self._land(self._flights.pop(done.ticket), done)
 
     def _land(self, flight: Flight, done: kvferry.Completion) -> None:
@@ -270,7 +270,7 @@ class Worker:
     def give_up(self) -> None:
         """After a fault of ours: waits until nothing touches the pages any more, and reports what was to be loaded as
         missing."""
-        self._queue.close()
+        self._close_pages()
         for flight in self._flights.values():
             if flight.is_load:
                 self._bad.update(flight.move.slots)
@@ -281,8 +281,12 @@ class Worker:
     def close(self) -> None:
         end = time.monotonic() + DRAIN
         while self._flights and time.monotonic() < end:
-            self._queue.wait(max(0.0, end - time.monotonic()))
+            self._pages.wait(max(0.0, end - time.monotonic()))
             self._land_all()
         for ticket in self._flights:
-            self._queue.cancel(ticket)
+            self._pages.cancel(ticket)
+        self._close_pages()
         self._store.close()
+
+    def _close_pages(self) -> None:
+        (self._registered or self._queue).close()
