@@ -155,18 +155,26 @@ def test_settings_of_the_server_are_in_the_identity(redis: RedisServer, monkeypa
     context = types.SimpleNamespace(get_server_args=lambda: settings)
     monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
     assert loads(redis, "MHA") == 0
-    settings.quantization = "fp8"
-    assert loads(redis, "MHA") == 0
-    settings.quantization = None
+    for name, value in (("quantization", "fp8"), ("enable_tf32_matmul", True), ("a_new_one", {"of": [1]})):
+        before = dict(vars(settings))
+        setattr(settings, name, value)
+        assert loads(redis, "MHA") == 0, name
+        vars(settings).clear()
+        vars(settings).update(before)
+    settings.host, settings.log_level = "10.0.0.7", "debug"
     assert loads(redis, "MHA") == 6
+    monkeypatch.setenv("SGLANG_USE_SOMETHING", "1")
+    assert loads(redis, "MHA") == 0
 
 
 def test_the_settings_exist() -> None:
     """Their names are those of SGLang's arguments, and the backend's own options are checked."""
-    from kvferry.sglang.identity import SETTINGS as NAMES
+    from kvferry.sglang.identity import IGNORED
 
     fields = "".join(path.read_text() for path in (sglang_lab.FOLDER / "srt/arg_groups/fields").glob("*.py"))
-    assert [name for name in (*NAMES, "load_format", "model_path", "revision") if f"\n    {name}:" not in fields] == []
+    named = [*IGNORED, "load_format", "model_path", "revision"]
+    assert [name for name in named if f"\n    {name}:" not in fields] == []
+    assert not IGNORED & {"dtype", "quantization", "kv_cache_dtype", "json_model_override_args", "context_length"}
     with pytest.raises(ValueError, match="kvferry has no option 'storre'"):
         attach(MHATokenToKVPoolHost("page_first", torch.float16, BLOCK, 4), {"storre": "mem:", "model": "a"})
 
@@ -175,6 +183,14 @@ def test_a_layout_that_is_not_proven_is_refused() -> None:
     pool = MHATokenToKVPoolHost("page_head", torch.float16, BLOCK, 4)
     with pytest.raises(ValueError, match="does not support the layout page_head"):
         attach(pool, {"store": "mem:", "model": "a"})
+
+
+def test_ranks_with_other_tokens_of_a_page_are_refused() -> None:
+    """Decode context parallelism: all ranks would have one key, and each has other bytes."""
+    pool = MLATokenToKVPoolHost("page_first", torch.float16, BLOCK, 4)
+    ranks = {"tp_size": 2, "tp_rank": 1, "dcp_size": 2, "dcp_rank": 1, "logical_page_size": 2 * BLOCK}
+    with pytest.raises(ValueError, match="does not support decode context parallelism"):
+        attach(pool, {"store": "mem:", "model": "a"}, is_mla_model=True, **ranks)
 
 
 def test_a_fault_of_its_own_ends_no_thread_of_sglang(caplog: pytest.LogCaptureFixture) -> None:
