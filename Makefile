@@ -113,9 +113,9 @@ check-hf: build ## Transformers in a second process: 2,000 tokens, first token 1
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/hf.py
 
 demo-triton: build setup-triton ## Triton twice on one Redis: a prompt of 3,000 tokens is computed once, then loaded
-	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton.py
+	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton_demo.py
 check-triton: build setup-triton ## a real Triton, started anew: 3,000 tokens, same answer, first token 100 times sooner
-	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton.py --check
+	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton_demo.py --check
 
 check-triton-load: build setup-triton ## Triton's backend under load: 0.95 of llama.cpp's speed, nobody starves, gaps while a prompt is loaded
 	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton_load.py --check
@@ -127,7 +127,7 @@ check-triton-faults: build setup-triton ## Triton's backend: faults of the store
 	@$(paths); $(programs); test/triton/backend_answers.sh; test/triton/backend_faults.sh
 
 check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times sooner, log-probabilities as from its own cache
-	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm.py
+	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_restart.py
 
 check-vllm-tier: build ## the secondary tier on a folder beside vLLM's own tier fs, interleaved: saves and loads not slower
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_tier.py

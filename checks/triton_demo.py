@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Triton with the backend kvferry and a redis-server: a prompt of 3,000 tokens, the server started anew, the same prompt.
 
-usage: checks/triton.py [--check] [--tokens N]
+usage: checks/triton_demo.py [--check] [--tokens N]
 
 Prints the time to the first streamed token of both, and what was loaded. With --check the exit status is 0 only if both answers
 are the same tokens, at least 90 % of the prompt was loaded, and the first token came at least 100 times sooner. With fewer
