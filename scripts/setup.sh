@@ -40,7 +40,8 @@ END
 }
 
 packages=(gcc g++ cmake ninja-build make pkg-config python3 python3-venv libssl-dev libxxhash-dev libjansson-dev redis-server)
-readonly test_packages=(python3-dev clang libclang-rt-14-dev clang-format clang-tidy git libcmocka-dev libhiredis-dev abigail-tools)
+readonly test_packages=(python3-dev clang libclang-rt-14-dev clang-format clang-tidy git libcmocka-dev libhiredis-dev abigail-tools
+    zsh fish mandoc groff)
 
 readonly llama_version=0.3.36 # of the package llama-cpp-python; it holds llama.cpp at 0c1e57098
 readonly llama_make=2 # raised when what is built of it changes, so that a cache from before is not taken for whole
