@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check-article: the few lines of redis-py and numpy that sessions are compatible with, against the C API, in both directions.
+"""check-article: the few lines of redis-py and numpy that sessions are compatible with, against the C API, both ways.
 
     article.py TOOL SERVER_PORT URL FOLDER
 
 TOOL is test/shell/session_tool.c, a program of the public C API; URL names the same server. checks/article.sh runs it.
 """
+
 import hashlib
 import json
 import pathlib
@@ -34,12 +35,12 @@ def read_spread(r, session_id, name):
     """What a plain reader adds for arrays above the server's bulk limit: docs/session-format.md."""
     meta = json.loads(r.hget(session_id, "meta"))
     num = -(-meta[name]["bytes"] // meta["part_bytes"])
-    return b"".join(r.hmget(session_id, name, *("%s.%d" % (name, i) for i in range(1, num))))
+    return b"".join(r.hmget(session_id, name, *(f"{name}.{i}" for i in range(1, num))))
 
 
 def same(a, b, what):
     if hashlib.sha256(a).digest() != hashlib.sha256(b).digest():
-        sys.exit("%s: %d bytes became %d, or others" % (what, len(a), len(b)))
+        sys.exit(f"{what}: {len(a)} bytes became {len(b)}, or others")
 
 
 def main():
@@ -52,11 +53,11 @@ def main():
     def c(*args):
         done = subprocess.run([tool, *args], stdout=subprocess.PIPE, text=True, timeout=120)
         if done.returncode != 0:
-            sys.exit("session_tool %s: exit status %d: %s" % (" ".join(args), done.returncode, done.stdout))
+            sys.exit(f"session_tool {' '.join(args)}: exit status {done.returncode}: {done.stdout}")
         return done.stdout.split()
 
     def c_save(name, k, v, how="save"):
-        for path, array in zip(files, (k, v)):
+        for path, array in zip(files, (k, v), strict=True):
             pathlib.Path(path).write_bytes(array.tobytes())
         c(how, url, name, *files, str(k.dtype), *map(str, k.shape))
 
@@ -65,7 +66,7 @@ def main():
         return said, *(pathlib.Path(path).read_bytes() for path in files)
 
     def both_ways(k, v):
-        name = "session:%d" % checked["sessions"]
+        name = f"session:{checked['sessions']}"
         manager.save_kv_cache(name, k, v)  # Python writes, C reads: raw bytes
         said, ck, cv = c_load(name)
         same(k.tobytes(), ck, "keys, Python to C")
@@ -110,7 +111,9 @@ def main():
     both_ways(small, small + 1)
     both_ways(np.arange(7, dtype=np.uint8), np.arange(7, 0, -1, dtype=np.uint8))
     both_ways(np.frombuffer(bytes(range(256)) + b"\r\n\0$-1\r\n\r", np.uint8), np.zeros(265, np.uint8))
-    real = rng.standard_normal((32, 8, 1024, 128), dtype=np.float32).astype(np.float16)  # 64 MiB: layers, heads, tokens, width
+    real = rng.standard_normal((32, 8, 1024, 128), dtype=np.float32).astype(
+        np.float16
+    )  # 64 MiB: layers, heads, tokens, width
     began = time.monotonic()
     both_ways(real, real[::-1].copy())
     print("two arrays of 64 MiB there and back in %.1f s, with all programs started" % (time.monotonic() - began))
@@ -119,7 +122,7 @@ def main():
     assert manager.load_kv_cache("nobody") == (None, None)
     assert subprocess.run([tool, "load", url, "nobody", *files], stdout=subprocess.DEVNULL).returncode == 3
 
-    # Above the server's limit for one value, the arrays are spread, and meta says how. 1 MiB is the lowest limit that a server takes.
+    # Above the server's limit for one value, the arrays are spread, and meta says how. 1 MiB is the lowest limit.
     limit = manager.r.config_get("proto-max-bulk-len")["proto-max-bulk-len"]
     manager.r.config_set("proto-max-bulk-len", 1 << 20)
     spread = rng.integers(0, 256, 5 * (1 << 19) + 3, dtype=np.uint8)
@@ -133,7 +136,9 @@ def main():
     manager.r.config_set("proto-max-bulk-len", limit)
     checked["sessions"] += 1
     checked["bytes"] += 2 * spread.nbytes
-    print("%(sessions)d sessions, %(bytes)d bytes: the same byte for byte from C to redis-py and back" % checked)
+    print(
+        f"{checked['sessions']} sessions, {checked['bytes']} bytes: the same byte for byte from C to redis-py and back"
+    )
 
 
 main()

@@ -21,6 +21,7 @@ Each document has a scratch folder as working directory and HOME. PATH begins wi
 the check. `cache:6379` in a command is a private server, started for the check. `model.gguf` and `document.txt` exist.
 Needs KVFERRY, KVF_MODEL and KVF_PYTHON (make check-docs sets them).
 """
+
 import os
 import re
 import shutil
@@ -39,7 +40,9 @@ SECONDS = 300  # for one fence
 # Files that the text names and that are not of this tree: llama.cpp's, the reader's own, those of other programs.
 FOREIGN = {"llama.h", "llama-context.cpp", "llama-kv-cache.cpp", "prog.c", "zstd.h", "redis.md"}
 NAMED = re.compile(r"`([A-Za-z0-9_.*<>/-]*[A-Za-z0-9_*>-]\.(?:c|h|py|sh|md|conf|svg|map|bash))`")
-PATHS = re.compile(r"(?<![\w/`.])((?:src|cli|engines|include|docs|test|bench|scripts|checks)/[\w./-]+\.(?:c|h|py|sh|md|svg))\b")
+PATHS = re.compile(
+    r"(?<![\w/`.])((?:src|cli|engines|include|docs|test|bench|scripts|checks)/[\w./-]+\.(?:c|h|py|sh|md|svg))\b"
+)
 
 IDENTIFIERS = re.compile(r"\b(kvf[il]?_[a-z0-9_]*[a-z0-9]|KVF_[A-Z0-9_]*[A-Z0-9])\b(?!_)")
 
@@ -111,6 +114,7 @@ class Document:
 
 # --- what is read
 
+
 def check_lines(doc):
     for number, line in enumerate(doc.lines, 1):
         if len(line) > LONGEST_LINE:
@@ -148,7 +152,10 @@ def line_of(doc, text):
 def identifiers(root, files):
     found = set()
     for file in files:
-        if file.startswith(("include/", "src/", "cli/", "engines/", "scripts/")) or file in ("Makefile", "CMakeLists.txt"):
+        if file.startswith(("include/", "src/", "cli/", "engines/", "scripts/")) or file in (
+            "Makefile",
+            "CMakeLists.txt",
+        ):
             found.update(IDENTIFIERS.findall((root / file).read_text(encoding="utf-8")))
     return found
 
@@ -197,7 +204,7 @@ def check_excerpts(doc, root):
 
 
 def is_part(part, lines):
-    spans = (lines[at:at + len(part)] for at in range(len(lines) - len(part) + 1))
+    spans = (lines[at : at + len(part)] for at in range(len(lines) - len(part) + 1))
     return any(textwrap.dedent("\n".join(span)).split("\n") == part for span in spans)
 
 
@@ -245,8 +252,11 @@ HEAD = re.compile(r"/\* SPDX-License-Identifier: Apache-2\.0\n \*\n \* \S")
 def check_heads(root, files):
     """Headers of earlier releases (test/abi) stay as they were."""
     sources = [file for file in files if file.endswith((".c", ".h")) and not file.startswith("test/abi/")]
-    return [f"{file}:1: the file does not begin with what it is for" for file in sources
-            if not HEAD.match((root / file).read_text(encoding="utf-8"))]
+    return [
+        f"{file}:1: the file does not begin with what it is for"
+        for file in sources
+        if not HEAD.match((root / file).read_text(encoding="utf-8"))
+    ]
 
 
 def subjects(root):
@@ -256,10 +266,13 @@ def subjects(root):
 
 
 def git(root, *words):
-    return subprocess.run(["git", "-C", root, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return subprocess.run(
+        ["git", "-C", root, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ).stdout
 
 
 # --- what is executed
+
 
 class Scratch:
     """A folder for the commands of one document, with the server that its text assumes."""
@@ -271,7 +284,9 @@ class Scratch:
         (self.dir / "home").mkdir()
         # Short answers: what is checked is that the commands work.
         self.put_command("kvferry", f'[[ $1 != run ]] || set -- "$@" -n 8\nexec "{env("KVFERRY")}" "$@"')
-        self.put_command("redis-cli", f'exec {shutil.which("redis-cli") or "redis-cli"} -s "{self.dir}/redis.sock" "$@"')
+        self.put_command(
+            "redis-cli", f'exec {shutil.which("redis-cli") or "redis-cli"} -s "{self.dir}/redis.sock" "$@"'
+        )
         work = self.dir / "work"
         work.mkdir()
         (work / "model.gguf").symlink_to(env("KVF_MODEL"))
@@ -288,9 +303,29 @@ class Scratch:
             for _ in range(5):
                 port = free_port()
                 self.server = subprocess.Popen(
-                    ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", f"{self.dir}/redis.sock",
-                     "--dir", str(self.dir), "--save", "", "--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru",
-                     "--daemonize", "no", "--logfile", f"{self.dir}/redis.log"], stdin=subprocess.DEVNULL)
+                    [
+                        "redis-server",
+                        "--port",
+                        str(port),
+                        "--bind",
+                        "127.0.0.1",
+                        "--unixsocket",
+                        f"{self.dir}/redis.sock",
+                        "--dir",
+                        str(self.dir),
+                        "--save",
+                        "",
+                        "--maxmemory",
+                        "256mb",
+                        "--maxmemory-policy",
+                        "allkeys-lru",
+                        "--daemonize",
+                        "no",
+                        "--logfile",
+                        f"{self.dir}/redis.log",
+                    ],
+                    stdin=subprocess.DEVNULL,
+                )
                 if self.wait_for_server():
                     self.port = port
                     break
@@ -299,16 +334,21 @@ class Scratch:
     def wait_for_server(self):
         while self.server.poll() is None:
             try:
-                subprocess.run(["redis-cli", "-s", f"{self.dir}/redis.sock", "ping"], check=True, capture_output=True,
-                               timeout=10)
+                subprocess.run(
+                    ["redis-cli", "-s", f"{self.dir}/redis.sock", "ping"], check=True, capture_output=True, timeout=10
+                )
                 return True
             except (subprocess.SubprocessError, OSError):
                 time.sleep(0.05)
         return False
 
     def environment(self):
-        tree = {"PATH": f"{self.dir}/bin:{os.environ['PATH']}", "HOME": f"{self.dir}/home", "KVFERRY_QUIET": "1",
-                "PYTHONPATH": str(Path(env("KVFERRY")).resolve().parent / "python")}
+        tree = {
+            "PATH": f"{self.dir}/bin:{os.environ['PATH']}",
+            "HOME": f"{self.dir}/home",
+            "KVFERRY_QUIET": "1",
+            "PYTHONPATH": str(Path(env("KVFERRY")).resolve().parent / "python"),
+        }
         return {**{k: v for k, v in os.environ.items() if not k.startswith(("KVFERRY_", "XDG_"))}, **tree}
 
     def run(self, command, text):
@@ -318,8 +358,16 @@ class Scratch:
         elif re.search(r"redis-cli|redis\.sock|redis\.Redis", text):
             self.start_server()
         text = text.replace("/run/redis.sock", f"{self.dir}/redis.sock").replace("build/minimal/kvferry", "kvferry")
-        child = subprocess.Popen(command, cwd=self.dir / "work", env=self.environment(), text=True, stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen(
+            command,
+            cwd=self.dir / "work",
+            env=self.environment(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             return child.communicate(text, timeout=SECONDS)[0], child.returncode
         except subprocess.TimeoutExpired:
@@ -342,6 +390,7 @@ def env(name):
 
 def free_port():
     import socket
+
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -383,6 +432,7 @@ def run_fences(doc, quick):
 
 # --- all of it
 
+
 def check(root, only, quick):
     files = git(root, "ls-files", "--cached", "--others", "--exclude-standard").split()
     files = [file for file in files if (root / file).exists()]
@@ -408,8 +458,10 @@ def check(root, only, quick):
     faults += header_faults + check_heads(root, files)
     for subject in subjects(root):
         print(f"warning: a subject of more than {LONGEST_SUBJECT} characters: {subject}")
-    figure = (f"{commands} commands run, {links} links, {names} names, {excerpts} excerpts and {messages} messages found, "
-              f"{functions} functions, {len(docs)} pages")
+    figure = (
+        f"{commands} commands run, {links} links, {names} names, {excerpts} excerpts and {messages} messages found, "
+        f"{functions} functions, {len(docs)} pages"
+    )
     return faults, figure
 
 
@@ -441,7 +493,9 @@ def self_test():
         (root / "src").mkdir()
         (root / "examples").mkdir()
         head = "/* SPDX-License-Identifier: Apache-2.0\n *\n * Says what is said.\n */\n"
-        (root / "examples/a.c").write_text(head + "int f(void) {\n    if (a) {\n        b();\n    }\n    return c;\n}\n")
+        (root / "examples/a.c").write_text(
+            head + "int f(void) {\n    if (a) {\n        b();\n    }\n    return c;\n}\n"
+        )
         header = root / "include/kvferry/a.h"
         good_header = head + "/* Says. */\nKVF_API void said(void);\n"
         (root / "Makefile").write_text("all:\ncheck-all:\n")
@@ -465,7 +519,7 @@ def self_test():
         for what, (plant, said) in plants.items():
             expect(what, plant(good), said)
         expect("a function", good, "without a comment", header_text=good_header + "\nKVF_API void silent(void);\n")
-        expect("a file", good, "does not begin", header_text=good_header[len(head):])
+        expect("a file", good, "does not begin", header_text=good_header[len(head) :])
         expect("a check", good, "is not described", testing_text="# Testing\n")
         expect("a message", good, "does not say", trouble_text=good_trouble + "\n## `it is up`\n")
     print("\n".join(wrong) if wrong else f"self-test: {len(plants) + 4} plants, each found")

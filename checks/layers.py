@@ -6,16 +6,17 @@ usage: checks/layers.py BUILD   a folder that cmake and ninja have built, e.g. b
        checks/layers.py --self-test
 
 The compiler says what depends on what: ninja keeps the headers that each object file includes, and nm names the symbols
-that it defines and needs. A folder depends on another where one of its files includes a header of it, or calls a function
-of it. Such dependencies must have no circle, neither among folders nor among the source files of one folder; the folders
-then have an order, and everything goes down. Two more rules hold: an engine includes public headers only, and no library
-includes anything of cli.
+that it defines and needs. A folder depends on another where one of its files includes a header of it, or calls a
+function of it. Such dependencies must have no circle, neither among folders nor among the source files of one folder;
+the folders then have an order, and everything goes down. Two more rules hold: an engine includes public headers only,
+and no library includes anything of cli.
 
-A symbol named llama_* or ggml_* is API of llama.cpp, wherever it is defined: the shim defines such names in order to stand
-in front of libllama. A call of one is a call of llama.cpp, and does not count.
+A symbol named llama_* or ggml_* is API of llama.cpp, wherever it is defined: the shim defines such names in order to
+stand in front of libllama. A call of one is a call of llama.cpp, and does not count.
 
 Prints every circle with the calls and direct includes that close it. There is no list of exceptions.
 """
+
 import collections
 import os
 import pathlib
@@ -79,7 +80,9 @@ def direct_includes(source, headers):
     for path in [source] + headers:
         for name in named_includes(path):
             beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
-            pairs.update((path, h) for h in headers if h == beside or (beside not in headers and h.endswith("/" + name)))
+            pairs.update(
+                (path, h) for h in headers if h == beside or (beside not in headers and h.endswith("/" + name))
+            )
     unnamed = set(headers) - {header for _, header in pairs}
     if unnamed:
         sys.exit(f"check-layers: {source} includes {', '.join(sorted(unnamed))}, and no file says so: build it again")
@@ -148,8 +151,11 @@ def between_folders(edges):
 
 def within_folders(edges):
     """The same of the source files of one folder, by their calls: a header serves several."""
-    return {(a, b): why for (a, b), why in edges.items()
-            if folder_of(a) == folder_of(b) and a.endswith(".c") and b.endswith(".c")}
+    return {
+        (a, b): why
+        for (a, b), why in edges.items()
+        if folder_of(a) == folder_of(b) and a.endswith(".c") and b.endswith(".c")
+    }
 
 
 def forbidden(edges):
@@ -180,10 +186,22 @@ def faults_of(edges):
 
 
 def self_test():
-    down = {("src/a/x.c", "src/b/y.c"): "calls y", ("src/a/x.c", "src/a/z.c"): "calls z", ("src/b/y.c", "src/c/w.h"): "includes"}
+    down = {
+        ("src/a/x.c", "src/b/y.c"): "calls y",
+        ("src/a/x.c", "src/a/z.c"): "calls z",
+        ("src/b/y.c", "src/c/w.h"): "includes",
+    }
     assert not list(faults_of(down))
-    assert [f for f in faults_of(down | {("src/c/w.h", "src/a/a.h"): "includes"}) if f.startswith("a circle of folders: src/a, src/b, src/c")]
-    assert [f for f in faults_of(down | {("src/a/z.c", "src/a/x.c"): "calls x"}) if f.startswith("a circle of files: src/a/x.c")]
+    assert [
+        f
+        for f in faults_of(down | {("src/c/w.h", "src/a/a.h"): "includes"})
+        if f.startswith("a circle of folders: src/a, src/b, src/c")
+    ]
+    assert [
+        f
+        for f in faults_of(down | {("src/a/z.c", "src/a/x.c"): "calls x"})
+        if f.startswith("a circle of files: src/a/x.c")
+    ]
     assert [f for f in faults_of(down | {("engines/e/e.c", "src/b/y.h"): "includes"}) if "public headers" in f]
     print("check-layers: the check itself is as it should be")
 
@@ -200,8 +218,10 @@ def main():
     num_files = len({a for a, _ in edges} | {b for _, b in edges})
     num_circles = sum(f.startswith("a circle") for f in faults)
     num_faults = sum(not f.startswith(" ") for f in faults)
-    print(f"check-layers: {'ok' if not faults else 'FAILED'}: {num_files} files, {len(edges)} includes and calls, "
-          f"{num_circles} circles, {num_faults - num_circles} includes that a rule forbids")
+    print(
+        f"check-layers: {'ok' if not faults else 'FAILED'}: {num_files} files, {len(edges)} includes and calls, "
+        f"{num_circles} circles, {num_faults - num_circles} includes that a rule forbids"
+    )
     return 1 if faults else 0
 
 

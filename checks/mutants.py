@@ -5,31 +5,27 @@
 usage: checks/mutants.py [--self-test | --list | --map]
 
 A mutant is the library with one change: a comparison, a logical or arithmetic operator, a constant, a returned value, a
-condition, or a statement that is left out. A constant changes boldly: a wait of 1001 ms is as good as one of 1000, so what is
-larger than 8 becomes half, double or 0. The tests that execute its line run on it until one fails: the mutant is killed.
-Those that have killed mutants of the same function run first, then those of the same file, then the others, each time the
-fastest first. One that hangs a test is killed, too. Tests run under AddressSanitizer and UndefinedBehaviorSanitizer,
-as in `make test`. What the compiler refuses, and what it makes the same machine code of, does not count. Locks and the
-wiping of keys stay as they are: no test of this kind can miss them. The exit status is 0 where at least FLOOR % of the
-others are killed.
+condition, or a statement that is left out. A constant changes boldly: a wait of 1001 ms is as good as one of 1000, so
+what is larger than 8 becomes half, double or 0. The tests that execute its line run on it until one fails: the mutant
+is killed. Those that have killed mutants of the same function run first, then those of the same file, then the others,
+each time the fastest first. One that hangs a test is killed, too. Tests run under AddressSanitizer and
+UndefinedBehaviorSanitizer, as in `make test`. What the compiler refuses, and what it makes the same machine code of,
+does not count. Locks and the wiping of keys stay as they are: no test of this kind can miss them. The exit status is 0
+where at least FLOOR % of the others are killed.
 
-Which test executes which line is measured once, by gcov, for each single test, and again for those of a program that has
-changed; that takes minutes. For a source file that has changed since, the tests that execute the function are taken;
---map measures all anew.
+Which test executes which line is measured once, by gcov, for each single test, and again for those of a program that
+has changed; that takes minutes. For a source file that has changed since, the tests that execute the function are
+taken; --map measures all anew.
 
-Environment:
-  SEED=n          which mutants are drawn (1)
-  MUTANTS=n       how many (200)
-  PORTION=i/n     only each n-th of them, from the i-th on (1/1)
-  ONLY=TEXT       only those of files whose path contains it
-  JOBS=n          at once (half of the processors)
-  SECONDS=n       of tests for one mutant at most; the slowest tests of a line that most tests execute are left out (120)
-  FLOOR=n         percent (85)
-A change of the sources changes what is drawn of its own lines only.
-checks/mutants.same lists those that a person has found to mean the same, with the reason; they do not count.
-Results are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again.
-"""
+Environment: SEED=n          which mutants are drawn (1) MUTANTS=n       how many (200) PORTION=i/n     only each n-th
+of them, from the i-th on (1/1) ONLY=TEXT       only those of files whose path contains it JOBS=n          at once (half
+of the processors) SECONDS=n       of tests for one mutant at most; the slowest tests of a line that most tests execute
+are left out (120) FLOOR=n         percent (85) A change of the sources changes what is drawn of its own lines only.
+checks/mutants.same lists those that a person has found to mean the same, with the reason; they do not count. Results
+are kept in build/mutants/results.tsv: what is done for the same text of the file is not done again."""
+
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
@@ -69,7 +65,7 @@ TOKEN = re.compile(
 
 
 class Token:
-    __slots__ = ("kind", "text", "start", "end", "line")
+    __slots__ = ("end", "kind", "line", "start", "text")
 
     def __init__(self, kind, text, start, end, line):
         self.kind, self.text, self.start, self.end, self.line = kind, text, start, end, line
@@ -117,8 +113,14 @@ def bodies(tokens):
 
 
 # Locks, the initialisers of mutexes (zeroed memory is one on Linux), what the system does not keep, the wiping of keys.
-UNSEEN = {"pthread_mutex_init", "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_mutex_destroy",
-          "pthread_cond_destroy", "explicit_bzero"}
+UNSEEN = {
+    "pthread_mutex_init",
+    "pthread_mutex_lock",
+    "pthread_mutex_unlock",
+    "pthread_mutex_destroy",
+    "pthread_cond_destroy",
+    "explicit_bzero",
+}
 MESSAGES = {"kvfi_fail", "kvfi_log", "_Static_assert"}
 
 
@@ -142,14 +144,47 @@ def silent(tokens):
 
 
 SWAPS = {
-    "==": ("!=",), "!=": ("==",), "<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"),
-    "&&": ("||",), "||": ("&&",),
-    "+": ("-",), "-": ("+",), "*": ("/",), "/": ("*",), "%": ("/",), "&": ("|",), "|": ("&",), "<<": (">>",), ">>": ("<<",),
-    "+=": ("-=",), "-=": ("+=",), "|=": ("&=",), "&=": ("|=",), "++": ("--",), "--": ("++",),
+    "==": ("!=",),
+    "!=": ("==",),
+    "<": ("<=", ">="),
+    "<=": ("<", ">"),
+    ">": (">=", "<="),
+    ">=": (">", "<"),
+    "&&": ("||",),
+    "||": ("&&",),
+    "+": ("-",),
+    "-": ("+",),
+    "*": ("/",),
+    "/": ("*",),
+    "%": ("/",),
+    "&": ("|",),
+    "|": ("&",),
+    "<<": (">>",),
+    ">>": ("<<",),
+    "+=": ("-=",),
+    "-=": ("+=",),
+    "|=": ("&=",),
+    "&=": ("|=",),
+    "++": ("--",),
+    "--": ("++",),
 }
-KIND_OF = {op: "comparison" for op in ("==", "!=", "<", "<=", ">", ">=")} | {"&&": "logic", "||": "logic"}
+KIND_OF = dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), "comparison") | {"&&": "logic", "||": "logic"}
 WORDS = {"true": "false", "false": "true"}
-KEYWORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "goto", "case", "default", "break", "continue"}
+KEYWORDS = {
+    "if",
+    "while",
+    "for",
+    "switch",
+    "return",
+    "sizeof",
+    "do",
+    "else",
+    "goto",
+    "case",
+    "default",
+    "break",
+    "continue",
+}
 
 
 class Mutant:
@@ -167,7 +202,7 @@ class Mutant:
             text = " ".join(text.split())
             return text if len(text) <= 70 else text[:67] + "..."
 
-        return f"{self.kind}: {short(source[self.start:self.end])} -> {short(self.text) or '(nothing)'}"
+        return f"{self.kind}: {short(source[self.start : self.end])} -> {short(self.text) or '(nothing)'}"
 
 
 def is_binary(source, token):
@@ -251,7 +286,9 @@ def statements(path, source, tokens, i, function):
     if head.text in UNSEEN or (head.kind == "name" and then == "*"):
         return  # the latter is a declaration
     if head.kind == "name" or head.text in ("*", "++", "--"):
-        assigns = any(x.text in ("=", "++", "--") or x.text in SWAPS and x.text[-1:] == "=" for x in tokens[i:semicolon])
+        assigns = any(
+            x.text in ("=", "++", "--") or (x.text in SWAPS and x.text[-1:] == "=") for x in tokens[i:semicolon]
+        )
         yield Mutant(path, "statement" if assigns else "call", t, start, end, ";", function)
 
 
@@ -300,8 +337,21 @@ def copy_tree():
 
 def build(name, flags, jobs):
     folder = WORK / name
-    must(["cmake", "-S", TREE, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_C_FLAGS={flags}",
-          "-DKVF_LLAMA=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"])
+    must(
+        [
+            "cmake",
+            "-S",
+            TREE,
+            "-B",
+            folder,
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=None",
+            f"-DCMAKE_C_FLAGS={flags}",
+            "-DKVF_LLAMA=OFF",
+            "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        ]
+    )
     programs = [f"{kind}_{p.stem}" for kind in KINDS for p in sorted((TREE / "test" / kind).glob("*_test.c"))]
     known = set(must(["ninja", "-C", folder, "-t", "targets", "all"]).replace(":", " ").split())
     programs = [p for p in programs if p in known]
@@ -314,10 +364,8 @@ def limits():
 
 
 def end_group(process):
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -325,11 +373,21 @@ def run_test(program, test, timeout, cli, more=None):
     """One test of a program: its exit status, or None when it took too long; and the seconds it took."""
     temp = tempfile.mkdtemp(prefix="kvfm-", dir="/tmp")
     os.chmod(temp, 0o755)  # some tests become another user
-    env = dict(os.environ, TMPDIR=temp, KVFT_ONLY=test, KVFT_SKIP="", KVFT_SEEDS="400", KVFERRY=str(cli), **(more or {}))
+    env = dict(
+        os.environ, TMPDIR=temp, KVFT_ONLY=test, KVFT_SKIP="", KVFT_SEEDS="400", KVFERRY=str(cli), **(more or {})
+    )
     env.pop("MAKEFLAGS", None)
     begin = time.monotonic()
-    process = subprocess.Popen([program], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=temp,
-                               stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=limits)
+    process = subprocess.Popen(
+        [program],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=temp,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=limits,
+    )
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -362,7 +420,9 @@ def lines_run(folder):
     data = [str(p) for p in folder.rglob("*.gcda")]
     if not data:
         return seen
-    text = subprocess.run(["gcov", "--json-format", "--stdout", *data], cwd=folder, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        ["gcov", "--json-format", "--stdout", *data], cwd=folder, capture_output=True, text=True
+    ).stdout
     for line in text.splitlines():
         unit = json.loads(line) if line.startswith("{") else {"files": ()}
         for entry in unit["files"]:
@@ -396,7 +456,8 @@ def source_of(program):
 
 
 def note(found, test, seen):
-    """Adds what a test has executed. Lines of a file that has changed since the first were measured have other numbers, and
+    """Adds what a test has executed. Lines of a file that has changed since
+    the first were measured have other numbers, and
     of its new functions the older tests would not be known."""
     at = len(found["tests"])
     found["tests"].append(test)
@@ -428,7 +489,7 @@ def measure(found, jobs):
             kind = program.split("_")[0]
             todo += [(cover, program, kind, test, cover / "kvferry") for test in tests_of(cover / "test" / program)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for job, result in zip(todo, pool.map(lambda job: measure_one(*job), todo)):
+        for job, result in zip(todo, pool.map(lambda job: measure_one(*job), todo), strict=True):
             if result is None:
                 print(f"mutants: {job[1]} {job[3]} fails or is slow without a mutation: it is left out", flush=True)
             else:
@@ -451,8 +512,9 @@ def tests_map(jobs, anew=False):
 
 
 def tests_for(found, mutant, nearness):
-    """Tests that execute the line, the nearest first, then units, then the fastest. Where none is seen to, or the file has changed, those of
-    the function (gcov does not see what a child process does that ends by _exit); for a new one those of the file, or all."""
+    """Tests that execute the line, the nearest first, then units, then the fastest. Where none is seen to, or the file
+    has changed, those of the function (gcov does not see what a child process does that ends by _exit); for a new one
+    those of the file, or all."""
     functions = found["functions"].get(mutant.path, {})
     same = found["sources"].get(mutant.path) == digest(TREE / mutant.path)
     for numbers in (
@@ -711,14 +773,17 @@ def report(seed, texts, counts, survivors):
         print(f"survivor {mutant.path}:{mutant.line} {mutant.describe(texts[mutant.path])} [{by}]")
     counted = counts["killed"] + counts["survived"]
     percent = 100 * counts["killed"] / counted if counted else 0
-    print(f"check-mutants: {counts['killed']} of {counted} mutants killed ({percent:.1f} %, at least {floor}), seed {seed}; "
-          f"{counts['same']} changed nothing, {counts['refused']} do not compile")
+    print(
+        f"check-mutants: {counts['killed']} of {counted} mutants killed ({percent:.1f} %, at least {floor}), "
+        f"seed {seed}; "
+        f"{counts['same']} changed nothing, {counts['refused']} do not compile"
+    )
     return 0 if counted and percent >= floor else 1
 
 
 # ---- of itself ----------------------------------------------------------------------------------------------------
 
-SAMPLE = '''/* a == b */
+SAMPLE = """/* a == b */
 #define TWICE(x) ((x) + \\
                   (x))
 static const int table[] = {1, 2};
@@ -733,13 +798,20 @@ static kvf_status f(struct s *s, size_t num) {
     (void)num;
     return KVF_OK;
 }
-'''
+"""
 
 EXPECTED = {
-    (6, "*", "/"), (6, "2", "(2 - 1)"), (7, "<", "<="), (7, "<", ">="), (7, "&&", "||"),
-    (7, "s->num < left && !s->over", "!(s->num < left && !s->over)"), (9, "s->num = left;", ";"),
-    (10, "1000", "(1000 / 2)"), (10, "wake(s, 1000);", ";"),
-    (11, "return s->status;", "return 0;"), (14, "return KVF_OK;", "return 0;"),
+    (6, "*", "/"),
+    (6, "2", "(2 - 1)"),
+    (7, "<", "<="),
+    (7, "<", ">="),
+    (7, "&&", "||"),
+    (7, "s->num < left && !s->over", "!(s->num < left && !s->over)"),
+    (9, "s->num = left;", ";"),
+    (10, "1000", "(1000 / 2)"),
+    (10, "wake(s, 1000);", ";"),
+    (11, "return s->status;", "return 0;"),
+    (14, "return KVF_OK;", "return 0;"),
 }
 
 

@@ -5,9 +5,14 @@ The second time to first token must be at least 100 times shorter, with the same
 attention, a real sliding window (the server's default, swa_full off), a toy hybrid and a toy recurrent model. Restarted
 RESTARTS (3) times; the median counts. RATIO (100), TOKENS (4000) and KINDS (how many of the models) change that for CI.
 
-The toys have 16 layers, because in a smaller model the output layer, which a prefill computes only once, takes most of the
-time of its single token."""
-import os, statistics, subprocess, sys
+The toys have 16 layers, because in a smaller model the output layer, which a prefill computes only once, takes most of
+the time of its single token."""
+
+import os
+import statistics
+import subprocess
+import sys
+
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
 import lab
 
@@ -35,14 +40,22 @@ def restart(name, model, args=()):
         warm = [first_token(*run) for _ in range(RESTARTS)]
     sooner, loaded = cold / statistics.median(w[0] for w in warm), min(w[2]["loaded_tokens"] for w in warm)
     same = all(w[1] == text for w in warm)
-    print(f"{name}: first token after {cold:.3f} s, after a restart {', '.join(f'{w[0]:.4f}' for w in warm)} s: {sooner:.0f} times; "
-          f"same answer: {same}; loaded {loaded} of {TOKENS} tokens", flush=True)
+    print(
+        f"{name}: first token after {cold:.3f} s, after a restart {', '.join(f'{w[0]:.4f}' for w in warm)} s: "
+        f"{sooner:.0f} times; "
+        f"same answer: {same}; loaded {loaded} of {TOKENS} tokens",
+        flush=True,
+    )
     return sooner, same and sooner >= RATIO and loaded >= 0.9 * TOKENS
 
 
 def toy(folder, kind):
     path = os.path.join(folder, f"{kind}.gguf")
-    subprocess.run([os.path.join(os.environ["KVF_BUILD"], "test/kvf_toy_peer"), kind, path, LAYERS], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [os.path.join(os.environ["KVF_BUILD"], "test/kvf_toy_peer"), kind, path, LAYERS],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return path
 
 
@@ -52,9 +65,12 @@ with lab.folder() as toys:
     if os.path.exists(os.environ.get("KVF_GEMMA", "")):
         kinds.append(("Gemma 3 270M, sliding window", os.environ["KVF_GEMMA"]))
     kinds += [("toy jamba, hybrid", toy(toys, "jamba")), ("toy mamba, recurrent", toy(toys, "mamba"))]
-    kinds = kinds[:int(os.environ.get("KINDS", "4"))]
+    kinds = kinds[: int(os.environ.get("KINDS", "4"))]
     ratios = [(name, *restart(name, model)) for name, model in kinds]
 good = all(r[2] for r in ratios)
-print(f"check-server-restart: {'ok' if good else 'FAILED'}: " + ", ".join(f"{n} {r:.0f}" for n, r, _ in ratios) +
-      f" times (>= {RATIO:.0f}), same answers")
+print(
+    f"check-server-restart: {'ok' if good else 'FAILED'}: "
+    + ", ".join(f"{n} {r:.0f}" for n, r, _ in ratios)
+    + f" times (>= {RATIO:.0f}), same answers"
+)
 sys.exit(0 if good else 1)

@@ -3,9 +3,20 @@
 """check-triton-cache: Triton's response cache in a kvferry store, in the real server.
 
 Hits and misses, two servers on one Redis, other models, an age limit, damaged records, and a Redis that is down, killed
-or silent. An answer is right, to the byte, or it is computed. Then the time of a hit beside that of Triton's local cache,
-in turns. ROUNDS (15) of 200 hits, of large answers 40. An argument of the program names one part."""
-import array, contextlib, json, os, shutil, statistics, struct, subprocess, sys, threading, time
+or silent. An answer is right, to the byte, or it is computed. Then the time of a hit beside that of Triton's local
+cache, in turns. ROUNDS (15) of 200 hits, of large answers 40. An argument of the program names one part."""
+
+import array
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/triton"))
 import lab
@@ -47,26 +58,44 @@ def refuses(folder, options, *words, **kwargs):
     """A Triton that must not start; its log has the words."""
     with start(folder, options, ready=False, **kwargs) as triton:
         code, log = triton.process.wait(120), triton.log()
-    check(f"refused: {' '.join(f'{k}={v}' for k, v in options.items())}", code != 0 and all(w in log for w in words), log[-1500:])
+    check(
+        f"refused: {' '.join(f'{k}={v}' for k, v in options.items())}",
+        code != 0 and all(w in log for w in words),
+        log[-1500:],
+    )
 
 
 def ask(triton, values, connection=None):
     """(OUT, COUNT): the answer, and the number of the computation that it comes from."""
     data = array.array("f", values).tobytes()
     binary = {"binary_data": True}
-    head = json.dumps({
-        "inputs": [{"name": "IN", "datatype": "FP32", "shape": [len(values)], "parameters": {"binary_data_size": len(data)}}],
-        "outputs": [{"name": "OUT", "parameters": binary}, {"name": "COUNT", "parameters": binary}]}).encode()
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "IN",
+                    "datatype": "FP32",
+                    "shape": [len(values)],
+                    "parameters": {"binary_data_size": len(data)},
+                }
+            ],
+            "outputs": [{"name": "OUT", "parameters": binary}, {"name": "COUNT", "parameters": binary}],
+        }
+    ).encode()
     c = connection or triton.connect()
-    c.request("POST", "/v2/models/toy/infer", head + data,
-              {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"})
+    c.request(
+        "POST",
+        "/v2/models/toy/infer",
+        head + data,
+        {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"},
+    )
     r = c.getresponse()
     body = r.read()
     if connection is None:
         c.close()
     if r.status != 200:
         raise RuntimeError(f"{r.status}: {body[:300]}")
-    body = body[int(r.headers["Inference-Header-Content-Length"]):]
+    body = body[int(r.headers["Inference-Header-Content-Length"]) :]
     return array.array("f", body[:-8]).tolist(), struct.unpack("<q", body[-8:])[0]
 
 
@@ -90,15 +119,17 @@ def computed(triton, values, bias=0, copies=1):
 
 def until_hit(triton, values, bias=0, copies=1):
     """Asks until two answers in a row come from the same computation: a writer stores an answer a moment after it."""
+
     def twice():
         return computed(triton, values, bias, copies) == computed(triton, values, bias, copies)
+
     lab.wait_until("an answer is stored", twice)
     return computed(triton, values, bias, copies)
 
 
 def answers(redis):
     """The keys of stored answers; the card of the space is one more record."""
-    return [key for key in redis.keys("kvf1:*") if b"kvfresp1" in redis.value(key)]
+    return [key for key in redis.names("kvf1:*") if b"kvfresp1" in redis.value(key)]
 
 
 # --- hits and misses
@@ -115,8 +146,9 @@ def test_hit_and_miss(folder):
         hits, misses = (triton.metric(f"nv_cache_num_{kind}_per_model") for kind in ("hits", "misses"))
         check(f"Triton counts them: {hits:.0f} hits, {misses:.0f} misses", hits >= 4 and misses >= 3)
         for _ in range(3):
-            status, body = triton.post("/v2/models/toy/infer", {
-                "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [-1]}]})
+            status, body = triton.post(
+                "/v2/models/toy/infer", {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [-1]}]}
+            )
             check("an answer that is an error stays one", status == 400 and "negative" in body["error"], (status, body))
         check("Triton ends well", triton.stop() == 0)
         check("and the log has the counts", "lookups were answered" in triton.log())
@@ -135,9 +167,14 @@ def test_two_servers(folder):
             with start(folder, one, repo=f"{folder}/copy") as b:
                 check("so does one with a copy of the models", [computed(b, [i, 7]) for i in range(20)] == first)
             with start(folder, one, bias=5) as b:
-                check("one with another configuration computes", [computed(b, [i, 7], 5) for i in range(20)] == list(range(1, 21)))
+                check(
+                    "one with another configuration computes",
+                    [computed(b, [i, 7], 5) for i in range(20)] == list(range(1, 21)),
+                )
             with start(folder, {**one, "namespace": "other"}) as b:
-                check("so does one with another namespace", [computed(b, [i, 7]) for i in range(20)] == list(range(1, 21)))
+                check(
+                    "so does one with another namespace", [computed(b, [i, 7]) for i in range(20)] == list(range(1, 21))
+                )
             named = {**one, "models": "none", "namespace": "v1"}
             with start(folder, named) as b, start(folder, named) as c:
                 count = until_hit(b, [3, 3])
@@ -147,7 +184,9 @@ def test_two_servers(folder):
 def test_models_that_change(folder):
     path = repository(folder, 1)
     with lab.Redis(folder) as redis:
-        with start(folder, {"store": redis.url}, repo=path, more=["--model-control-mode=explicit", "--load-model=toy"]) as triton:
+        with start(
+            folder, {"store": redis.url}, repo=path, more=["--model-control-mode=explicit", "--load-model=toy"]
+        ) as triton:
             until_hit(triton, [1, 1], 1)
             configure(path, 3)
             check("a model is loaded again", triton.post("/v2/repository/models/toy/load", {})[0] == 200)
@@ -168,11 +207,17 @@ def test_ttl(folder):
 
 def test_damaged(folder):
     def flip(value, at):
-        return value[:at] + bytes([value[at] ^ 1]) + value[at + 1:]
+        return value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
 
-    ways = {"a byte of the answer": lambda v: flip(v, len(v) // 2), "a byte of the header": lambda v: flip(v, 9),
-            "the checksum": lambda v: flip(v, len(v) - 1), "half of it": lambda v: v[: len(v) // 2],
-            "nothing": lambda v: b"", "something else": lambda v: b"x" * len(v), "more": lambda v: v + b"more"}
+    ways = {
+        "a byte of the answer": lambda v: flip(v, len(v) // 2),
+        "a byte of the header": lambda v: flip(v, 9),
+        "the checksum": lambda v: flip(v, len(v) - 1),
+        "half of it": lambda v: v[: len(v) // 2],
+        "nothing": lambda v: b"",
+        "something else": lambda v: b"x" * len(v),
+        "more": lambda v: v + b"more",
+    }
     with lab.Redis(folder) as redis, start(folder, {"store": redis.url}) as triton:
         for i, (what, way) in enumerate(ways.items()):
             redis.command("FLUSHALL")
@@ -248,15 +293,18 @@ def test_silent(folder):
         connection = triton.connect()
         redis.pause()
         took = []
-        for i in range(100):
+        for _ in range(100):
             begin = time.monotonic()
             out, _ = ask(triton, [1], connection)
             took.append((time.monotonic() - begin) * 1000)
             assert out == right([1])
         redis.resume()
         slow = [t for t in took if t > deadline_ms / 2]
-        print(f"  a silent Redis, deadline {deadline_ms} ms: the slowest of 100 requests took {max(took):.0f} ms, the median "
-              f"{statistics.median(took):.1f} ms; {len(slow)} waited for more than half of the deadline", flush=True)
+        print(
+            f"  a silent Redis, deadline {deadline_ms} ms: the slowest of 100 requests took {max(took):.0f} ms, "
+            f"the median {statistics.median(took):.1f} ms; {len(slow)} waited for more than half of the deadline",
+            flush=True,
+        )
         check("after the first the breaker answers", len(slow) <= 10, took)
         until_hit(triton, [1])
         print("  ok   and it is used once it answers", flush=True)
@@ -274,8 +322,19 @@ def test_settings(folder):
         refuses(folder, {**address, "password": "wrong"}, "password")
         refuses(folder, {"store": "mem:", "models": "none"}, "needs a namespace=")
         refuses(folder, {"store": "redis://127.0.0.1/0?conss=1"}, "conss")
-        with start(folder, {**address, "user": "default", "password": "secret", "db": 0, "pool_size": 2, "connect_timeout": 500,
-                            "socket_timeout": 300, "wait_timeout": 100}) as triton:
+        with start(
+            folder,
+            {
+                **address,
+                "user": "default",
+                "password": "secret",
+                "db": 0,
+                "pool_size": 2,
+                "connect_timeout": 500,
+                "socket_timeout": 300,
+                "wait_timeout": 100,
+            },
+        ) as triton:
             until_hit(triton, [1])
             print("  ok   all options of the redis cache", flush=True)
         with start(folder, address, env={"TRITONCACHE_REDIS_PASSWORD": "secret"}) as triton:
@@ -291,7 +350,10 @@ def test_settings(folder):
     with lab.Redis(folder) as redis, start(folder, {"store": redis.url, "secret": f"{folder}/secret"}) as triton:
         until_hit(triton, [4.0] * 100)
         plain = array.array("f", [8.0] * 4).tobytes()
-        check("sealed: nothing of the answer is in the clear", not any(plain in redis.value(key) for key in redis.keys("kvf1:*")))
+        check(
+            "sealed: nothing of the answer is in the clear",
+            not any(plain in redis.value(key) for key in redis.names("kvf1:*")),
+        )
 
 
 def test_cluster_sentinel_tls(folder):
@@ -306,7 +368,9 @@ def test_cluster_sentinel_tls(folder):
         with open(f"{folder}/sentinel.conf", "w") as f:
             f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor cache 127.0.0.1 {master.port} 1\n")
         with open(f"{folder}/sentinel.log", "w") as log:
-            sentinel = subprocess.Popen(["redis-server", f"{folder}/sentinel.conf", "--sentinel"], stdout=log, stderr=log)
+            sentinel = subprocess.Popen(
+                ["redis-server", f"{folder}/sentinel.conf", "--sentinel"], stdout=log, stderr=log
+            )
         try:
             with start(folder, {"store": f"redis+sentinel://127.0.0.1:{port}/cache"}) as triton:
                 until_hit(triton, [1])
@@ -314,14 +378,47 @@ def test_cluster_sentinel_tls(folder):
         finally:
             sentinel.kill()
             sentinel.wait()
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
-                    "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem"],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            f"{folder}/key.pem",
+            "-out",
+            f"{folder}/cert.pem",
+        ],
+        check=True,
+        capture_output=True,
+    )
     (port,) = lab.free_ports(1)
-    tls = ["--tls-port", str(port), "--tls-cert-file", f"{folder}/cert.pem", "--tls-key-file", f"{folder}/key.pem",
-           "--tls-ca-cert-file", f"{folder}/cert.pem"]
+    tls = [
+        "--tls-port",
+        str(port),
+        "--tls-cert-file",
+        f"{folder}/cert.pem",
+        "--tls-key-file",
+        f"{folder}/key.pem",
+        "--tls-ca-cert-file",
+        f"{folder}/cert.pem",
+    ]
     with lab.Redis(folder, *tls):
-        address = {"host": "127.0.0.1", "port": port, "tls_enabled": "true", "cert": f"{folder}/cert.pem", "key": f"{folder}/key.pem"}
+        address = {
+            "host": "127.0.0.1",
+            "port": port,
+            "tls_enabled": "true",
+            "cert": f"{folder}/cert.pem",
+            "key": f"{folder}/key.pem",
+        }
         with start(folder, {**address, "cacert": f"{folder}/cert.pem"}) as triton:
             until_hit(triton, [1])
             print("  ok   TLS, both sides with certificates", flush=True)
@@ -344,19 +441,29 @@ def test_beside_local(folder):
     os.makedirs(f"{folder}/caches")
     os.symlink(f"{CACHES}/kvferry", f"{folder}/caches/kvferry")
     os.symlink(f"{lab.TRITON}/caches/local", f"{folder}/caches/local")
-    return [line for copies, text, num in ((8, "4 KB", 200), (2048, "1 MB", 40))
-            for line in beside(folder, copies, text, num)]
+    return [
+        line
+        for copies, text, num in ((8, "4 KB", 200), (2048, "1 MB", 40))
+        for line in beside(folder, copies, text, num)
+    ]
 
 
 def beside(folder, copies, text, num):
-    """In turns: the time of a request that hits, as the client sees it, and of the lookup alone, as Triton counts it."""
+    """In turns: the time of a request that hits, for the client, and of the lookup alone, as Triton counts it."""
     where = [f"--backend-directory={BACKENDS}", f"--cache-directory={folder}/caches"]
     with lab.Redis(folder) as redis, contextlib.ExitStack() as stack:
-        configs = {"Triton's local cache": ["local,size=268435456"], "mem: and Redis": [f"kvferry,store=mem:?max=256M {redis.url}"],
-                   "Redis, unix socket": [f"kvferry,store={redis.url}"],
-                   "Redis, TCP": ["kvferry,host=127.0.0.1", f"kvferry,port={redis.port}"]}
-        servers = {name: stack.enter_context(lab.Triton(folder, repository(folder, 0, copies), [
-            *where, *(f"--cache-config={o}" for o in options)])) for name, options in configs.items()}
+        configs = {
+            "Triton's local cache": ["local,size=268435456"],
+            "mem: and Redis": [f"kvferry,store=mem:?max=256M {redis.url}"],
+            "Redis, unix socket": [f"kvferry,store={redis.url}"],
+            "Redis, TCP": ["kvferry,host=127.0.0.1", f"kvferry,port={redis.port}"],
+        }
+        servers = {
+            name: stack.enter_context(
+                lab.Triton(folder, repository(folder, 0, copies), [*where, *(f"--cache-config={o}" for o in options)])
+            )
+            for name, options in configs.items()
+        }
         values, times, lines = [float(i) for i in range(128)], {name: [] for name in servers}, []
         connections = {name: triton.connect() for name, triton in servers.items()}
         counts = {name: until_hit(triton, values, 0, copies) for name, triton in servers.items()}
@@ -368,11 +475,17 @@ def beside(folder, copies, text, num):
         for name, triton in servers.items():
             inside = [now - then for now, then in zip(in_lookup(triton), before[name], strict=True)]
             misses = ROUNDS * num - inside[0]
-            check(f"{text}, {name}: hits, with the same answer", computed(triton, values, 0, copies) == counts[name] or misses)
+            check(
+                f"{text}, {name}: hits, with the same answer",
+                computed(triton, values, 0, copies) == counts[name] or misses,
+            )
             ratio = statistics.median(t / b for t, b in zip(times[name], base, strict=True))
             lines.append((text, name, statistics.median(times[name]), ratio))
-            print(f"  {text}  {name:20}  a request {statistics.median(times[name]):6.0f} us, {ratio:5.2f} of local; in the lookup "
-                  f"{inside[1] / inside[0]:5.0f} us; {misses:.0f} of {ROUNDS * num} missed", flush=True)
+            print(
+                f"  {text}  {name:20}  a request {statistics.median(times[name]):6.0f} us, {ratio:5.2f} of local; "
+                f"in the lookup {inside[1] / inside[0]:5.0f} us; {misses:.0f} of {ROUNDS * num} missed",
+                flush=True,
+            )
         return lines
 
 
@@ -383,7 +496,11 @@ def in_lookup(triton):
 
 def main():
     lab.need_all()
-    tests = {n: f for n, f in globals().items() if n.startswith("test_") and (not sys.argv[1:] or any(w in n for w in sys.argv[1:]))}
+    tests = {
+        n: f
+        for n, f in globals().items()
+        if n.startswith("test_") and (not sys.argv[1:] or any(w in n for w in sys.argv[1:]))
+    }
     failed, lines = [], []
     for name, test in tests.items():
         print(f"{name[5:]}:", flush=True)
@@ -394,7 +511,10 @@ def main():
                 print(f"  FAIL {type(e).__name__}: {e}", flush=True)
                 failed.append(name[5:])
     figure = "; ".join(f"{text} {name} {us:.0f} us ({ratio:.2f})" for text, name, us, ratio in lines)
-    print(f"check-triton-cache: {'FAILED: ' + ', '.join(failed) if failed else 'ok'}: {len(tests)} parts; a request that hits: {figure}")
+    print(
+        f"check-triton-cache: {'FAILED: ' + ', '.join(failed) if failed else 'ok'}: {len(tests)} parts; "
+        f"a request that hits: {figure}"
+    )
     return 1 if failed else 0
 
 

@@ -4,19 +4,28 @@
 
 usage: checks/triton_load.py [--check] [--rounds N] [--tokens N]
 
-1. Eight clients stream at once; tokens a second of all, beside llama.cpp alone with as many sequences (check_triton_bench),
-   interleaved, the best round of each. None of the eight may be starved.
-2. Three clients stream; the longest time between two tokens of one of them: undisturbed, while a prompt of 3,000 tokens is
-   loaded from the store, and while another one is computed.
+1. Eight clients stream at once; tokens a second of all, beside llama.cpp alone with as many sequences
+   (check_triton_bench), interleaved, the best round of each. None of the eight may be starved.
+2. Three clients stream; the longest time between two tokens of one of them: undisturbed, while a prompt of 3,000 tokens
+   is loaded from the store, and while another one is computed.
 
-With --check the exit status is 0 only if the speed is at least 0.95 of llama.cpp's, each client got at least half of what the
-fastest got, and the longest gap while a prompt is loaded is at most twice the one undisturbed.
-"""
-import argparse, os, pathlib, subprocess, sys, tempfile, threading, time
+With --check the exit status is 0 only if the speed is at least 0.95 of llama.cpp's, each client got at least half of
+what the fastest got, and the longest gap while a prompt is loaded is at most twice the one undisturbed."""
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "test/triton"))
-import lab, served
+import argparse
+import contextlib
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "test/triton"))
+import lab
+import served
 
 CLIENTS, CONTEXT, PROMPT, ANSWER = 8, 512, 32, 96
 
@@ -32,16 +41,33 @@ def stream(triton, model, ids, num, times):
 def together(triton):
     """(tokens a second of all clients while all stream, tokens of the slowest by those of the fastest)."""
     times = [[] for _ in range(CLIENTS)]
-    served.in_parallel([lambda i=i: stream(triton, "eight", served.tokens(i, PROMPT), ANSWER, times[i]) for i in range(CLIENTS)])
+    served.in_parallel(
+        [lambda i=i: stream(triton, "eight", served.tokens(i, PROMPT), ANSWER, times[i]) for i in range(CLIENTS)]
+    )
     begin, end = max(t[0] for t in times), min(t[-1] for t in times)
     inside = [sum(begin < x <= end for x in t) for t in times]
     return sum(inside) / (end - begin), min(inside) / max(inside)
 
 
 def alone():
-    command = [f"{served.BUILD}/checks/check_triton_bench", served.MODEL, CLIENTS, CONTEXT, PROMPT, ANSWER, len(os.sched_getaffinity(0))]
-    return float(subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True,
-                                env={**os.environ, "GOMP_SPINCOUNT": "100"}).stdout)
+    command = [
+        f"{served.BUILD}/checks/check_triton_bench",
+        served.MODEL,
+        CLIENTS,
+        CONTEXT,
+        PROMPT,
+        ANSWER,
+        len(os.sched_getaffinity(0)),
+    ]
+    return float(
+        subprocess.run(
+            [str(c) for c in command],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "GOMP_SPINCOUNT": "100"},
+        ).stdout
+    )
 
 
 def speed(folder, rounds):
@@ -53,13 +79,16 @@ def speed(folder, rounds):
                 rate, share = together(triton)
                 ours, fair, theirs = ours + [rate], min(fair, share), theirs + [alone()]
             triton.stop()
-    print(f"8 clients: {max(ours):.1f} tokens a second, llama.cpp alone {max(theirs):.1f}; the slowest client got "
-          f"{fair:.2f} of the fastest", flush=True)
+    print(
+        f"8 clients: {max(ours):.1f} tokens a second, llama.cpp alone {max(theirs):.1f}; the slowest client got "
+        f"{fair:.2f} of the fastest",
+        flush=True,
+    )
     return max(ours) / max(theirs), fair
 
 
 def longest_gap(times, begin, end):
-    return max((b - a for t in times for a, b in zip(t, t[1:]) if b >= begin and a <= end), default=0)
+    return max((b - a for t in times for a, b in itertools.pairwise(t) if b >= begin and a <= end), default=0)
 
 
 def gaps(folder, long):
@@ -72,10 +101,8 @@ def gaps(folder, long):
             times, found = [[] for _ in range(3)], {}
 
             def client(i):
-                try:
+                with contextlib.suppress(OSError):  # the server has ended
                     stream(triton, "m", served.tokens(200 + i, PROMPT), 3900, times[i])
-                except OSError:
-                    pass  # the server has ended
 
             threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(3)]
             for t in threads:
@@ -107,8 +134,10 @@ def main():
         ratio, fair = speed(folder, args.rounds)
         loaded, computed = gaps(folder, args.tokens)
     holds = ratio >= 0.95 and fair >= 0.5 and loaded <= 2
-    print(f"check-triton-load: {ratio:.2f} of llama.cpp's speed (at least 0.95), longest gap {loaded:.1f} times while a prompt is "
-          f"loaded (at most 2), {computed:.1f} times while it is computed")
+    print(
+        f"check-triton-load: {ratio:.2f} of llama.cpp's speed (at least 0.95), longest gap {loaded:.1f} times while a "
+        f"prompt is loaded (at most 2), {computed:.1f} times while it is computed"
+    )
     sys.exit(0 if holds or not args.check else 1)
 
 

@@ -3,23 +3,36 @@
 
 They run on a plain llama-server, with the shim and an empty store, and again with what that has stored. Each test must
 pass, or fail in the same line, with the shim as without. The model is the first layers of the local one: fast, and its
-words are noise. Left out are files that need other models (drafts, LoRA, embeddings, images, the router), and files that
-compute nothing (templates, security). A test that judges the words of upstream's model fails without the shim, and must
-fail in the same place with it.
+words are noise. Left out are files that need other models (drafts, LoRA, embeddings, images, the router), and files
+that compute nothing (templates, security). A test that judges the words of upstream's model fails without the shim, and
+must fail in the same place with it.
 
-A test whose outcome differs runs twice more each way, since some depend on time. It counts if the shim twice has an outcome
-that never occurs without it; flaky tests are reported. Sequences are unified in all runs, and batches are at least as long
-as a block, because otherwise the shim has nothing to do. A test ends after LIMIT (60) seconds. FILES names some of the
-files."""
-import glob, json, os, re, shutil, subprocess, sys, time, xml.etree.ElementTree as xml
+A test whose outcome differs runs twice more each way, since some depend on time. It counts if the shim twice has an
+outcome that never occurs without it; flaky tests are reported. Sequences are unified in all runs, and batches are at
+least as long as a block, because otherwise the shim has nothing to do. A test ends after LIMIT (60) seconds. FILES
+names some of the files."""
+
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../test/server"))
-import lab, short_model
+import lab
+import short_model
 
-FILES = os.environ.get("FILES", "basic completion chat_completion compat_anthropic ctx_shift ignore_eos infill kv_keep_only_active "
-                                "metrics slot_save stream tokenize").split()
+FILES = os.environ.get(
+    "FILES",
+    "basic completion chat_completion compat_anthropic ctx_shift ignore_eos infill kv_keep_only_active "
+    "metrics slot_save stream tokenize",
+).split()
 LIMIT = int(os.environ.get("LIMIT", "60"))
-CONFTEST = '''
+CONFTEST = """
 import os, signal, sys, types
 import pytest
 for name, attribute in (("wget", "download"), ("openai", "OpenAI")):
@@ -58,13 +71,13 @@ def bounded():
     signal.alarm(0)
     for server in set(utils.server_instances):
         server.stop()
-'''
+"""
 
 
 def wrapper(folder, name, command):
     path = os.path.join(folder, name)
     with open(path, "w") as f:
-        f.write(f"#!/bin/sh\nexec {command} \"$@\"\n")
+        f.write(f'#!/bin/sh\nexec {command} "$@"\n')
     os.chmod(path, 0o755)
     return path
 
@@ -83,13 +96,39 @@ def outcome_of(case):
 def run(folder, name, command, tests):
     """{test: outcome}"""
     report, begin = os.path.join(folder, f"{name}.xml"), time.monotonic()
-    env = {**os.environ, "LLAMA_SERVER_BIN_PATH": wrapper(folder, name, command), "PORT": str(lab.free_port()), "LIMIT": str(LIMIT),
-           "PYTHONDONTWRITEBYTECODE": "1", "KVF_MODEL": os.path.join(folder, "short.gguf"), "OMP_WAIT_POLICY": "passive",
-           "LLAMA_CACHE": os.path.join(folder, "cache")}
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not slow", "-o", "junit_family=xunit1",
-               f"--junitxml={report}", *tests]
+    env = {
+        **os.environ,
+        "LLAMA_SERVER_BIN_PATH": wrapper(folder, name, command),
+        "PORT": str(lab.free_port()),
+        "LIMIT": str(LIMIT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "KVF_MODEL": os.path.join(folder, "short.gguf"),
+        "OMP_WAIT_POLICY": "passive",
+        "LLAMA_CACHE": os.path.join(folder, "cache"),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        "-o",
+        "junit_family=xunit1",
+        f"--junitxml={report}",
+        *tests,
+    ]
     with open(os.path.join(folder, f"{name}.log"), "w") as log:
-        pytest = subprocess.Popen(command, cwd=os.path.join(folder, "tests"), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pytest = subprocess.Popen(
+            command,
+            cwd=os.path.join(folder, "tests"),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         done = 0
         for line in pytest.stdout:
             log.write(line)
@@ -124,7 +163,8 @@ with lab.folder() as folder:
     with open(os.path.join(folder, "tests/conftest.py"), "w") as f:
         f.write(CONFTEST)
     short_model.shorten(lab.MODEL, os.path.join(folder, "short.gguf"), 2)
-    shim = f"{lab.KVFERRY} exec --store file:{folder}/store --block-tokens 64 --stats {folder}/stats/$$.json -- {lab.SERVER}"
+    shim = f"{lab.KVFERRY} exec --store file:{folder}/store --block-tokens 64 "
+    shim += f"--stats {folder}/stats/$$.json -- {lab.SERVER}"
     files = [f"unit/test_{f}.py" for f in FILES]
     runs = {}
     for name, command in (("plain", lab.SERVER), ("shim", shim), ("shim again", shim)):
@@ -135,7 +175,10 @@ with lab.folder() as folder:
         shimmed.setdefault(test, []).append(outcome)
     doubtful = [t for t in plain if any(o not in plain[t] for o in shimmed.get(t, ["not run"]))]
     for i in range(2 if doubtful else 0):
-        for known, name, command in ((plain, f"plain, doubts {i + 1}", lab.SERVER), (shimmed, f"shim, doubts {i + 1}", shim)):
+        for known, name, command in (
+            (plain, f"plain, doubts {i + 1}", lab.SERVER),
+            (shimmed, f"shim, doubts {i + 1}", shim),
+        ):
             for test, outcome in run(folder, name, command, doubtful).items():
                 known[test].append(outcome)
     for test in doubtful:
@@ -144,7 +187,17 @@ with lab.folder() as folder:
     if os.environ.get("KEEP"):
         shutil.copytree(folder, os.environ["KEEP"], dirs_exist_ok=True)
     loaded, written = counted(folder, "loaded_tokens"), counted(folder, "written_blocks")
-    good = not differ and plain.keys() == shimmed.keys() and "passed" in runs["plain"].values() and loaded > 0 and written > 0
-    print(f"check-upstream: {'ok' if good else 'FAILED'}: {len(plain)} of llama.cpp's server tests, without the shim {count(runs['plain'])}; "
-          f"{len(differ)} differ with it ({len(doubtful) - len(differ)} flaky); {written} blocks were written and {loaded} tokens loaded")
+    good = (
+        not differ
+        and plain.keys() == shimmed.keys()
+        and "passed" in runs["plain"].values()
+        and loaded > 0
+        and written > 0
+    )
+    print(
+        f"check-upstream: {'ok' if good else 'FAILED'}: {len(plain)} of llama.cpp's server tests, "
+        f"without the shim {count(runs['plain'])}; "
+        f"{len(differ)} differ with it ({len(doubtful) - len(differ)} flaky); {written} blocks were written and "
+        f"{loaded} tokens loaded"
+    )
     sys.exit(0 if good else 1)

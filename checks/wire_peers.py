@@ -4,6 +4,7 @@
 Reads jobs from standard input, "op transport where bytes passes serial", answers
 each with "warm", waits for "go", and then answers "seconds cpu_seconds".
 """
+
 import resource
 import sys
 import time
@@ -46,8 +47,13 @@ def run(op, transport, where, size, passes, serial):
     manager = KVCacheManager(client)
     rng = np.random.default_rng(1)
     half = size // 4  # float16 elements of each of the two
-    tensors = [(rng.integers(0, 65535, half, dtype=np.uint16).view(np.float16),
-                rng.integers(0, 65535, half, dtype=np.uint16).view(np.float16)) for _ in range(NUM)]
+    tensors = [
+        (
+            rng.integers(0, 65535, half, dtype=np.uint16).view(np.float16),
+            rng.integers(0, 65535, half, dtype=np.uint16).view(np.float16),
+        )
+        for _ in range(NUM)
+    ]
 
     def save(s):
         for i, (k, v) in enumerate(tensors):

@@ -160,12 +160,8 @@ stage_python() {
     one "mypy --strict" "$pytest" -m mypy
     PYTHONPATH=build/release/python one "the stubs are those of the extension" "$pytest" -m mypy.stubtest kvferry._kvferry \
         --allowlist python/test/stubs.allow
-    one "ruff" "$pytest" -m ruff check python checks/manager.py checks/manager checks/python_wire.py \
-        checks/lmcache_native.py checks/vllm_restart.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py \
-        checks/vllm_versions.py checks/conformance.py
-    one "ruff format" "$pytest" -m ruff format --check python checks/manager.py checks/manager checks/python_wire.py \
-        checks/lmcache_native.py checks/vllm_restart.py checks/vllm_never_slower.py checks/vllm_serve.py checks/vllm_tier.py \
-        checks/vllm_versions.py checks/conformance.py
+    one "ruff" "$pytest" -m ruff check python checks test/triton examples
+    one "ruff format" "$pytest" -m ruff format --check python checks test/triton examples
     pytests "python tests" "$pytest" python/test
     LLAMA_CPP_LIB_PATH=$KVF_LLAMA_DIR/lib KVFERRY=$PWD/build/release/kvferry \
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend kvferry in a real Triton: answers, streams, sessions, limits and bad input."""
-import json, queue, socket, sys, tempfile, threading
 
+import json
+import queue
+import socket
+import sys
+import tempfile
+import threading
+
+import lab
 import numpy
+import served
 import tritonclient.grpc as grpc
-
-import lab, served
-from served import add_model, answer, ask, Stream, tokens
+from served import Stream, add_model, answer, ask, tokens
 
 TEXT = "The capital of France is"
 
@@ -31,7 +37,7 @@ def characters_and_stop_strings(t):
     assert "".join(e["text_output"] for e in events) == whole
     text = answer(t, "m", text_input=TEXT, max_tokens=24)["text_output"]
     for stop in (text[3:9], text[5:6], text[10:22]):
-        cut = text[:text.index(stop)]
+        cut = text[: text.index(stop)]
         got = answer(t, "m", text_input=TEXT, max_tokens=24, stop=["@@never@@", stop])
         assert got["text_output"] == cut and got["finish_reason"] == "stop", (stop, got, cut)
         pieces = [e["text_output"] for e in Stream(t, "m", text_input=TEXT, max_tokens=24, stop=[stop])]
@@ -41,6 +47,7 @@ def characters_and_stop_strings(t):
 def sampling(t):
     def said(**more):
         return answer(t, "m", text_input="Once upon a time", max_tokens=16, **more)["output_ids"]
+
     assert said(temperature=0.9, seed=7) == said(temperature=0.9, seed=7)
     assert len({tuple(said(temperature=1.5, seed=i)) for i in range(4)}) > 1
     assert said(temperature=1.0, top_k=1, seed=3) == said()
@@ -81,8 +88,11 @@ def stream_by_grpc(t, model, inputs, **more):
 
 
 def grpc_stream(t):
-    inputs = [text_tensor(TEXT.encode()), tensor("stream", numpy.array([True]), "BOOL"),
-              tensor("max_tokens", numpy.array([12], numpy.int32), "INT32")]
+    inputs = [
+        text_tensor(TEXT.encode()),
+        tensor("stream", numpy.array([True]), "BOOL"),
+        tensor("max_tokens", numpy.array([12], numpy.int32), "INT32"),
+    ]
     text = b"".join(r.as_numpy("text_output")[0] for r in stream_by_grpc(t, "m", inputs))
     assert text.decode() == answer(t, "m", text_input=TEXT, max_tokens=12)["text_output"]
 
@@ -92,8 +102,9 @@ def shared_prefix(t):
     shared = tokens(1, 600)
     answer(t, "m", input_ids=shared, max_tokens=1)
     computed = t.metric("kvferry_computed_tokens_total", 'model="m"')
-    got = served.in_parallel([lambda i=i: answer(t, "m", input_ids=shared + [50 + i] * 20, max_tokens=12)
-                              for i in range(8)])
+    got = served.in_parallel(
+        [lambda i=i: answer(t, "m", input_ids=shared + [50 + i] * 20, max_tokens=12) for i in range(8)]
+    )
     assert all(len(g["output_ids"]) == 12 or g["finish_reason"] == "stop" for g in got)
     served.wait_idle(t, "m")
     lab.wait_until("the metrics have it", lambda: t.metric("kvferry_prompt_tokens_total", 'model="m"') >= 600 + 8 * 620)
@@ -149,7 +160,7 @@ def priorities(t):
     for i, (name, priority) in enumerate((("low 1", 2), ("low 2", 2), ("low 3", 2), ("high", 1))):
         threads.append(threading.Thread(target=client, args=(name, priority)))
         threads[-1].start()
-        lab.wait_until("it waits", lambda: pending() >= i)  # the first one is with the backend
+        lab.wait_until("it waits", lambda i=i: pending() >= i)  # the first one is with the backend
     for thread in threads:
         thread.join()
     busy.close()
@@ -171,21 +182,38 @@ def timeout(t):
 def bad_input(t):
     """Whatever a client sends ends in an error that names it, and the next request is answered."""
     cases = [
-        ({}, "exactly one of"), ({"text_input": TEXT, "input_ids": [1]}, "exactly one of"),
-        ({"text_input": ""}, "empty"), ({"messages": "["}, "not JSON"), ({"messages": "{}"}, "not an array"),
-        ({"messages": "[]"}, "not an array"), ({"messages": '[{"role":"user"}]'}, "each message"),
+        ({}, "exactly one of"),
+        ({"text_input": TEXT, "input_ids": [1]}, "exactly one of"),
+        ({"text_input": ""}, "empty"),
+        ({"messages": "["}, "not JSON"),
+        ({"messages": "{}"}, "not an array"),
+        ({"messages": "[]"}, "not an array"),
+        ({"messages": '[{"role":"user"}]'}, "each message"),
         ({"messages": '[{"role":"user","content":1}]'}, "each message"),
-        ({"input_ids": [1, -1]}, "element 1 is -1"), ({"input_ids": [1, 10**6]}, "the vocabulary"),
-        ({"text_input": TEXT, "max_tokens": -1}, "0 or more"), ({"text_input": TEXT, "temperature": -0.1}, "at least 0"),
-        ({"text_input": TEXT, "top_p": 0.0}, "above 0"), ({"text_input": TEXT, "top_p": 1.5}, "at most 1"),
-        ({"text_input": TEXT, "min_p": 2.0}, "at most 1"), ({"text_input": TEXT, "top_k": -5}, "0 or more"),
-        ({"text_input": TEXT, "stop": [""]}, "1 to 256"), ({"text_input": TEXT, "stop": ["x" * 300]}, "1 to 256"),
-        ({"text_input": TEXT, "stop": ["x"] * 17}, "at most 16"), ({"text_input": TEXT, "session_id": "x" * 600}, "bytes"),
-        ({"text_input": TEXT, "session_id": "a\0b"}, "zero"), ({"input_ids": [1], "session_id": "s"}, "text_input"),
-        ({"text_input": TEXT, "tenant": "other"}, "no tenant"), ({"input_ids": tokens(5, 2048)}, "leaves no room"),
-        ({"text_input": "word " * 3000}, "leaves no room"), ({"text_input": "x" * 10_000_000}, "can hold"),
-        ({"text_input": 5}, ""), ({"text_input": [TEXT, TEXT]}, ""), ({"text_input": TEXT, "max_tokens": "x"}, ""),
-        ({"text_input": TEXT, "max_tokens": [1, 2]}, ""), ({"text_input": TEXT, "temperature": [0.1, 0.2]}, "")]
+        ({"input_ids": [1, -1]}, "element 1 is -1"),
+        ({"input_ids": [1, 10**6]}, "the vocabulary"),
+        ({"text_input": TEXT, "max_tokens": -1}, "0 or more"),
+        ({"text_input": TEXT, "temperature": -0.1}, "at least 0"),
+        ({"text_input": TEXT, "top_p": 0.0}, "above 0"),
+        ({"text_input": TEXT, "top_p": 1.5}, "at most 1"),
+        ({"text_input": TEXT, "min_p": 2.0}, "at most 1"),
+        ({"text_input": TEXT, "top_k": -5}, "0 or more"),
+        ({"text_input": TEXT, "stop": [""]}, "1 to 256"),
+        ({"text_input": TEXT, "stop": ["x" * 300]}, "1 to 256"),
+        ({"text_input": TEXT, "stop": ["x"] * 17}, "at most 16"),
+        ({"text_input": TEXT, "session_id": "x" * 600}, "bytes"),
+        ({"text_input": TEXT, "session_id": "a\0b"}, "zero"),
+        ({"input_ids": [1], "session_id": "s"}, "text_input"),
+        ({"text_input": TEXT, "tenant": "other"}, "no tenant"),
+        ({"input_ids": tokens(5, 2048)}, "leaves no room"),
+        ({"text_input": "word " * 3000}, "leaves no room"),
+        ({"text_input": "x" * 10_000_000}, "can hold"),
+        ({"text_input": 5}, ""),
+        ({"text_input": [TEXT, TEXT]}, ""),
+        ({"text_input": TEXT, "max_tokens": "x"}, ""),
+        ({"text_input": TEXT, "max_tokens": [1, 2]}, ""),
+        ({"text_input": TEXT, "temperature": [0.1, 0.2]}, ""),
+    ]
     for inputs, message in cases:
         status, body = ask(t, "m", **inputs)
         assert 400 <= status <= 500 and message in body["error"], (str(inputs)[:100], status, body)
@@ -198,8 +226,12 @@ def bad_input(t):
                 raise AssertionError(bad)
             except grpc.InferenceServerException as error:
                 assert "UTF-8" in str(error), error
-        for name, array in (("input_ids", numpy.zeros(0, numpy.int32)), ("input_ids", numpy.zeros(3, numpy.int64)),
-                            ("seed", numpy.zeros(1, numpy.int32)), ("nothing", numpy.zeros(1, numpy.int32))):
+        for name, array in (
+            ("input_ids", numpy.zeros(0, numpy.int32)),
+            ("input_ids", numpy.zeros(3, numpy.int64)),
+            ("seed", numpy.zeros(1, numpy.int32)),
+            ("nothing", numpy.zeros(1, numpy.int32)),
+        ):
             try:
                 client.infer("plain", [tensor(name, array, array.dtype.name.upper())])
                 raise AssertionError(name)
@@ -210,8 +242,11 @@ def bad_input(t):
 
 def broken_http(t):
     """Requests that end in the middle."""
-    for text in (b"POST /v2/models/m/generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"text", b"\0" * 100,
-                 b"POST /v2/models/m/infer HTTP/1.1\r\nInference-Header-Content-Length: 9999999\r\nContent-Length: 2\r\n\r\n{}"):
+    for text in (
+        b'POST /v2/models/m/generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"text',
+        b"\0" * 100,
+        b"POST /v2/models/m/infer HTTP/1.1\r\nInference-Header-Content-Length: 9999999\r\nContent-Length: 2\r\n\r\n{}",
+    ):
         with socket.create_connection(("127.0.0.1", t.http)) as s:
             s.sendall(text)
     assert answer(t, "m", text_input=TEXT, max_tokens=4)["text_output"]
@@ -226,8 +261,21 @@ def metrics(t):
     assert t.metric("nv_inference_request_success", 'model="m"') > 0
 
 
-PARTS = (plain_and_streamed, characters_and_stop_strings, sampling, messages, grpc_stream, shared_prefix, cancelled, full_queue,
-         priorities, timeout, bad_input, broken_http, metrics)
+PARTS = (
+    plain_and_streamed,
+    characters_and_stop_strings,
+    sampling,
+    messages,
+    grpc_stream,
+    shared_prefix,
+    cancelled,
+    full_queue,
+    priorities,
+    timeout,
+    bad_input,
+    broken_http,
+    metrics,
+)
 
 
 def all_on_one_server():
@@ -236,8 +284,15 @@ def all_on_one_server():
         add_model(repository, "plain", "model_transaction_policy { decoupled: false }", slots=2)
         add_model(repository, "small", slots=1, queue=1)
         add_model(repository, "patient", slots=1, queue=0, when_full="wait")
-        add_model(repository, "ranked", "dynamic_batching { priority_levels: 2 default_priority_level: 2 }", slots=1, queue=0,
-                  when_full="wait", max_tokens=8)
+        add_model(
+            repository,
+            "ranked",
+            "dynamic_batching { priority_levels: 2 default_priority_level: 2 }",
+            slots=1,
+            queue=0,
+            when_full="wait",
+            max_tokens=8,
+        )
         with served.start(folder, repository) as t:
             for part in PARTS:
                 if len(sys.argv) == 1 or part.__name__ in sys.argv[1:]:

@@ -1,6 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Triton and a redis-server for tests and checks: start, ask, stop. Standard library only."""
-import http.client, json, os, signal, socket, subprocess, sys, tempfile, time
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 
 TRITON = os.environ.get("KVF_TRITON", "")
 BUILD = os.environ.get("KVF_BUILD", "")
@@ -41,9 +50,17 @@ class Triton:
     def __init__(self, folder, repository, options=(), env=None, ready=True):
         self.http, self.grpc, self.metrics = free_ports(3)
         self.log_path = os.path.join(folder, f"triton-{time.monotonic_ns()}.log")
-        command = [f"{TRITON}/bin/tritonserver", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
-                   f"--http-port={self.http}", f"--grpc-port={self.grpc}", f"--metrics-port={self.metrics}",
-                   "--metrics-address=127.0.0.1", *([f"--model-repository={repository}"] if repository else []), *options]
+        command = [
+            f"{TRITON}/bin/tritonserver",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            f"--http-port={self.http}",
+            f"--grpc-port={self.grpc}",
+            f"--metrics-port={self.metrics}",
+            "--metrics-address=127.0.0.1",
+            *([f"--model-repository={repository}"] if repository else []),
+            *options,
+        ]
         with open(self.log_path, "w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
         if ready:
@@ -120,9 +137,29 @@ class Redis:
     def start(self):
         with open(os.path.join(self.folder, "redis.log"), "a") as log:
             self.process = subprocess.Popen(
-                [os.environ.get("KVFT_SERVER", "redis-server"), "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket",
-                 self.socket, "--save", "", "--appendonly", "no", "--dir", self.folder, "--maxmemory", "256mb",
-                 "--maxmemory-policy", "allkeys-lru", *self.options], stdout=log, stderr=log)
+                [
+                    os.environ.get("KVFT_SERVER", "redis-server"),
+                    "--port",
+                    str(self.port),
+                    "--bind",
+                    "127.0.0.1",
+                    "--unixsocket",
+                    self.socket,
+                    "--save",
+                    "",
+                    "--appendonly",
+                    "no",
+                    "--dir",
+                    self.folder,
+                    "--maxmemory",
+                    "256mb",
+                    "--maxmemory-policy",
+                    "allkeys-lru",
+                    *self.options,
+                ],
+                stdout=log,
+                stderr=log,
+            )
         wait_until("redis-server answers", self.answers)
 
     def answers(self):
@@ -143,7 +180,7 @@ class Redis:
                     reply += s.recv(1 << 20)
             return reply
 
-    def keys(self, pattern="*"):
+    def names(self, pattern="*"):
         """The names of all keys that match. For a handful."""
         return [w for w in self.command("KEYS", pattern).split(b"\r\n") if w and w[:1] not in b"*$"]
 

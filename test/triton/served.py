@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of the backend kvferry in a real Triton, for tests and checks: repositories, questions, streams."""
-import json, os, sys, threading, traceback
+
+import json
+import os
+import sys
+import threading
+import traceback
 
 import lab
 
@@ -63,8 +68,12 @@ class Stream:
 
     def __init__(self, triton, model, **inputs):
         self.connection = triton.connect(PATIENCE_S)
-        self.connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps({"stream": True, **inputs}),
-                                {"Content-Type": "application/json"})
+        self.connection.request(
+            "POST",
+            f"/v2/models/{model}/generate_stream",
+            json.dumps({"stream": True, **inputs}),
+            {"Content-Type": "application/json"},
+        )
         self.response = None
 
     def __iter__(self):
@@ -108,9 +117,13 @@ def tokens(seed, num):
 
 
 def wait_idle(triton, model):
-    lab.wait_until(f"{model} has no request",
-                   lambda: triton.metric("kvferry_busy_slots", f'model="{model}"') == 0
-                   and triton.metric("kvferry_queued_requests", f'model="{model}"') == 0)
+    lab.wait_until(
+        f"{model} has no request",
+        lambda: (
+            triton.metric("kvferry_busy_slots", f'model="{model}"') == 0
+            and triton.metric("kvferry_queued_requests", f'model="{model}"') == 0
+        ),
+    )
 
 
 def main(tests, names=()):

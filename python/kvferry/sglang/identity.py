@@ -87,7 +87,7 @@ IGNORED = frozenset("""
     enable_broadcast_mm_inputs_process mm_processor_worker_num mm_io_worker_num allowed_media_domains
     media_url_max_file_size_mb mm_preprocess_cache_size_mb limit_mm_data_per_request enable_mm_global_cache
     mm_global_cache_backend mm_feature_transport
-""".split())  # fmt: skip
+""".split())  # fmt: skip  # noqa: SIM905
 """Settings of the server without influence on a page: places, addresses, logs, the HTTP server, the order and the room
 of requests; and the ranks, which are a field of their own. All others count, and those that a new version adds."""
 
