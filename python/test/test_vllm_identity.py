@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 import torch
 import vllm.config
 import vllm.envs
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from kvferry._weights import folder_digest
 from kvferry.vllm import identity, influence
@@ -290,3 +290,115 @@ def test_a_folder_without_weights_is_refused(model):
     (model / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="no weights"):
         folder_digest(str(model), identity.log)
+
+
+# ---- a GPU
+
+GPU = {"name": "H", "major": 9, "minor": 0, "multi_processor_count": 132, "total_memory": 1}
+BACKENDS = {"model.layers.0": dict, "model.layers.1": dict}
+PAGES = [["torch.bfloat16", 0, [1, 2, 16, 128], [1, 3, 2, 4]]]
+
+
+def accelerator(monkeypatch, gpu=GPU, backends=BACKENDS, pages=PAGES):
+    module = SimpleNamespace(get_device_properties=lambda device: SimpleNamespace(**gpu))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)  # the one of cuda_stub.py has none
+    layers = {name: SimpleNamespace(get_attn_backend=lambda b=b: b) for name, b in backends.items()}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    return influence.accelerator(config, torch.device("cuda"), list(backends), pages)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpu": {**GPU, "name": "B"}},
+        {"gpu": {**GPU, "minor": 1}},
+        {"gpu": {**GPU, "multi_processor_count": 114}},
+        {"backends": {**BACKENDS, "model.layers.1": list}},
+        {"pages": [["torch.bfloat16", 0, [1, 16, 2, 128], [1, 2, 3, 4]]]},
+        "cuda",
+        "driver",
+    ],
+    ids=str,
+)
+def test_another_gpu_or_backend_is_another_name(monkeypatch, model, change):
+    one = accelerator(monkeypatch)
+    assert one == accelerator(monkeypatch, gpu={**GPU, "total_memory": 2}), "how much memory there is changes nothing"
+    if change == "cuda":
+        monkeypatch.setattr(torch.version, "cuda", "99.9")
+    if change == "driver":
+        monkeypatch.setattr(influence, "_driver", lambda: "another")
+    other = accelerator(monkeypatch, **(change if isinstance(change, dict) else {}))
+    config, kv_config = described(model)
+    names = [identity.fields_of(config, kv_config, "", [machine]) for machine in (one, other)]
+    assert names[0] != names[1]
+
+
+def platform(monkeypatch, kind):
+    there = SimpleNamespace(
+        is_cpu=lambda: kind == "cpu", is_cuda=lambda: kind == "cuda", device_type=kind, get_device_name=lambda: kind
+    )
+    monkeypatch.setattr(identity, "current_platform", there)
+
+
+@pytest.mark.parametrize("spec", [FullAttentionSpec, MLAAttentionSpec])
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC", "BLHNC"])
+def test_a_gpu_may_have_any_layout(monkeypatch, model, layout, spec):
+    config, kv_config = described(model)
+    config.kv_transfer_config = SimpleNamespace(kv_role="kv_both")
+    kv_config.kv_cache_layout = layout
+    kv_config.kv_cache_groups[0].kv_cache_spec = spec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    platform(monkeypatch, "cuda")
+    assert identity.refusal(config, kv_config) is None
+    platform(monkeypatch, "xpu")
+    assert "the platform xpu" in identity.refusal(config, kv_config)
+    platform(monkeypatch, "cpu")
+    is_proven = layout == "LBHNC" and spec is FullAttentionSpec
+    assert (identity.refusal(config, kv_config) is None) == is_proven
+
+
+def warnings_of(monkeypatch, warn, *args):
+    warnings = []
+    monkeypatch.setattr(identity.log, "warning", lambda text, *values: warnings.append(text % values))
+    warn(*args)
+    return warnings
+
+
+def test_who_starts_on_a_gpu_is_told_what_was_tested(monkeypatch):
+    for kind, num in (("cpu", 0), ("cuda", 1)):
+        platform(monkeypatch, kind)
+        assert len(warnings_of(monkeypatch, identity.warn_of_platform)) == num
+
+
+@pytest.mark.parametrize("kind, bind, reserved, num", [
+    ("cpu", "auto", None, 1), ("cpu", "auto", "2", 0), ("cpu", "nobind", None, 0), ("cpu", "0-1", None, 0),
+    ("cuda", "auto", None, 0),
+])  # fmt: skip
+def test_fewer_threads_because_of_a_connector_are_told(monkeypatch, kind, bind, reserved, num):
+    platform(monkeypatch, kind)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
+    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU", raising=False)
+    if reserved is not None:
+        monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", reserved)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
+    told = warnings_of(monkeypatch, identity.warn_of_threads, config)
+    assert len(told) == num and all("VLLM_CPU_NUM_OF_RESERVED_CPU=2" in text for text in told)
+
+
+def test_what_the_warning_says_of_vllm_is_so(monkeypatch):
+    """With one core more in use than vLLM reserves by itself, it computes with as many threads as without a
+    connector."""
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    monkeypatch.setattr(OMPProcessManager, "_parse_omp_threads_bind_env", lambda self: setattr(self, "auto_setup", 1))
+    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU", raising=False)
+    parallel = SimpleNamespace(local_world_size=2, data_parallel_rank_local=0, _api_process_count=1)
+
+    def reserved(transfer):
+        config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=transfer)
+        return OMPProcessManager(config).reserve_cpu_num
+
+    without = reserved(None)
+    assert reserved(object()) == without + 2
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "2")
+    assert reserved(object()) == without == 2

@@ -63,6 +63,8 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         block = group.kv_cache_spec.block_size
         if role == KVConnectorRole.SCHEDULER:
             identity.warn_of_version()
+            identity.warn_of_platform()
+            identity.warn_of_threads(config)
             self._scheduler = Scheduler(
                 store,
                 functools.partial(identity.fields_of, config, kv_config),
@@ -171,7 +173,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> Machine | None:
-        return Machine(influence.machine()) if self._is_on and self._worker is not None else None
+        if not self._is_on or self._worker is None:
+            return None
+        return Machine(influence.machine() | self._worker.accelerator(self._vllm_config))
 
     @never_fails(nothing)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import vllm
+import vllm.envs
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 import kvferry
 from kvferry._weights import folder_digest, model_folder
@@ -31,8 +32,8 @@ def refusal(config: Any, kv_config: Any) -> str | None:
     parallel, transfer = config.parallel_config, config.kv_transfer_config
     checks = (
         (
-            not current_platform.is_cpu(),
-            f"the platform {current_platform.device_type} (only the CPU platform is proven)",
+            not (current_platform.is_cpu() or current_platform.is_cuda()),
+            f"the platform {current_platform.device_type} (only the CPU and CUDA)",
         ),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism"),
         (getattr(parallel, "prefill_context_parallel_size", 1) > 1, "context parallelism"),
@@ -85,11 +86,12 @@ def _has_foreign_code(model: Any) -> bool:
 def _refused_layers(kv_config: Any) -> str | None:
     groups, layout = kv_config.kv_cache_groups, layout_of(kv_config)
     kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-    if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
+    known = (FullAttentionSpec,) if current_platform.is_cpu() else (FullAttentionSpec, MLAAttentionSpec)
+    if len(groups) != 1 or type(groups[0].kv_cache_spec) not in known:
         return f"layers of the kinds {kinds} (only one group of full attention is proven)"
     if groups[0].kv_cache_spec.sliding_window is not None:
         return "a sliding window"
-    if layout != "LBHNC":
+    if current_platform.is_cpu() and layout != "LBHNC":  # staging.py takes any layout of a device
         return f"the KV cache layout {layout}"
     return None
 
@@ -98,6 +100,28 @@ def has_random_hashes(config: Any) -> bool:
     """Whether other processes compute other hashes of the same tokens."""
     algorithm = str(config.cache_config.prefix_caching_hash_algo)
     return not algorithm.startswith("sha256") and os.environ.get("PYTHONHASHSEED") is None
+
+
+def warn_of_platform() -> None:
+    if not current_platform.is_cpu():
+        log.warning(
+            "kvferry on %s: tested with a stand-in for the device, and with no GPU yet (docs/vllm.md). Compare answers "
+            "with those of an engine without it before you rely on it",
+            current_platform.get_device_name(),
+        )
+
+
+def warn_of_threads(config: Any) -> None:
+    """vLLM leaves one more core of each rank idle as soon as there is any kv_transfer_config."""
+    if not current_platform.is_cpu() or vllm.envs.VLLM_CPU_OMP_THREADS_BIND != "auto":
+        return
+    if vllm.envs.VLLM_CPU_NUM_OF_RESERVED_CPU is None:
+        log.warning(
+            "kvferry: vLLM computes with %d threads less, because it keeps cores free for any connector. Set "
+            "VLLM_CPU_NUM_OF_RESERVED_CPU=%d to have as many as without one",
+            config.parallel_config.local_world_size,
+            config.parallel_config.local_world_size,
+        )
 
 
 def warn_of_version() -> None:

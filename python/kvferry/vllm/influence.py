@@ -131,7 +131,12 @@ IGNORED_LIBRARY = re.compile(
 )
 """Those of them that only log, cache or place threads. The number of threads counts by itself."""
 
-PACKAGES = ("transformers", "compressed-tensors", "triton", "triton-cpu", "zentorch", "intel-extension-for-pytorch")
+PACKAGES = (
+    "transformers", "compressed-tensors", "triton", "triton-cpu", "zentorch", "intel-extension-for-pytorch",
+    "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "flash-attn", "flash-attn-3", "flash-mla",
+    "deep-gemm", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cutlass-dsl",
+    "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+)  # fmt: skip
 """Packages that vLLM computes with, where they are installed."""
 
 Facts = dict[str, str]
@@ -189,6 +194,35 @@ def machine() -> Facts:
         "preload": " ".join(preloaded),
         "variables": variables(os.environ),
     }
+
+
+def accelerator(config: Any, device: torch.device, layers: Iterable[str], layout: Any) -> Facts:
+    """What a worker on a device computes with besides `machine`: kernels, and the order of their sums, are chosen by
+    the kind of device, the number of its processors and the versions of its libraries. layout: of its pages, as the
+    attention backend wants them."""
+    kind = torch.get_device_module(device).get_device_properties(device)
+    names = ("name", "major", "minor", "multi_processor_count", "warp_size", "gcnArchName")
+    versions = [torch.version.cuda, torch.version.hip, torch.backends.cudnn.version(), _driver()]
+    return {
+        "accelerator": json.dumps({name: getattr(kind, name, None) for name in names}),
+        "accelerator.versions": " ".join(map(str, versions)),
+        "attention": " ".join(_backends(config, layers)),
+        "pages": json.dumps(layout),
+    }
+
+
+def _driver() -> str:
+    """It compiles kernels for devices that are newer than a library."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _backends(config: Any, layers: Iterable[str]) -> list[str]:
+    """Which vLLM has chosen in this process for each of these layers."""
+    known = config.compilation_config.static_forward_context
+    return sorted({_name(known[name].get_attn_backend()) for name in layers})
 
 
 def _torch_switches() -> str:

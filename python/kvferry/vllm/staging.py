@@ -43,15 +43,30 @@ def by_block(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
     The block is the first axis, or the second one of (2, blocks, ...). Kernels may have smaller blocks than the engine,
     which are then consecutive on this axis."""
-    axes = [i for i in range(min(2, cache.dim())) if cache.shape[i] % num_blocks == 0 and cache.shape[i] > 0]
-    if len(axes) != 1:
-        raise ValueError(f"kvferry: which axis of {tuple(cache.shape)} has the {num_blocks} blocks is not clear")
-    split = cache.unflatten(axes[0], (num_blocks, -1)).movedim(axes[0], 0)
-    inner = sorted(range(1, split.dim()), key=lambda i: (-split.stride(i), split.shape[i]))
-    ordered = split.permute(0, *inner)
+    _, split = _split(cache, num_blocks)
+    ordered = split.permute(0, *_inner_axes(split))
     if ordered.stride(-1) != 1:
         raise ValueError(f"kvferry: numbers of the pages {tuple(cache.shape)} have gaps, strides {cache.stride()}")
     return ordered.flatten(1) if ordered[0].is_contiguous() else ordered
+
+
+def _split(cache: torch.Tensor, num_blocks: int) -> tuple[int, torch.Tensor]:
+    """The axis of the blocks, and a view with that axis first, and then the blocks of the kernels."""
+    axes = [i for i in range(min(2, cache.dim())) if cache.shape[i] % num_blocks == 0 and cache.shape[i] > 0]
+    if len(axes) != 1:
+        raise ValueError(f"kvferry: which axis of {tuple(cache.shape)} has the {num_blocks} blocks is not clear")
+    return axes[0], cache.unflatten(axes[0], (num_blocks, -1)).movedim(axes[0], 0)
+
+
+def _inner_axes(split: torch.Tensor) -> list[int]:
+    """All but the first, in the order of memory."""
+    return sorted(range(1, split.dim()), key=lambda i: (-split.stride(i), split.shape[i]))
+
+
+def layout_of(cache: torch.Tensor, num_blocks: int) -> list[Any]:
+    """What the bytes of a layer's page mean: the same for any number of blocks."""
+    axis, split = _split(cache, num_blocks)
+    return [str(cache.dtype), axis, list(split.shape[1:]), _inner_axes(split)]
 
 
 def word_of(pages: torch.Tensor) -> torch.dtype:
@@ -126,7 +141,7 @@ class DevicePages:
         pages = [by_block(cache, num_blocks) for cache in distinct(caches)]
         word = min((word_of(layer) for layer in pages), key=lambda w: w.itemsize)
         self._layers = [layer.view(word) for layer in pages]
-        self.layout = [(str(c.dtype), list(c.shape), list(c.stride())) for c in caches]
+        self.layout = [layout_of(cache, num_blocks) for cache in caches]
         self._queue, self._streams, self.num_slots = store_queue, streams, num_blocks
         self.slot_bytes = sum(layer[0].numel() for layer in self._layers) * word.itemsize
         num_room = pool_bytes // self.slot_bytes
@@ -136,7 +151,7 @@ class DevicePages:
                 f"at least {2 * self.slot_bytes}, better to those of a few prompts"
             )
         self._part = max(1, min(PART_BYTES // self.slot_bytes, num_room // 4))
-        device = pages[0].device
+        self.device = device = pages[0].device
         self._host = self._pinned(num_room, self.slot_bytes)
         region = (self._host.data_ptr(), self.slot_bytes, self.slot_bytes, 0, 1)
         self._view = kvferry.View([region], num_room, owner=self._host)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvferry
-from kvferry.vllm import staging
+from kvferry.vllm import influence, staging
 from kvferry.vllm.events import GONE
 from kvferry.vllm.messages import Move, Outcome, Report, Step
 from kvferry.vllm.metrics import Counters
@@ -88,6 +88,13 @@ class Worker:
     def _pages(self) -> Pages:
         assert self._registered is not None, "vLLM has not registered its KV caches"
         return self._registered
+
+    def accelerator(self, config: Any) -> influence.Facts:
+        """What a device computes with, and how its pages lie. Empty: the pages are the CPU's."""
+        pages = self._registered
+        if not isinstance(pages, staging.DevicePages):
+            return {}
+        return influence.accelerator(config, pages.device, self._layers, pages.layout)
 
     # ---- a step, in the order of the engine's calls
 
