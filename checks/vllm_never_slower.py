@@ -10,8 +10,9 @@ A round gives the time with kvferry over the geometric mean of the two others. T
 interval decides, as in checks/cold.c: "ok" if all of it is at most 1.05, "FAILED" if all of it is above. Two engines
 without kvferry differ as well, by where their memory and threads lie: their ratio is the control, and an excess within
 it is no finding. Rounds go on while a cell is undecided, up to MAX_ROUNDS; what is undecided then does not fail, and is
-named. TOKENS (1024), ROUNDS (6), MAX_ROUNDS (24), RATIO (1.05), RATES (all, or names separated by commas), SEED (1).
-Needs KVF_ENGINES and KVF_HF_MODEL (make setup-engines)."""
+named. vLLM keeps cores free for a connector if it binds threads by itself, so the check does not let it (vllm_lab), and
+ends if the engines bind other threads. TOKENS (1024), ROUNDS (6), MAX_ROUNDS (24), RATIO (1.05), RATES (all, or names
+separated by commas), SEED (1). Needs KVF_ENGINES and KVF_HF_MODEL (make setup-engines)."""
 
 import math
 import os
@@ -92,6 +93,18 @@ def run_round(cell, engines, prompt, num):
     cell.add(seconds["one"], seconds["other"], seconds["ours"])
 
 
+def threads_of(engine):
+    """What vLLM logs of the threads of an engine, but for what it reserves where that is unused."""
+    lines = [line.rsplit("] ", 1)[-1].strip() for line in engine.text().splitlines()]
+    return [line for line in lines if line.startswith(("VLLM_CPU_OMP_THREADS_BIND=", "local_rank="))]
+
+
+def require_equal_threads(engines):
+    threads = {name: threads_of(engine) for name, engine in engines.items()}
+    if not threads["one"] or any(lines != threads["one"] for lines in threads.values()):
+        raise SystemExit(f"check-vllm-never-slower: FAILED: the engines compute with other threads: {threads}")
+
+
 def measure(proxy, engines):
     tokens = vllm_lab.tokens()
     stored, numbers = tokens[:TOKENS], iter(range(600, 100000))
@@ -128,6 +141,7 @@ def main():
             name: stack.enter_context(vllm_lab.EngineProcess({"store": [proxy.url]} if name == "ours" else None))
             for name in ("one", "other", "ours")
         }
+        require_equal_threads(engines)
         cells = measure(proxy, engines)
     worst = max(cells, key=lambda cell: interval(cell.ratios)[1] / cell.bound)
     failed, open_ = ([c.name for c in cells if c.verdict == verdict] for verdict in ("FAILED", "undecided"))

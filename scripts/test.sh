@@ -167,7 +167,7 @@ stage_python() {
         pytests "llama-cpp-python tests" "${KVF_LLAMA_PYTHON:-python3}" python/test/test_llama_cpp.py
     if [[ -x ${KVF_ENGINES:-} ]]; then
         pytests "vLLM tests" "$KVF_ENGINES" python/test/test_vllm.py python/test/test_vllm_identity.py \
-            python/test/test_vllm_tier.py
+            python/test/test_vllm_device.py python/test/test_vllm_tier.py
         pytests "Transformers tests" "$KVF_ENGINES" python/test/test_hf.py python/test/test_hf_conformance.py
         pytests "KVCacheManager with torch" "$KVF_ENGINES" python/test/test_manager_torch.py
         pytests "SGLang tests" "$KVF_ENGINES" python/test/test_sglang.py

@@ -52,7 +52,7 @@ def configs(options, *, role="kv_both", hash_tokens=BLOCK, tp=1, rank=0, events=
         cache_config=SimpleNamespace(**{"prefix_caching_hash_algo": "sha256", "enable_prefix_caching": True, **cache}),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=tp, pipeline_parallel_size=1, rank=rank, local_world_size=tp
-        ),  # fmt: skip
+        ),
         load_config=SimpleNamespace(load_format="auto"),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
         speculative_config=None,
