@@ -234,6 +234,21 @@ static void test_wrong_options_say_what_is_wrong(void **state) {
                                 "sni, store, ttl, deadline, namespace, models, secret");
     refused("{\"host\":\"\"}", "host=");
     refused("{\"host\":\"redis://x\"}", "A URL is named by store=");
+    for (size_t i = 0; i < 5; i++) { /* Triton logs the message */
+        static const char *const wrong[] = {
+            "{\"host\":\"me:hunter2@x\"}", "{\"host\":\"redis://me:hunter2@x\"}",
+            "{\"store\":\"redis://me:hunter2@x:99999\",\"models\":\"none\",\"namespace\":\"n\"}",
+            "{\"store\":\"redis://me:hunter2@x/0?no=1\",\"models\":\"none\",\"namespace\":\"n\"}",
+            "{\"host\":\"x\",\"password\":\"hunter2\",\"conns\":\"1\"}"};
+        TRITONCACHE_Cache *cache = NULL;
+        TRITONSERVER_Error *error = initialize(&cache, wrong[i]);
+        assert_non_null(error);
+        if (strstr(TRITONSERVER_ErrorMessage(error), "hunter2") != NULL) {
+            fail_msg("the password is in: %s", TRITONSERVER_ErrorMessage(error));
+        }
+        TRITONSERVER_ErrorDelete(error);
+    }
+    assert_null(strstr(host_log(), "hunter2"));
     refused("{\"host\":\"x\",\"port\":\"0\"}", "port=0 is not a whole number from 1 to 65535");
     refused("{\"host\":\"x\",\"port\":\"6379x\"}", "port=6379x");
     refused("{\"host\":\"x\",\"port\":\"\"}", "port= is not");
@@ -405,6 +420,8 @@ static void test_an_answer_ends_with_its_ttl(void **state) {
     wait_for_hit(cache, "1", &r);
     ahead_s = 59;
     assert_true(is_hit(cache, "1", &r));
+    ahead_s = -62; /* the clock of the server that stored it was fast: it is not to live for ever */
+    assert_false(is_hit(cache, "1", &r));
     ahead_s = 62;
     assert_false(is_hit(cache, "1", &r));
     must(try_insert(cache, "1", &later)); /* it replaces what is too old */
@@ -694,7 +711,7 @@ static void test_the_digest_is_that_of_names_and_bytes(void **state) {
 static void test_models_that_change_turn_the_cache_off(void **state) {
     (void)state;
     response r = response_new(1, 100, 7);
-    for (int change = 0; change < 5; change++) {
+    for (int change = 0; change < 6; change++) {
         char *dir = repository("a", "b"), path[400];
         TRITONCACHE_Cache *cache = open_with("{\"store\":\"mem:\",\"models\":\"%s\"}", dir);
         must(try_insert(cache, "1", &r));
@@ -712,12 +729,13 @@ static void test_models_that_change_turn_the_cache_off(void **state) {
             assert_int_equal(unlink(path), 0);
         } else if (change == 3) {
             make_dir(dir, "m/2");
-        } else { /* replaced by one of the same length and time */
+        } else { /* replaced, or written over, by one of the same length and time */
+            const char *name = change == 4 ? "new" : "m/1/model.bin";
             struct stat before;
             char new[400];
-            snprintf(path, sizeof path, "%s/m/1/model.bin", dir), snprintf(new, sizeof new, "%s/new", dir);
+            snprintf(path, sizeof path, "%s/m/1/model.bin", dir), snprintf(new, sizeof new, "%s/%s", dir, name);
             assert_int_equal(stat(path, &before), 0);
-            write_file(dir, "new", "c");
+            write_file(dir, name, "c");
             const struct timespec times[2] = {before.st_atim, before.st_mtim};
             assert_int_equal(utimensat(AT_FDCWD, new, times, 0), 0);
             assert_int_equal(rename(new, path), 0);

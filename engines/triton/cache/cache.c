@@ -119,8 +119,11 @@ static kvf_reason fetch(cache *c, loaded *out, const kvf_key *key) {
     return why == KVF_WHY_TRUNCATED ? match_and_load(c, out, key, end_us) : why;
 }
 
+/* The clock of the server that stored it may be fast, but not so much that the answer would live for ever. */
 static bool is_current(const cache *c, const kvfr_answer *answer) {
-    return c->ttl_s == 0 || now_us(CLOCK_REALTIME) / 1000000 - answer->created_s <= c->ttl_s;
+    int64_t now_s = now_us(CLOCK_REALTIME) / 1000000;
+    bool in_time = answer->created_s >= now_s - c->ttl_s && answer->created_s <= now_s + c->ttl_s;
+    return c->ttl_s == 0 || in_time;
 }
 
 /* Whether there is an answer to give. What is stored and can't be given is to be written anew by the insert. */

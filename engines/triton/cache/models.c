@@ -29,7 +29,7 @@ typedef struct entry {
     dev_t dev;
     ino_t ino;
     off_t size;
-    struct timespec mtime;
+    struct timespec mtime, ctime;
     bool is_folder;
 } entry;
 
@@ -66,6 +66,15 @@ static void list_free(list *l) {
     *l = (list){0};
 }
 
+static entry entry_of(const struct stat *s) {
+    return (entry){.dev = s->st_dev,
+                   .ino = s->st_ino,
+                   .size = s->st_size,
+                   .mtime = s->st_mtim,
+                   .ctime = s->st_ctim,
+                   .is_folder = S_ISDIR(s->st_mode)};
+}
+
 static bool list_add(list *l, const char *path, const struct stat *s) {
     if (l->num == l->cap) {
         size_t cap = l->cap == 0 ? 64 : 2 * l->cap;
@@ -76,12 +85,8 @@ static bool list_add(list *l, const char *path, const struct stat *s) {
         l->entries = grown;
         l->cap = cap;
     }
-    entry e = {.path = strdup(path),
-               .dev = s->st_dev,
-               .ino = s->st_ino,
-               .size = s->st_size,
-               .mtime = s->st_mtim,
-               .is_folder = S_ISDIR(s->st_mode)};
+    entry e = entry_of(s);
+    e.path = strdup(path);
     if (e.path == NULL) {
         return false;
     }
@@ -266,16 +271,24 @@ void kvfr_models_close(kvfr_models *m) {
 
 /* ---- as they were? ----------------------------------------------------------------------------------------------- */
 
-static bool is_same(const entry *e, dev_t dev, ino_t ino, off_t size, struct timespec mtime) {
-    return e->dev == dev && e->ino == ino && e->size == size && e->mtime.tv_sec == mtime.tv_sec &&
-           e->mtime.tv_nsec == mtime.tv_nsec;
+static bool is_same_time(struct timespec a, struct timespec b) {
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/* mtime can be set back by whoever copies a file over another; ctime can't. */
+static bool is_same(const entry *a, const entry *b) {
+    return a->dev == b->dev && a->ino == b->ino && a->size == b->size && is_same_time(a->mtime, b->mtime) &&
+           is_same_time(a->ctime, b->ctime);
 }
 
 static bool is_untouched(const list *l) {
     for (size_t i = 0; i < l->num; i++) {
-        const entry *e = &l->entries[i];
         struct stat s;
-        if (stat(e->path, &s) != 0 || !is_same(e, s.st_dev, s.st_ino, s.st_size, s.st_mtim)) {
+        if (stat(l->entries[i].path, &s) != 0) {
+            return false;
+        }
+        const entry now = entry_of(&s);
+        if (!is_same(&l->entries[i], &now)) {
             return false;
         }
     }
@@ -286,8 +299,7 @@ static bool is_untouched(const list *l) {
 static const char *difference(const list *before, const list *now) {
     for (size_t i = 0; i < before->num && i < now->num; i++) {
         const entry *a = &before->entries[i], *b = &now->entries[i];
-        if (strcmp(a->path, b->path) != 0 || a->is_folder != b->is_folder ||
-            (!a->is_folder && !is_same(a, b->dev, b->ino, b->size, b->mtime))) {
+        if (strcmp(a->path, b->path) != 0 || a->is_folder != b->is_folder || (!a->is_folder && !is_same(a, b))) {
             return strcmp(a->path, b->path) < 0 ? a->path : b->path;
         }
     }

@@ -222,8 +222,10 @@ static TRITONSERVER_Error *write_url(kvfr_options *out, const raw *r) {
     KVFR_TRY(number(&ignored, "pool_size", r->pool_size, 1, INT_MAX));
     KVFR_TRY(check_tls(&tls, r));
     if (r->host[0] == '\0' || strpbrk(r->host, "/?#@ ") != NULL) {
+        const char *password_end = strrchr(r->host, '@'); /* of a URL. Triton logs this */
         return kvfr_fail(TRITONSERVER_ERROR_INVALID_ARG,
-                         "kvferry: host=%.100s is not a host name or address. A URL is named by store=", r->host);
+                         "kvferry: host=%.100s is not a host name or address. A URL is named by store=",
+                         password_end != NULL ? password_end : r->host);
     }
     writer w = {.at = out->text, .room = sizeof out->text};
     char numbers[64], sign = '?';
