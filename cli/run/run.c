@@ -103,11 +103,8 @@ static int tokenize_anew(kvfcli_run_state *run, kvfl_tokens *out) {
 }
 
 static int tokenize_further(kvfcli_run_state *run, kvfl_tokens *out) {
-    int32_t num_vocab = llama_vocab_n_tokens(run->engine.vocab);
-    for (size_t i = 0; i < run->chat.tokens.num; i++) {
-        if (run->chat.tokens.ids[i] >= num_vocab) {
-            return KVFCLI_FINE; /* of another model: stays empty */
-        }
+    if (!kvfl_tokens_known(&run->chat.tokens, run->engine.vocab)) {
+        return KVFCLI_FINE; /* of another model: stays empty */
     }
     if (!kvfl_tokens_add(out, run->chat.tokens.ids, run->chat.tokens.num)) {
         return kvfcli_no_memory();

@@ -74,16 +74,20 @@ typedef struct served {
     TRITONBACKEND_ModelInstance *instance;
 } served;
 
-static served served_new(void) {
+static served served_with(const char *store) {
     char config[1024];
     snprintf(config, sizeof config,
              "{\"name\":\"model\",\"max_batch_size\":0,\"parameters\":{\"model\":{\"string_value\":\"%s\"},"
              "\"slots\":{\"string_value\":\"2\"},\"context_size\":{\"string_value\":\"256\"},"
-             "\"threads\":{\"string_value\":\"1\"},\"store\":{\"string_value\":\"mem:\"}}}",
-             getenv("KVF_MODEL"));
+             "\"threads\":{\"string_value\":\"1\"},\"store\":{\"string_value\":\"%s\"}}}",
+             getenv("KVF_MODEL"), store);
     served s = {.model = host_model(config, "/nowhere")};
     s.instance = host_instance(s.model);
     return s;
+}
+
+static served served_new(void) {
+    return served_with("mem:");
 }
 
 static void served_free(served *s) {
@@ -122,6 +126,38 @@ static host_outcome end_of(TRITONBACKEND_Request *r) {
     assert_int_equal(o.num_finals, 1);
     host_request_free(r);
     return o;
+}
+
+/* Gives one request with these inputs, and waits for its end. */
+static host_outcome ask(const served *s, const host_input *inputs, uint32_t num) {
+    TRITONBACKEND_Request *r = host_request(inputs, num);
+    give(s, r);
+    return end_of(r);
+}
+
+static host_input text(const char *name, const char *value) {
+    return (host_input){name, TRITONSERVER_TYPE_BYTES, value, strlen(value)};
+}
+
+static host_outcome ask_session(const served *s, const char *id, const char *what, int32_t max_tokens) {
+    const host_input inputs[] = {text("text_input", what),
+                                 text("session_id", id),
+                                 {"max_tokens", TRITONSERVER_TYPE_INT32, &max_tokens, sizeof max_tokens}};
+    return ask(s, inputs, 3);
+}
+
+static served started(const char *store) {
+    must(initialize(NULL));
+    served s = served_with(store);
+    assert_true(start(&s));
+    return s;
+}
+
+static void ended(served *s) {
+    stop(s);
+    served_free(s);
+    must(finalize(NULL));
+    assert_int_equal(host_leaks(), 0);
 }
 
 /* ---- tests ------------------------------------------------------------------------------------------------------- */
@@ -188,6 +224,152 @@ static void test_wrong_requests_end_in_one_error(void **state) {
     served_free(&s);
     must(finalize(NULL));
     assert_int_equal(host_leaks(), 0);
+}
+
+/* What only another host than Triton would hand over; and what the one of today lets through. */
+static void test_tensors_that_lie_end_in_one_error(void **state) {
+    (void)state;
+    static const char stops[] = "\1\0\0\0x\1\0\0\0x\1\0\0\0x\1\0\0\0x"
+                                "\1\0\0\0x\1\0\0\0x\1\0\0\0x\1\0\0\0x"
+                                "\1\0\0\0x\1\0\0\0x\1\0\0\0x\1\0\0\0x"
+                                "\1\0\0\0x\1\0\0\0x\1\0\0\0x\1\0\0\0x";
+    static const char messages[] = "[{\"role\":\"user\",\"content\":\"x\"}]\0]";
+    const host_input one = {"text_input", TRITONSERVER_TYPE_BYTES, "\1\0\0\0x", 5};
+    const host_input sixteen = {"stop", TRITONSERVER_TYPE_BYTES, stops, sizeof stops - 1};
+    const struct {
+        host_input inputs[3];
+        host_lie lie; /* of the last of them; a text before it is raw too */
+    } lies[] = {
+        {{{"text_input", TRITONSERVER_TYPE_BYTES, "\1\0\0", 3}}, {.raw = true}},
+        {{{"text_input", TRITONSERVER_TYPE_BYTES, "\2\0\0\0x", 5}}, {.raw = true}},
+        {{{"text_input", TRITONSERVER_TYPE_BYTES, "\xff\xff\xff\xffx", 5}}, {.raw = true}},
+        {{{"text_input", TRITONSERVER_TYPE_BYTES, "\1\0\0\0xyz", 7}}, {.raw = true}},
+        {{one}, {.raw = true, .num = 2}},
+        {{one}, {.raw = true, .num = -1}},
+        {{one}, {.raw = true, .num = INT64_MAX}},
+        {{one}, {.raw = true, .claimed = 4}},
+        {{one}, {.raw = true, .claimed = 50}},
+        {{one}, {.raw = true, .claimed = UINT64_MAX}},
+        {{one}, {.raw = true, .claimed = UINT64_MAX - 1}},
+        {{one}, {.raw = true, .memory = TRITONSERVER_MEMORY_GPU}},
+        {{one, {"stop", TRITONSERVER_TYPE_BYTES, "\1\0\0\0xyz", 7}}, {.raw = true}},
+        {{one, {"stop", TRITONSERVER_TYPE_BYTES, "\1\0\0\0x", 5}}, {.raw = true, .num = 2}},
+        {{one, {"temperature", TRITONSERVER_TYPE_FP32, "\0\0\xc0\x7f", 4}}, {.raw = false}},
+        {{one, {"temperature", TRITONSERVER_TYPE_FP32, "\0\0\0\0\0", 5}}, {.raw = false}},
+        {{{"input_ids", TRITONSERVER_TYPE_INT32, "\1\0\0\0\1", 5}}, {.raw = false}},
+        {{{"messages", TRITONSERVER_TYPE_BYTES, messages, sizeof messages - 1}}, {.raw = false}},
+        {{one, sixteen, sixteen}, {.raw = true, .num = 16}}, /* more texts than there is room for */
+    };
+    served s = started("mem:");
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        const uint32_t num = lies[i].inputs[1].name == NULL ? 1 : lies[i].inputs[2].name == NULL ? 2 : 3;
+        TRITONBACKEND_Request *r = host_request(lies[i].inputs, num);
+        if (num > 1) {
+            host_request_lie(r, 0, &(host_lie){.raw = true});
+        }
+        if (num > 2) {
+            host_request_lie(r, 1, &lies[i].lie);
+        }
+        host_request_lie(r, num - 1, &lies[i].lie);
+        give(&s, r);
+        host_outcome o = end_of(r);
+        if (o.num_errors != 1 || o.num_responses != 1) {
+            fail_msg("lie %zu is answered", i);
+        }
+    }
+    const host_input sound[] = {{"text_input", TRITONSERVER_TYPE_BYTES, "The", 3}, sixteen};
+    TRITONBACKEND_Request *r = host_request(sound, 2);
+    host_request_lie(r, 0, &(host_lie){.num_buffers = 5});
+    host_request_lie(r, 1, &(host_lie){.raw = true, .num = 16});
+    give(&s, r);
+    assert_int_equal(end_of(r).num_errors, 0);
+    ended(&s);
+}
+
+static void test_a_timeout_may_be_any_number(void **state) {
+    (void)state;
+    static const uint64_t far[] = {UINT64_MAX, UINT64_MAX / 1000, UINT64_MAX / 1000 + 1, (uint64_t)1 << 61};
+    served s = started("mem:");
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+        TRITONBACKEND_Request *r = question("The", 1, false);
+        host_request_timeout(r, far[i]);
+        give(&s, r);
+        host_outcome o = end_of(r);
+        if (o.num_errors != 0) {
+            fail_msg("%llu: %s", (unsigned long long)far[i], o.error);
+        }
+    }
+    ended(&s);
+}
+
+static void test_a_tiny_temperature_is_as_none(void **state) {
+    (void)state;
+    static const float least[] = {0, 1e-45f, 1e-38f, 1e-30f, 1e-7f, 1e-4f};
+    host_outcome greedy = {.is_released = false};
+    const int32_t max_tokens = 6;
+    served s = started("mem:");
+    for (size_t i = 0; i < sizeof least / sizeof *least; i++) {
+        const host_input inputs[] = {text("text_input", "The capital of France is"),
+                                     {"max_tokens", TRITONSERVER_TYPE_INT32, &max_tokens, sizeof max_tokens},
+                                     {"temperature", TRITONSERVER_TYPE_FP32, &least[i], sizeof least[i]}};
+        host_outcome o = ask(&s, inputs, 3);
+        greedy = i == 0 ? o : greedy;
+        assert_string_equal(o.text, greedy.text);
+    }
+    ended(&s);
+}
+
+/* Of two requests that go on from the same turn only one becomes a turn, and only one says so. */
+static void test_a_place_in_a_session_is_taken_once(void **state) {
+    (void)state;
+    const int32_t max_tokens = 24;
+    served s = started("mem:");
+    TRITONBACKEND_Request *both[2];
+    for (int i = 0; i < 2; i++) {
+        const host_input inputs[] = {text("text_input", i == 0 ? "I am Ada." : "I am Bob."),
+                                     text("session_id", "s"),
+                                     {"max_tokens", TRITONSERVER_TYPE_INT32, &max_tokens, sizeof max_tokens}};
+        both[i] = host_request(inputs, 3);
+    }
+    must(execute(s.instance, both, 2));
+    host_outcome a = end_of(both[0]), b = end_of(both[1]);
+    assert_int_equal(a.num_errors + b.num_errors, 0);
+    assert_int_equal(a.session_stored + b.session_stored, 1);
+    assert_true(ask_session(&s, "s", "And?", 2).session_stored);
+    ended(&s);
+}
+
+static void test_a_session_is_what_the_client_saw(void **state) {
+    (void)state;
+    const int32_t max_tokens = 24;
+    char messages[2048];
+    served s = started("mem:");
+    host_outcome whole = ask_session(&s, "whole", "Count from one to ten.", max_tokens);
+    const char stop_text[5] = {whole.text[8], whole.text[9], whole.text[10], whole.text[11]};
+    const host_input cut_inputs[] = {text("text_input", "Count from one to ten."),
+                                     text("session_id", "cut"),
+                                     {"max_tokens", TRITONSERVER_TYPE_INT32, &max_tokens, sizeof max_tokens},
+                                     text("stop", stop_text)};
+    host_outcome cut = ask(&s, cut_inputs, 4);
+    assert_true(cut.session_stored && strlen(cut.text) < strlen(whole.text) && strpbrk(cut.text, "\"\\") == NULL);
+    size_t used = 0;
+    used += (size_t)snprintf(messages, sizeof messages,
+                             "[{\"role\":\"user\",\"content\":\"Count from one to ten.\"},"
+                             "{\"role\":\"assistant\",\"content\":\"");
+    for (const char *c = cut.text; *c != '\0'; c++) {
+        used += (size_t)snprintf(messages + used, sizeof messages - used, *c == '\n' ? "\\n" : "%c", *c);
+    }
+    snprintf(messages + used, sizeof messages - used, "\"},{\"role\":\"user\",\"content\":\"Go on.\"}]");
+    const host_input told[] = {text("messages", messages),
+                               {"max_tokens", TRITONSERVER_TYPE_INT32, &max_tokens, sizeof max_tokens}};
+    host_outcome expected = ask(&s, told, 2), got = ask_session(&s, "cut", "Go on.", max_tokens);
+    assert_int_equal(got.prompt_tokens, expected.prompt_tokens);
+    assert_string_equal(got.text, expected.text);
+
+    host_outcome computed = ask_session(&s, "zero", "Hello there.", 0); /* no turn */
+    assert_false(computed.session_stored);
+    assert_int_equal(ask_session(&s, "zero", "Hello there.", 2).prompt_tokens, computed.prompt_tokens);
+    ended(&s);
 }
 
 static void test_a_cancelled_request_ends(void **state) {
@@ -301,6 +483,11 @@ int main(void) {
         cmocka_unit_test(test_an_old_server_is_refused),
         cmocka_unit_test(test_each_request_ends_once),
         cmocka_unit_test(test_wrong_requests_end_in_one_error),
+        cmocka_unit_test(test_tensors_that_lie_end_in_one_error),
+        cmocka_unit_test(test_a_timeout_may_be_any_number),
+        cmocka_unit_test(test_a_tiny_temperature_is_as_none),
+        cmocka_unit_test(test_a_place_in_a_session_is_taken_once),
+        cmocka_unit_test(test_a_session_is_what_the_client_saw),
         cmocka_unit_test(test_a_cancelled_request_ends),
         cmocka_unit_test(test_an_unload_ends_all_requests),
         cmocka_unit_test(test_every_call_of_a_request_fails_once),

@@ -83,11 +83,24 @@ TRITONBACKEND_Request *host_request(const host_input *inputs, uint32_t num);
 typedef struct host_outcome {
     bool is_released;
     uint32_t num_finals, num_responses, num_errors;
+    bool session_stored;
+    int32_t prompt_tokens;
     char text[4096];  /* of all outputs "text_output", one after the other */
     char error[2048]; /* of the last response that is an error */
 } host_outcome;
 /* Waits until the request has its final flag and was released. False: not within this time. */
 bool host_request_wait(TRITONBACKEND_Request *, host_outcome *out, int seconds);
+/* What is unusual, or wrong, in an input. */
+typedef struct host_lie {
+    bool raw;             /* the data of BYTES have the length of each element in them already */
+    int64_t num;          /* elements that the shape claims; 0: as many as there are */
+    uint32_t num_buffers; /* that the data are spread over; 0: one */
+    uint64_t claimed;     /* bytes that the input claims to have; 0: as many as there are */
+    TRITONSERVER_MemoryType memory;
+} host_lie;
+void host_request_lie(TRITONBACKEND_Request *, uint32_t input, const host_lie *);
+/* How long the client waits, in microseconds; before the request is given to the backend. */
+void host_request_timeout(TRITONBACKEND_Request *, uint64_t microseconds);
 /* The client is gone. */
 void host_request_cancel(TRITONBACKEND_Request *);
 void host_request_free(TRITONBACKEND_Request *);

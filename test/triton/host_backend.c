@@ -259,6 +259,7 @@ TRITONSERVER_Error *TRITONBACKEND_ModelInstanceSetState(TRITONBACKEND_ModelInsta
 
 struct TRITONBACKEND_Input {
     host_input is;
+    host_lie lie;
     int64_t num;
     TRITONBACKEND_Request *request;
 };
@@ -269,6 +270,7 @@ struct TRITONBACKEND_Request {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool is_cancelled;
+    uint64_t timeout;
     host_outcome outcome;
 };
 
@@ -294,7 +296,7 @@ TRITONBACKEND_Request *host_request(const host_input *inputs, uint32_t num) {
         }
         memcpy(data, &len, is_text ? sizeof len : 0);
         memcpy(data + (is_text ? sizeof len : 0), inputs[i].data, len);
-        r->inputs[i] = (TRITONBACKEND_Input){inputs[i], 1, r};
+        r->inputs[i] = (TRITONBACKEND_Input){.is = inputs[i], .num = 1, .request = r};
         r->inputs[i].is.data = data;
         r->inputs[i].is.len = is_text ? sizeof len + len : len;
         r->inputs[i].num = inputs[i].type == TRITONSERVER_TYPE_INT32 ? (int64_t)(len / sizeof(int32_t)) : 1;
@@ -329,6 +331,19 @@ void host_request_cancel(TRITONBACKEND_Request *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
+void host_request_lie(TRITONBACKEND_Request *r, uint32_t input, const host_lie *lie) {
+    TRITONBACKEND_Input *in = &r->inputs[input];
+    in->lie = *lie;
+    if (lie->raw) {
+        in->is.len -= sizeof(uint32_t);
+        memmove((char *)(uintptr_t)in->is.data, (const char *)in->is.data + sizeof(uint32_t), in->is.len);
+    }
+}
+
+void host_request_timeout(TRITONBACKEND_Request *r, uint64_t microseconds) {
+    r->timeout = microseconds;
+}
+
 void host_request_free(TRITONBACKEND_Request *r) {
     for (uint32_t i = 0; i < r->num; i++) {
         free((void *)(uintptr_t)r->inputs[i].is.data);
@@ -360,21 +375,22 @@ TRITONSERVER_Error *TRITONBACKEND_InputProperties(TRITONBACKEND_Input *input, co
     HOST_CALL();
     *name = input->is.name;
     *type = input->is.type;
-    *shape = &input->num;
+    *shape = input->lie.num != 0 ? &input->lie.num : &input->num;
     *dims = 1;
-    *bytes = input->is.len;
-    *num_buffers = 1;
+    *bytes = input->lie.claimed > 0 ? input->lie.claimed : input->is.len;
+    *num_buffers = input->lie.num_buffers > 0 ? input->lie.num_buffers : 1;
     return NULL;
 }
 
 TRITONSERVER_Error *TRITONBACKEND_InputBuffer(TRITONBACKEND_Input *input, uint32_t index, const void **buffer,
                                               uint64_t *bytes, TRITONSERVER_MemoryType *type, int64_t *id) {
-    (void)index;
     must_be_held(input->request);
     HOST_CALL();
-    *buffer = input->is.data;
-    *bytes = input->is.len;
-    *type = TRITONSERVER_MEMORY_CPU;
+    const uint64_t num = input->lie.num_buffers > 0 ? input->lie.num_buffers : 1;
+    const uint64_t from = input->is.len * index / num, to = input->is.len * (index + 1) / num;
+    *buffer = (const char *)input->is.data + from;
+    *bytes = to - from;
+    *type = input->lie.memory;
     *id = 0;
     return NULL;
 }
@@ -394,7 +410,7 @@ TRITONSERVER_Error *TRITONBACKEND_RequestOutputName(TRITONBACKEND_Request *r, ui
 TRITONSERVER_Error *TRITONBACKEND_InferenceRequestTimeoutMicroseconds(TRITONBACKEND_Request *r, uint64_t *timeout) {
     must_be_held(r);
     HOST_CALL();
-    *timeout = 0;
+    *timeout = r->timeout;
     return NULL;
 }
 
@@ -536,6 +552,10 @@ static void note_outputs(host_outcome *o, const TRITONBACKEND_Response *response
         if (strcmp(output->name, "text_output") == 0) {
             size_t used = strlen(o->text);
             snprintf(o->text + used, sizeof o->text - used, "%s", output->buffer + sizeof(uint32_t));
+        } else if (strcmp(output->name, "session_stored") == 0) {
+            o->session_stored = output->buffer[0] != 0;
+        } else if (strcmp(output->name, "prompt_tokens") == 0) {
+            memcpy(&o->prompt_tokens, output->buffer, sizeof o->prompt_tokens);
         }
     }
 }

@@ -304,6 +304,32 @@ static kvf_reason last_failure(kvf_store *store) {
     return KVF_WHY_FULL;
 }
 
+/* A turn that is stored is not written over, so the place may have another one by now: of a request that went on from the
+ * same turn at the same time. */
+static kvf_status check_stored(kvfl_chat *chat, kvf_error *err, const kvf_key *key, const char *text) {
+    struct iovec iov = {malloc(strlen(text) + 1), strlen(text)};
+    kvf_block block = {.key = *key, .iov = &iov, .num_iov = 1};
+    if (iov.iov_base == NULL) {
+        return no_memory(err);
+    }
+    bool found = kvf_load(chat->space, &block, 1, NULL, chat->budget_us) == 1;
+    bool same = found && memcmp(iov.iov_base, text, iov.iov_len) == 0;
+    free(iov.iov_base);
+    if (same) {
+        return KVF_OK;
+    }
+    if (found || block.why == KVF_WHY_TRUNCATED) {
+        return fail(
+            err, KVF_IO,
+            "this turn of the chat \"%.64s\" was not stored: another one came first in its place; the next turn "
+            "will not include it",
+            chat->id);
+    }
+    return fail(err, KVF_IO,
+                "this turn of the chat \"%.64s\" can't be read back (%s); the next turn may not include it", chat->id,
+                kvf_reason_name(block.why));
+}
+
 static kvf_status store_turn(kvfl_chat *chat, kvf_error *err, char *text, int64_t budget_us) {
     struct iovec iov = {text, strlen(text)};
     kvf_block block = {.iov = &iov, .num_iov = 1};
@@ -316,7 +342,7 @@ static kvf_status store_turn(kvfl_chat *chat, kvf_error *err, char *text, int64_
                     "this turn of the chat \"%.64s\" was not stored (%s); the next turn will not include it", chat->id,
                     kvf_reason_name(why));
     }
-    return KVF_OK;
+    return check_stored(chat, err, &block.key, text);
 }
 
 kvf_status kvfl_chat_add(kvfl_chat *chat, kvf_error *err, const kvfl_new_turn *turn, int64_t budget_us) {

@@ -40,6 +40,8 @@ bool kvfl_utf8_feed(kvfl_utf8 *utf8, kvfl_text *out, const char *bytes, size_t l
 bool kvfl_utf8_end(kvfl_utf8 *utf8, kvfl_text *out);
 /* kvfl_utf8_check returns the number of leading bytes that are valid UTF-8 (len: all). */
 size_t kvfl_utf8_check(const char *bytes, size_t len);
+/* Whether the vocabulary has all of them. One that it does not have fails the whole batch that it comes in. */
+bool kvfl_tokens_known(const kvfl_tokens *tokens, const struct llama_vocab *vocab);
 /* The text of tokens, to be freed with free(); U+FFFD for those that the vocabulary does not have. NULL without
  * memory. */
 char *kvfl_text_of(const struct llama_vocab *vocab, const uint32_t *tokens, size_t num);
@@ -108,7 +110,8 @@ typedef struct kvfl_new_turn {
     bool whole;
     const kvf_space *engine; /* NULL: no space */
 } kvfl_new_turn;
-/* kvfl_chat_add stores it, and waits until it is stored. */
+/* kvfl_chat_add stores it, waits until it is stored, and reads it back: KVF_IO where the store has another turn in its
+ * place, of a request that went on from the same turn at the same time. */
 kvf_status kvfl_chat_add(kvfl_chat *chat, kvf_error *err, const kvfl_new_turn *turn, int64_t budget_us);
 void kvfl_chat_cleanup(kvfl_chat *chat);
 

@@ -167,6 +167,14 @@ bool kvfl_add_piece(kvfl_utf8 *utf8, kvfl_text *out, const struct llama_vocab *v
     return done;
 }
 
+bool kvfl_tokens_known(const kvfl_tokens *tokens, const struct llama_vocab *vocab) {
+    size_t i = 0;
+    while (i < tokens->num && tokens->ids[i] >= 0 && tokens->ids[i] < llama_vocab_n_tokens(vocab)) {
+        i++;
+    }
+    return i == tokens->num;
+}
+
 char *kvfl_text_of(const struct llama_vocab *vocab, const uint32_t *tokens, size_t num) {
     kvfl_utf8 utf8 = {.num_held = 0};
     kvfl_text text = {.text = NULL};

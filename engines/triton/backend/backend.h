@@ -165,6 +165,7 @@ typedef struct kvfb_request {
     size_t sent;     /* bytes that were sent */
     size_t sent_ids; /* tokens that were sent */
     kvfb_finish finish;
+    bool is_cut; /* at a stop string: its tokens say more than its text */
     bool session_stored;
     TRITONSERVER_Error *error; /* it failed: sent instead of the answer's end */
 

@@ -53,7 +53,7 @@ static void conclude(kvfb_instance *in, kvfb_request *r) {
         .num_prompt = r->prompt.num - r->num_old,
         .said = &r->said,
         .whole = r->whole,
-        .engine = in->space,
+        .engine = r->is_cut ? NULL : in->space, /* the next prompt has the answer as the client saw it */
     };
     r->session_stored = kvfl_chat_add(&r->chat, &err, &turn, KVF_MS(STORE_TURN_MS)) == KVF_OK;
     if (!r->session_stored) {

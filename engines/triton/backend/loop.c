@@ -29,6 +29,11 @@ static bool is_generating(const kvfb_slot *slot) {
 
 /* ---- leaving ---- */
 
+/* A prompt that was only computed is no turn of its conversation. */
+static bool has_turn(const kvfb_request *r) {
+    return r->session != NULL && r->error == NULL && r->max_tokens > 0;
+}
+
 /* The request leaves its slot, with its answer or request->error. The sequence keeps what it holds: the next turn of a
  * conversation begins with it. */
 static void leave(kvfb_instance *in, kvfb_slot *slot) {
@@ -38,7 +43,7 @@ static void leave(kvfb_instance *in, kvfb_slot *slot) {
     in->num_busy--;
     pthread_cond_signal(&in->room);
     pthread_mutex_unlock(&in->lock);
-    if (r->session != NULL && r->error == NULL) {
+    if (has_turn(r)) {
         kvfb_clerk_give(in, r);
     } else {
         kvfb_respond_end(r);

@@ -58,7 +58,7 @@ static kvf_status from_messages(kvfb_request *r, kvf_error *err, TRITONSERVER_Er
 
 static kvf_status from_session(kvfb_request *r, kvf_error *err, const kvf_space *space) {
     const kvfb_model *model = r->instance->model;
-    r->whole = !kvfl_chat_goes_on(&r->chat, space);
+    r->whole = !kvfl_chat_goes_on(&r->chat, space) || !kvfl_tokens_known(&r->chat.tokens, model->vocab);
     if (!r->whole) {
         r->num_old = r->chat.tokens.num;
         return kvfl_tokens_add(&r->prompt, r->chat.tokens.ids, r->chat.tokens.num)

@@ -149,6 +149,10 @@ static TRITONSERVER_Error *take_seed(uint32_t *out, const tensor *t) {
     return error;
 }
 
+static TRITONSERVER_Error *too_long(const tensor *t) {
+    return wrong(t->kind->name, "it is longer than its elements");
+}
+
 /* The next element of a tensor of texts: its length, four bytes, and its bytes. */
 static TRITONSERVER_Error *next_text(const tensor *t, size_t *at, const char **text, size_t *len) {
     uint32_t length = 0;
@@ -172,10 +176,10 @@ static TRITONSERVER_Error *next_text(const tensor *t, size_t *at, const char **t
 static TRITONSERVER_Error *take_text(char **out, size_t *len, const tensor *t) {
     const char *text = NULL;
     size_t at = 0;
-    if (*out != NULL) {
-        return wrong(t->kind->name, "it was sent twice");
-    }
     TRITONSERVER_Error *error = next_text(t, &at, &text, len);
+    if (error == NULL && at < t->len) {
+        error = too_long(t);
+    }
     if (error == NULL && *len == 0) {
         error = wrong(t->kind->name, "it is empty");
     }
@@ -201,6 +205,12 @@ static TRITONSERVER_Error *take_name(char **out, const tensor *t, size_t most) {
     return error;
 }
 
+static TRITONSERVER_Error *take_messages(kvfb_request *r, const tensor *t) {
+    size_t len = 0;
+    TRITONSERVER_Error *error = take_text(&r->messages, &len, t);
+    return error == NULL && strlen(r->messages) != len ? wrong(t->kind->name, "it has a zero byte") : error;
+}
+
 static TRITONSERVER_Error *take_stops(kvfb_request *r, const tensor *t) {
     size_t at = 0;
     if (t->num > KVFB_MAX_STOPS) {
@@ -224,7 +234,7 @@ static TRITONSERVER_Error *take_stops(kvfb_request *r, const tensor *t) {
         r->num_stops++;
         r->longest_stop = len > r->longest_stop ? len : r->longest_stop;
     }
-    return NULL;
+    return at == t->len ? NULL : too_long(t);
 }
 
 static TRITONSERVER_Error *take_ids(kvfb_request *r, const tensor *t) {
@@ -232,9 +242,6 @@ static TRITONSERVER_Error *take_ids(kvfb_request *r, const tensor *t) {
     size_t num = t->len / sizeof(llama_token);
     if (num == 0 || t->len % sizeof(llama_token) != 0) {
         return wrong(t->kind->name, "it is empty, or its length does not fit its type");
-    }
-    if (r->ids.num > 0) {
-        return wrong(t->kind->name, "it was sent twice");
     }
     if (!kvfl_tokens_add(&r->ids, (const llama_token *)(const void *)t->bytes, num)) {
         return kvfb_no_memory();
@@ -276,7 +283,6 @@ static TRITONSERVER_Error *take_stream(kvfb_request *r, const tensor *t) {
 
 static TRITONSERVER_Error *take(kvfb_request *r, const tensor *t) {
     TRITONSERVER_Error *error = NULL;
-    size_t len = 0;
     int32_t number = 0;
     switch ((kvfb_input)(t->kind - kvfb_inputs)) {
     case KVFB_TEXT_INPUT:
@@ -284,7 +290,7 @@ static TRITONSERVER_Error *take(kvfb_request *r, const tensor *t) {
     case KVFB_INPUT_IDS:
         return take_ids(r, t);
     case KVFB_MESSAGES:
-        return take_text(&r->messages, &len, t);
+        return take_messages(r, t);
     case KVFB_MAX_TOKENS:
         error = take_int(&number, t);
         r->max_tokens = (uint32_t)number;
@@ -313,10 +319,19 @@ static TRITONSERVER_Error *take(kvfb_request *r, const tensor *t) {
     return NULL;
 }
 
+static TRITONSERVER_Error *take_once(kvfb_request *r, const tensor *t, uint32_t *seen) {
+    uint32_t bit = 1u << (t->kind - kvfb_inputs);
+    if ((*seen & bit) != 0) {
+        return wrong(t->kind->name, "it was sent twice");
+    }
+    *seen |= bit;
+    return take(r, t);
+}
+
 /* ---- all of a request ---- */
 
 static TRITONSERVER_Error *read_inputs(kvfb_request *r) {
-    uint32_t num = 0;
+    uint32_t num = 0, seen = 0; /* a bit for each input */
     TRITONSERVER_Error *error = TRITONBACKEND_RequestInputCount(r->triton, &num);
     for (uint32_t i = 0; i < num && error == NULL; i++) {
         TRITONBACKEND_Input *input = NULL;
@@ -326,7 +341,7 @@ static TRITONSERVER_Error *read_inputs(kvfb_request *r) {
             error = read_tensor(&t, input);
         }
         if (error == NULL) {
-            error = take(r, &t);
+            error = take_once(r, &t, &seen);
         }
         free(t.bytes);
     }
@@ -368,6 +383,12 @@ static TRITONSERVER_Error *check_together(const kvfb_request *r) {
     return NULL;
 }
 
+/* A timeout of a client may be any number. */
+static uint64_t deadline_of(uint64_t now_ns, uint64_t timeout_us) {
+    bool ever = timeout_us > 0 && timeout_us < (UINT64_MAX - now_ns) / 1000;
+    return ever ? now_ns + timeout_us * 1000 : UINT64_MAX;
+}
+
 TRITONSERVER_Error *kvfb_request_read(kvfb_request **out, kvfb_instance *instance, TRITONBACKEND_Request *triton) {
     uint64_t timeout_us = 0;
     kvfb_request *r = *out = calloc(1, sizeof *r);
@@ -383,7 +404,7 @@ TRITONSERVER_Error *kvfb_request_read(kvfb_request **out, kvfb_instance *instanc
     if (error == NULL) {
         error = TRITONBACKEND_InferenceRequestTimeoutMicroseconds(triton, &timeout_us);
     }
-    r->deadline_ns = timeout_us > 0 ? r->began_ns + timeout_us * 1000 : UINT64_MAX;
+    r->deadline_ns = deadline_of(r->began_ns, timeout_us);
     if (error == NULL) {
         error = read_outputs(r);
     }

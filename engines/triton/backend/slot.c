@@ -17,11 +17,14 @@ static bool add(struct llama_sampler *chain, struct llama_sampler *next) {
     return next != NULL;
 }
 
+/* Below this a logit divided by the temperature could overflow, and the likeliest token has all of the probability. */
+#define LEAST_TEMPERATURE 1e-6f
+
 /* In llama.cpp's own order. NULL: no memory. */
 static struct llama_sampler *new_sampler(const kvfb_sampling *s) {
     struct llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     bool good = chain != NULL;
-    if (good && s->temperature <= 0) {
+    if (good && s->temperature < LEAST_TEMPERATURE) {
         good = add(chain, llama_sampler_init_greedy());
     } else if (good) {
         good = (s->top_k == 0 || add(chain, llama_sampler_init_top_k(s->top_k))) &&
@@ -77,6 +80,7 @@ static bool stops(kvfb_request *r) {
         r->answer.len = at;
         r->answer.text[at] = '\0';
         r->shown = at;
+        r->is_cut = true;
         return true;
     }
     r->shown = safe_end(r);
