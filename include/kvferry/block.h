@@ -357,9 +357,9 @@ KVF_API size_t kvf_reap(kvf_queue *, kvf_completion *out, size_t cap);
 /* kvf_trim drops blocks from number `num` on that have not begun, of a load with arrivals. */
 KVF_API void kvf_trim(kvf_queue *, uint64_t ticket, size_t num);
 /* kvf_cancel drops blocks of a batch that have not begun. Blocks under way complete if they nearly have; otherwise they
- * are dropped with their connection. The completion still arrives: of a load or a save within 50 ms, also if the server
- * is silent (but not while a connection is being made, which takes up to connect_ms). Until then the memory is in use. A
- * batch that has not begun ends at once. A block that was dropped is KVF_MISS with KVF_WHY_CLOSED. */
+ * are dropped with their connection. The completion still arrives: within 50 ms, also if the server is silent, or can't
+ * be reached. Until then the memory is in use. A batch that has not begun ends at once. A block that was dropped is
+ * KVF_MISS with KVF_WHY_CLOSED. */
 KVF_API void kvf_cancel(kvf_queue *, uint64_t ticket);
 
 #ifdef __cplusplus

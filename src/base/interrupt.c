@@ -15,6 +15,7 @@ static _Thread_local struct {
     bool asking; /* a call that `fn` makes is not interrupted */
     int64_t asked_us;
     atomic_bool raised;
+    const atomic_bool *of; /* of the call that a thread of the library works for */
 } own;
 
 void kvf_set_interrupt(kvf_interrupt_fn fn, void *ctx) {
@@ -29,16 +30,21 @@ static bool may_ask(void) {
 }
 
 const atomic_bool *kvfi_interrupt_flag(void) {
-    return may_ask() ? &own.raised : NULL;
+    return may_ask() ? &own.raised : own.of;
+}
+
+void kvfi_interrupt_work_for(const atomic_bool *flag) {
+    own.of = flag;
 }
 
 bool kvfi_is_interrupted(void) {
-    return may_ask() && atomic_load_explicit(&own.raised, memory_order_relaxed);
+    const atomic_bool *flag = kvfi_interrupt_flag();
+    return flag != NULL && atomic_load_explicit(flag, memory_order_relaxed);
 }
 
 bool kvfi_interrupt_ask(void) {
     if (!may_ask()) {
-        return false;
+        return kvfi_is_interrupted();
     }
     if (!atomic_load_explicit(&own.raised, memory_order_relaxed)) {
         own.asked_us = kvfi_sys->now_us();
@@ -52,7 +58,7 @@ bool kvfi_interrupt_ask(void) {
 
 bool kvfi_interrupt_look(void) {
     if (!may_ask()) {
-        return false;
+        return kvfi_is_interrupted();
     }
     if (own.asked_us == 0) {
         own.asked_us = kvfi_sys->now_us(); /* the call has just begun */
@@ -62,7 +68,7 @@ bool kvfi_interrupt_look(void) {
 }
 
 int kvfi_interruptible_poll(struct pollfd *fds, nfds_t num, int64_t until_us) {
-    if (!may_ask()) {
+    if (kvfi_interrupt_flag() == NULL) {
         return kvfi_sys->poll(fds, num, kvfi_poll_ms(until_us));
     }
     while (!kvfi_is_interrupted()) {

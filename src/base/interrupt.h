@@ -15,6 +15,9 @@
 /* True once the call of this thread is to end. It may be handed to threads that work for this call. NULL: nobody asks
  * that of this thread. */
 const atomic_bool *kvfi_interrupt_flag(void);
+/* For a thread of the library, which asks nobody: from now on it works for a call that ends once *flag is true, so its
+ * waits end then as well. NULL: for none. */
+void kvfi_interrupt_work_for(const atomic_bool *flag);
 bool kvfi_is_interrupted(void);
 /* Asks now. True: the call is to end. Not under a lock: the caller's function may call the library. */
 bool kvfi_interrupt_ask(void);

@@ -4,6 +4,7 @@
  */
 #include <sys/eventfd.h>
 
+#include "base/interrupt.h"
 #include "kvferry/sized.h"
 #include "prefix/prefix.h"
 
@@ -136,7 +137,9 @@ static void release(slot *s) {
 static void run(void *arg) {
     slot *s = arg;
     kvf_queue *queue = s->queue;
+    kvfi_interrupt_work_for(&s->cancelled);
     size_t num_ok = run_batch(s);
+    kvfi_interrupt_work_for(NULL);
     release(s);
     pthread_mutex_lock(&queue->lock);
     s->num_ok = num_ok;

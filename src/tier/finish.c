@@ -17,7 +17,7 @@ bool kvfi_finish_begin(kvfi_finish *finish, kvfi_item *item) {
         return true;
     }
     if (!kvfi_sealed_init(&finish->gcm, item->record_key, header)) {
-        kvfi_finish_leave(finish);
+        kvfi_finish_leave(finish, false);
         return false;
     }
     return true;
@@ -85,12 +85,14 @@ size_t kvfi_finish_next(kvfi_finish *finish, size_t bytes) {
     return !ends || write_end(finish) ? num : 0;
 }
 
-void kvfi_finish_leave(kvfi_finish *finish) {
+void kvfi_finish_leave(kvfi_finish *finish, bool again) {
     const kvfi_item *item = finish->item;
     uint8_t none[KVFI_SUM_BYTES];
     if (item != NULL && item->unfinished && item->record_key != NULL) {
-        (void)kvfi_finish_next(finish, item->bytes);
-        (void)kvfi_gcm_end(&finish->gcm, none); /* sealing failed, or this is nothing */
+        if (again) {
+            (void)kvfi_finish_next(finish, item->bytes);
+        }
+        (void)kvfi_gcm_end(&finish->gcm, none); /* not wanted, or sealing failed, or this is nothing */
     }
     finish->item = NULL;
 }
@@ -98,6 +100,6 @@ void kvfi_finish_leave(kvfi_finish *finish) {
 bool kvfi_item_finish(kvfi_item *item) {
     kvfi_finish finish;
     bool whole = kvfi_finish_begin(&finish, item) && kvfi_finish_next(&finish, item->bytes) == item->bytes;
-    kvfi_finish_leave(&finish);
+    kvfi_finish_leave(&finish, false);
     return whole;
 }

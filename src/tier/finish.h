@@ -25,9 +25,10 @@ bool kvfi_finish_begin(kvfi_finish *, kvfi_item *);
  * it. At the end writes the checksum, and the item is finished. Returns how many more bytes may be sent; 0: none are
  * left, or sealing failed. */
 size_t kvfi_finish_next(kvfi_finish *, size_t bytes);
-/* Nothing more of the item will be sent by this caller. An item that is half sealed is finished, so that it can be sent
- * again: its key must not be used for a second message. Does nothing if it was finished, or never begun. */
-void kvfi_finish_leave(kvfi_finish *);
+/* Nothing more of the item will be sent by this caller. With `again` an item that is half sealed is finished, so that it
+ * can be sent again: its key must not be used for a second message. Without, it stays unfinished, and is of no use. Does
+ * nothing if it was finished, or never begun. */
+void kvfi_finish_leave(kvfi_finish *, bool again);
 
 bool kvfi_item_finish(kvfi_item *); /* all at once; false: no memory */
 

@@ -158,6 +158,7 @@ typedef struct share {
     void (*run)(void *);
     void *arg;
     unsigned running;
+    const atomic_bool *ends; /* the call that shares its work */
 } share;
 
 typedef struct helper {
@@ -167,7 +168,9 @@ typedef struct helper {
 
 static void help(void *arg) {
     share *s = ((helper *)arg)->of;
+    kvfi_interrupt_work_for(s->ends);
     s->run(s->arg);
+    kvfi_interrupt_work_for(NULL);
     pthread_mutex_lock(&s->pool->lock);
     s->running--;
     pthread_cond_broadcast(&s->pool->done);
@@ -176,7 +179,7 @@ static void help(void *arg) {
 
 void kvfi_pool_share(kvfi_pool *pool, void (*run)(void *), void *arg, unsigned helpers) {
     helper team[MAX_HELPERS];
-    share s = {.pool = pool, .run = run, .arg = arg};
+    share s = {.pool = pool, .run = run, .arg = arg, .ends = kvfi_interrupt_flag()};
     if (helpers > MAX_HELPERS) {
         helpers = MAX_HELPERS;
     }

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -26,7 +27,7 @@ static kvf_queue *queue;
 
 static void open_on(const char *base, const char *secret) {
     char url[300];
-    snprintf(url, sizeof url, "%s?stall_ms=600000&connect_ms=600000", base);
+    snprintf(url, sizeof url, "%s%cstall_ms=600000&connect_ms=600000", base, strchr(base, '?') != NULL ? '&' : '?');
     store = kvft_store(url);
     space = kvft_sealed_space(store, "m", 16, secret);
     assert_int_equal(kvf_queue_open(&queue, NULL, store, MANY), KVF_OK);
@@ -151,6 +152,24 @@ static void test_also_one_that_has_no_connection_yet(void **state) {
     }
     cancel_on(server->unix_url, 0, NULL, false);
     cancel_on(server->tcp_url, 0, NULL, false);
+}
+
+/* A stopped server answers no handshake, which a thread of the queue waits for. */
+static void test_also_one_that_shakes_hands(void **state) {
+    (void)state;
+    kvft_certs *certs = kvft_certs_new();
+    kvft_server *plain = server;
+    kvft_server_use_tls(certs, kvft_certs_server(certs));
+    server = kvft_server_start(NULL);
+    if (server != NULL) {
+        char base[300];
+        snprintf(base, sizeof base, "%s?ssl_ca_certs=%s", server->tcp_url, certs->ca);
+        cancel_on(base, 0, NULL, false);
+        kvft_server_stop(server);
+    }
+    kvft_server_use_tls(NULL, NULL);
+    kvft_certs_free(certs);
+    server = plain;
 }
 
 /* Small ones, of which nearly all has arrived as far as the client knows, and large ones. */
@@ -405,6 +424,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_a_cancelled_save_gives_its_memory_back),
                                        TEST(test_also_one_that_is_sealed_first),
                                        TEST(test_also_one_that_has_no_connection_yet),
+                                       TEST(test_also_one_that_shakes_hands),
                                        TEST(test_a_cancelled_load_gives_its_memory_back),
                                        TEST(test_also_one_that_waits_for_a_thread),
                                        TEST(test_each_batch_has_patience_of_its_own),

@@ -52,7 +52,7 @@ static void check_ended(void) {
 
 static void open_on(const char *base) {
     char url[400];
-    snprintf(url, sizeof url, "%s?stall_ms=600000&connect_ms=600000", base);
+    snprintf(url, sizeof url, "%s%cstall_ms=600000&connect_ms=600000", base, strchr(base, '?') != NULL ? '&' : '?');
     store = kvft_store(url);
     space = kvft_space(store, "m", 16);
     alarm(HANG_S);
@@ -117,6 +117,23 @@ static void test_blocks(void **state) {
     interrupt_on(server, server->unix_url, (size_t)4 << 20);
     interrupt_on(server, server->tcp_url, 100);
     interrupt_on(server, server->tcp_url, (size_t)4 << 20);
+}
+
+/* A stopped server answers no handshake: the caller waits for one, and threads that help with its load for others. */
+static void test_handshakes(void **state) {
+    kvft_certs *certs = kvft_certs_new();
+    (void)state;
+    kvft_server_use_tls(certs, kvft_certs_server(certs));
+    kvft_server *server = kvft_server_start(NULL);
+    if (server != NULL) {
+        char url[300];
+        snprintf(url, sizeof url, "%s?ssl_ca_certs=%s", server->tcp_url, certs->ca);
+        interrupt_on(server, url, 100);
+        interrupt_on(server, url, (size_t)4 << 20);
+        kvft_server_stop(server);
+    }
+    kvft_server_use_tls(NULL, NULL);
+    kvft_certs_free(certs);
 }
 
 static void test_sessions(void **state) {
@@ -234,7 +251,8 @@ static int tear_down(void **state) {
 
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {TEST(test_blocks), TEST(test_sessions), TEST(test_flush),
-                                       TEST(test_a_call_that_may_go_on), cmocka_unit_test(test_a_cluster)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_blocks), cmocka_unit_test(test_handshakes), TEST(test_sessions),
+        TEST(test_flush),  TEST(test_a_call_that_may_go_on),  cmocka_unit_test(test_a_cluster)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,7 +149,7 @@ static void in_pieces(void **state) {
             assert_int_equal(p.item.unfinished, sent <= RECORD_BYTES - KVFI_SUM_BYTES);
         }
         assert_int_equal(kvfi_finish_next(&finish, step), 0);
-        kvfi_finish_leave(&finish);
+        kvfi_finish_leave(&finish, true);
         assert_memory_equal(p.record, s.record, RECORD_BYTES);
     }
     kvfi_identity_cleanup(&s.identity);
@@ -167,11 +167,31 @@ static void left_half_way(void **state) {
         begin_pieces(&p, &s, sent % 2 == 0);
         assert_true(kvfi_finish_begin(&finish, &p.item));
         assert_int_equal(kvfi_finish_next(&finish, sent), sent);
-        kvfi_finish_leave(&finish);
+        kvfi_finish_leave(&finish, true);
         assert_false(p.item.unfinished);
         assert_memory_equal(p.record, s.record, RECORD_BYTES);
-        kvfi_finish_leave(&finish); /* nothing */
+        kvfi_finish_leave(&finish, true); /* nothing */
         assert_memory_equal(p.record, s.record, RECORD_BYTES);
+    }
+    kvfi_identity_cleanup(&s.identity);
+}
+
+/* Nobody wants it any more: no time is spent on the rest of it, and it can't be taken for a whole one. */
+static void dropped_half_way(void **state) {
+    (void)state;
+    sample s;
+    pieces p;
+    kvfi_finish finish;
+    sample_init(&s);
+    begin_pieces(&p, &s, false);
+    memset(p.record + 500, 0, RECORD_BYTES - 500);
+    assert_true(kvfi_finish_begin(&finish, &p.item));
+    assert_int_equal(kvfi_finish_next(&finish, 500), 500);
+    kvfi_finish_leave(&finish, false);
+    assert_true(p.item.unfinished);
+    assert_null(finish.gcm.ctx);
+    for (size_t i = 500; i < RECORD_BYTES; i++) {
+        assert_int_equal(p.record[i], 0);
     }
     kvfi_identity_cleanup(&s.identity);
 }
@@ -188,7 +208,7 @@ static void sealing_fails(void **state) {
     assert_int_equal(kvfi_finish_next(&finish, 200), 200);
     finish.gcm.failed = true;
     assert_int_equal(kvfi_finish_next(&finish, 200), 0);
-    kvfi_finish_leave(&finish);
+    kvfi_finish_leave(&finish, true);
     assert_true(p.item.unfinished);
     assert_null(finish.gcm.ctx);
     kvfi_identity_cleanup(&s.identity);
@@ -374,12 +394,19 @@ static void a_child_seals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_file),       cmocka_unit_test(in_pieces),
-        cmocka_unit_test(left_half_way),     cmocka_unit_test(sealing_fails),
-        cmocka_unit_test(every_bit_flipped), cmocka_unit_test(what_fails_is_wiped),
-        cmocka_unit_test(only_at_its_place), cmocka_unit_test(another_secret),
-        cmocka_unit_test(plain_and_sealed),  cmocka_unit_test(header_hides_positions),
-        cmocka_unit_test(a_whole_value),     cmocka_unit_test(a_child_seals),
+        cmocka_unit_test(golden_file),
+        cmocka_unit_test(in_pieces),
+        cmocka_unit_test(left_half_way),
+        cmocka_unit_test(dropped_half_way),
+        cmocka_unit_test(sealing_fails),
+        cmocka_unit_test(every_bit_flipped),
+        cmocka_unit_test(what_fails_is_wiped),
+        cmocka_unit_test(only_at_its_place),
+        cmocka_unit_test(another_secret),
+        cmocka_unit_test(plain_and_sealed),
+        cmocka_unit_test(header_hides_positions),
+        cmocka_unit_test(a_whole_value),
+        cmocka_unit_test(a_child_seals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

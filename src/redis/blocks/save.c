@@ -111,7 +111,7 @@ static bool is_too_long(const saver *s) {
 /* Its header, and as much of it as is sent last. */
 static kvf_reason begin(saver *s, kvfi_item *item, size_t first) {
     kvf_reason why = kvfi_feed_prepare(s->feed, item);
-    kvfi_finish_leave(&s->finish);
+    kvfi_finish_leave(&s->finish, true);
     if (why != KVF_WHY_NONE || !item->unfinished) {
         return why;
     }
@@ -135,7 +135,7 @@ static void draw(saver *s) {
     bool too_deep = s->conn->most > 0 && kvfi_is_too_deep(s->ring.item, s->conn->most);
     kvf_reason why = too_deep || is_too_long(s) ? KVF_WHY_FULL : begin(s, s->ring.item, first);
     if (why != KVF_WHY_NONE) {
-        kvfi_finish_leave(&s->finish);
+        kvfi_finish_leave(&s->finish, false);
         kvfi_feed_done(s->feed, s->ring.item, KVF_MISS, why);
         s->ring.item = NULL;
         return;
@@ -209,7 +209,7 @@ static kvf_reason take_answer(saver *s, const kvfi_reply *reply) {
     }
     if (why == KVF_WHY_NONE ? r.last : kvfi_ring_fail(&s->ring, &r, why)) {
         if (s->finish.item == r.item) {
-            kvfi_finish_leave(&s->finish);
+            kvfi_finish_leave(&s->finish, true);
         }
         kvfi_ring_finish(&s->ring, s->feed, r.item);
     }
@@ -283,7 +283,7 @@ bool kvfi_redis_save_on(kvfi_redis *tier, kvfi_conn *conn, kvfi_feed *feed, kvfi
             why = wait_and_hear(&s);
         }
         if (why != KVF_WHY_NONE) {
-            kvfi_finish_leave(&s.finish);
+            kvfi_finish_leave(&s.finish, !kvfi_feed_is_cancelled(feed)); /* sealing the rest takes its time */
             kvfi_ring_abandon(&s.ring, feed, lost, why, conn->lends);
             return false;
         }
