@@ -87,6 +87,7 @@ typedef struct kvfcli_verb {
     const kvfcli_option *options; /* its own; NULL = none */
     bool sessions;                /* it also has --session ID and --sealed */
     bool no_json;
+    bool creates; /* a folder that is not there yet is no mistake */
     bool program; /* its first argument is a program, and what follows belongs to that */
     kvfcli_needs needs;
     /* check examines what the options left in argv. Returns 0, or an exit code after a message. NULL: the verb takes no
@@ -120,7 +121,7 @@ void kvfcli_set_verb(const char *name); /* for kvfcli_usage */
 /* kvfcli_open opens the tiers of `common`. Returns 0, or an exit code after a message. `options` may be NULL. */
 int kvfcli_open(kvf_store **out, const kvfcli_common *common, const kvf_options *options);
 /* kvfcli_open_reachable also requires every tier to answer now: for verbs of administration. */
-int kvfcli_open_reachable(kvf_store **out, const kvfcli_common *common);
+int kvfcli_open_reachable(kvf_store **out, const kvfcli_common *common, const kvf_options *options);
 /* The URL of a tier, without its password. */
 void kvfcli_tier_url(kvf_store *store, uint32_t tier, char out[256]);
 /* Why the latest kind of failed saves failed; `otherwise` if none did. */

@@ -54,8 +54,8 @@ static int check_reachable(kvf_store *store, uint32_t tier) {
     return KVFCLI_CONFIG;
 }
 
-int kvfcli_open_reachable(kvf_store **out, const kvfcli_common *common) {
-    int code = kvfcli_open(out, common, NULL);
+int kvfcli_open_reachable(kvf_store **out, const kvfcli_common *common, const kvf_options *options) {
+    int code = kvfcli_open(out, common, options);
     for (uint32_t i = 0; i < common->num_urls && code == KVFCLI_FINE; i++) {
         code = check_reachable(*out, i);
         if (code != KVFCLI_FINE) {

@@ -7,11 +7,12 @@
 #include <getopt.h>
 
 static int open_as_needed(kvf_store **out, const kvfcli_verb *verb, const kvfcli_common *common) {
+    const kvf_options options = {.struct_size = sizeof options, .flags = verb->creates ? 0 : KVF_OPEN_EXISTING};
     switch (verb->needs) {
     case KVFCLI_REACHABLE:
-        return kvfcli_open_reachable(out, common);
+        return kvfcli_open_reachable(out, common, &options);
     case KVFCLI_OPEN:
-        return kvfcli_open(out, common, NULL);
+        return kvfcli_open(out, common, &options);
     case KVFCLI_OWN:
         break;
     }

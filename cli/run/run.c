@@ -226,7 +226,7 @@ static int open_store(kvfcli_run_state *run, const kvfcli_common *common) {
         return KVFCLI_FINE;
     }
     if (run->options.chat != NULL || run->options.explain) {
-        return kvfcli_open_reachable(&run->store, common);
+        return kvfcli_open_reachable(&run->store, common, NULL);
     }
     return kvfcli_open(&run->store, common, &options);
 }

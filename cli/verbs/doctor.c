@@ -82,6 +82,7 @@ int kvfcli_doctor(int argc, char **argv) {
                 "  kvferry doctor --store redis://localhost\n",
         .exits = "Exit codes: 0 when everything is fine or there are only notes; 1 when there is a warning or\n"
                  "worse; 3 when the URL itself is wrong.\n",
+        .creates = true, /* can it be written to? */
         .needs = KVFCLI_OPEN,
         .work = work};
     return kvfcli_verb_main(&verb, NULL, argc, argv);

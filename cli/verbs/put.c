@@ -13,6 +13,7 @@
 typedef struct request {
     kvfcli_address address;
     const char *file; /* NULL or "-": stdin */
+    bool was_there;
     kvfcli_string payload;
 } request;
 
@@ -27,6 +28,13 @@ static kvf_status submit_and_wait(kvf_queue *queue, const kvf_batch *batch) {
         }
     }
     return status;
+}
+
+/* A folder that has this very record takes it again, also if it can't be written to. */
+static void look(request *r) {
+    size_t run = 0;
+    r->was_there = kvf_match(r->address.space, &run, NULL, &r->address.block.key, 1, KVF_DEFAULT) == KVF_OK && run == 1;
+    kvf_forget(r->address.space, &r->address.block.key, 1); /* it is written all the same */
 }
 
 /* A queue writes straight from our memory and completes when every tier has the block. kvf_save would limit its size to
@@ -71,13 +79,15 @@ static int report(const request *r, const kvfcli_common *common) {
     kvf_space_digest(r->address.space, &space);
     kvf_stored_key(r->address.space, &key, &r->address.block.key);
     if (common->json) {
-        return kvfcli_print_json(json_pack("{s:o, s:o, s:I}", "space", kvfcli_json_hex(space.bytes), "block",
-                                           kvfcli_json_hex(key.bytes), "payload_bytes", (json_int_t)r->payload.len),
+        return kvfcli_print_json(json_pack("{s:o, s:o, s:I, s:b}", "space", kvfcli_json_hex(space.bytes), "block",
+                                           kvfcli_json_hex(key.bytes), "payload_bytes", (json_int_t)r->payload.len,
+                                           "was_there", r->was_there),
                                  KVFCLI_FINE);
     }
     kvfcli_hex(space_hex, space.bytes);
     kvfcli_hex(key_hex, key.bytes);
-    printf("space %s\nblock %s\n%zu bytes stored\n", space_hex, key_hex, r->payload.len);
+    printf("space %s\nblock %s\n%zu bytes stored%s\n", space_hex, key_hex, r->payload.len,
+           r->was_there ? "; a block of this key was there before" : "");
     return KVFCLI_FINE;
 }
 
@@ -87,6 +97,7 @@ static int put(request *r, kvf_store *store, const kvfcli_common *common) {
         code = kvfcli_read_file(&r->payload, r->file, SIZE_MAX);
     }
     if (code == KVFCLI_FINE) {
+        look(r);
         code = write_record(r, store);
     }
     return code == KVFCLI_FINE ? report(r, common) : code;
@@ -124,6 +135,7 @@ int kvfcli_put(int argc, char **argv) {
                 "  kvferry put --field engine=mine-1 --field model=abc --field kv=f16 --tokens tokens payload.bin\n",
         .exits = "Exit codes: 0; 4 when the fields, the tokens or FILE can't be used; 5 when it was not stored.\n",
         .options = options,
+        .creates = true,
         .check = check,
         .work = work};
     request r = {.address = {.index = KVFCLI_LAST_BLOCK}};

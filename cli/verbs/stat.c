@@ -7,7 +7,7 @@
 
 static const char *number(char out[KVFCLI_TEXT], int64_t n) {
     if (n < 0) {
-        return "?";
+        return "not counted (kvferry ls counts them)";
     }
     snprintf(out, KVFCLI_TEXT, "%lld", (long long)n);
     return out;

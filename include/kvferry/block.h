@@ -330,7 +330,7 @@ typedef struct kvf_batch {
     kvf_arrivals *arrivals;
     /* Of a match: as in kvf_match. The library's until the completion. NULL = only the number. */
     kvf_found *found;
-    /* Of a load, a save or a match: how long to wait for a server that has fallen silent. 0 = as the store does
+    /* How long to wait for a server that has fallen silent. 0 = as the store does
      * (stall_ms of its URL). Blocks that it ends, and keys in `found`, are KVF_WHY_STALLED. A silent server is tried
      * once more on a new connection, for as long again at each step: to connect, to introduce itself, and to answer. */
     int64_t patience_us;

@@ -58,7 +58,12 @@ typedef struct kvf_options {
      * of this user or root that nobody else can read or write. It holds 16 to 1024 bytes, and optionally a newline.
      * NULL = none. */
     const char *secret_files;
+    /* KVF_OPEN_EXISTING. Another flag is KVF_LIMIT. */
+    uint64_t flags;
 } kvf_options;
+
+/* For programs that only read: a `file:` store that is not there is KVF_CONFIG, instead of created. */
+#define KVF_OPEN_EXISTING 1u
 
 /* kvf_store_open opens the tiers named by `urls`, fastest first. `options` may be NULL. It starts no threads: the first
  * operation that needs them does.
@@ -67,8 +72,8 @@ typedef struct kvf_options {
  * settings would lose or refuse blocks (kvf_doctor): nothing is saved to it until they are fixed, loads go on, and the
  * log has a warning.
  *
- * Returns KVF_OK; KVF_CONFIG (the operator must change something: `err` says what); KVF_LIMIT (struct_size, drain_us
- * out of range, a secret that is too short or too long, a previous secret alone); KVF_NOMEM. */
+ * Returns KVF_OK; KVF_CONFIG (the operator must change something: `err` says what); KVF_LIMIT (struct_size, an
+ * unknown flag, drain_us out of range, a secret that is too short or too long, a previous secret alone); KVF_NOMEM. */
 KVF_API KVF_MUST_CHECK kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls,
                                                  size_t num_urls, const kvf_options *options);
 

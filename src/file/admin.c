@@ -40,7 +40,8 @@ static kvf_reason remove_one(kvfi_tier *tier, const kvfi_addr *addr) {
 }
 
 void kvfi_file_each(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
-                    int64_t deadline_us) {
+                    int64_t deadline_us, int64_t patience_us) {
+    (void)patience_us;
     for (size_t i = 0; i < num; i++) {
         if (kvfi_sys->now_us() >= deadline_us) {
             out[i] = KVF_WHY_BUDGET;

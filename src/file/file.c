@@ -114,6 +114,15 @@ static kvf_status take_root(kvfi_file *file, kvf_error *err, const kvfi_url *url
     return KVF_OK;
 }
 
+/* For a reader, who creates nothing. */
+static kvf_status find_store(const kvfi_file *file, kvf_error *err, const kvfi_url *url) {
+    struct stat st;
+    if (kvfi_sys->fstatat(AT_FDCWD, file->root, &st, 0) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+        return kvfi_fail(err, KVF_CONFIG, "%.160s: nothing was ever stored there, or its path is mistyped", url->text);
+    }
+    return KVF_OK;
+}
+
 /* A folder that can be read but not written opens too, since it can be loaded from. */
 static kvf_status find_folder(kvfi_file *file, kvf_error *err, const char *folder) {
     struct stat st;
@@ -155,6 +164,9 @@ kvf_status kvfi_file_open(kvfi_tier **out, kvf_error *err, kvfi_url *url) {
     kvf_status status = take_params(file, err, url, &tenant);
     if (status == KVF_OK) {
         status = take_root(file, err, url, tenant);
+    }
+    if (status == KVF_OK) {
+        status = url->must_exist ? find_store(file, err, url) : KVF_OK;
     }
     if (status == KVF_OK) {
         status = find_folder(file, err, url->path);

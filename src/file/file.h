@@ -166,7 +166,8 @@ bool kvfi_file_sweep_due(const kvfi_file *); /* nobody has counted for a long ti
 
 /* ---- admin.c */
 kvf_status kvfi_file_remove(kvfi_tier *, kvf_error *, const kvfi_addr *, int64_t deadline_us);
-void kvfi_file_each(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us);
+void kvfi_file_each(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us,
+                    int64_t patience_us);
 kvf_status kvfi_file_walk(kvfi_tier *, kvf_error *, const kvf_digest *space, bool whole, kvfi_sight_fn, void *ctx,
                           int64_t step_us);
 kvf_status kvfi_file_clear(kvfi_tier *, uint64_t *removed, kvf_error *, const kvf_digest *space, int64_t step_us);

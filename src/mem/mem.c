@@ -408,8 +408,9 @@ static void peek(kvfi_tier *tier, const kvfi_addr *addrs, size_t num, kvfi_peek 
 }
 
 static void each(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
-                 int64_t deadline_us) {
+                 int64_t deadline_us, int64_t patience_us) {
     (void)deadline_us;
+    (void)patience_us;
     mem *m = (mem *)tier;
     for (size_t i = 0; i < num; i++) {
         pthread_mutex_lock(&m->lock);

@@ -9,7 +9,7 @@ typedef struct job {
     kvfi_deed deed;
     kvf_block *blocks;
     size_t num;
-    int64_t deadline_us;
+    int64_t deadline_us, patience_us;
     const atomic_bool *cancelled;
     kvfi_addr *addrs;
     kvf_reason *whys; /* of one tier */
@@ -35,7 +35,7 @@ static void note(const job *j) {
 
 static void ask_tier(const job *j, size_t tier) {
     if (!atomic_load(j->cancelled)) {
-        kvfi_store_each(j->space->store, j->deed, tier, j->addrs, j->num, j->whys, j->deadline_us);
+        kvfi_store_each(j->space->store, j->deed, tier, j->addrs, j->num, j->whys, j->deadline_us, j->patience_us);
     } else {
         for (size_t i = 0; i < j->num; i++) {
             j->whys[i] = KVF_WHY_CLOSED;
@@ -68,9 +68,14 @@ static size_t conclude(kvf_block *blocks, size_t num) {
 }
 
 size_t kvfi_each(kvf_space *space, kvfi_deed deed, kvf_block *blocks, size_t num, int64_t deadline_us,
-                 const atomic_bool *cancelled) {
-    job j = {
-        .space = space, .deed = deed, .blocks = blocks, .num = num, .deadline_us = deadline_us, .cancelled = cancelled};
+                 int64_t patience_us, const atomic_bool *cancelled) {
+    job j = {.space = space,
+             .deed = deed,
+             .blocks = blocks,
+             .num = num,
+             .deadline_us = deadline_us,
+             .patience_us = patience_us,
+             .cancelled = cancelled};
     bool room = num > 0 && make_room(&j);
     for (size_t i = 0; i < num; i++) {
         blocks[i].status = KVF_MISS;

@@ -83,7 +83,7 @@ size_t kvfi_save_through(kvf_space *, kvf_block *blocks, size_t num, kvf_view *v
 size_t kvfi_match(kvf_space *, kvf_found *found, const kvf_key *keys, size_t stride, size_t num, uint32_t flags,
                   int64_t deadline_us, int64_t patience_us);
 /* Status and reason of each block are as block.h says of KVF_OP_REMOVE. Returns how many are KVF_OK. */
-size_t kvfi_each(kvf_space *, kvfi_deed, kvf_block *blocks, size_t num, int64_t deadline_us,
+size_t kvfi_each(kvf_space *, kvfi_deed, kvf_block *blocks, size_t num, int64_t deadline_us, int64_t patience_us,
                  const atomic_bool *cancelled);
 
 /* kvfi_get_untold is kvfi_store_get for a load of blocks of which some may have no tokens. Their heads fit the expected

@@ -98,7 +98,7 @@ static size_t run_batch(slot *s) {
     case KVF_OP_REMOVE:
     case KVF_OP_TOUCH:
         return kvfi_each(b->space, b->op == KVF_OP_REMOVE ? KVFI_REMOVE : KVFI_TOUCH, b->blocks, b->num, s->deadline_us,
-                         &s->cancelled);
+                         b->patience_us, &s->cancelled);
     }
     return 0;
 }

@@ -43,24 +43,49 @@ static kvfi_tier_open *kind_of(const char *scheme) {
     return NULL;
 }
 
-static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text) {
+/* What other programs call a kind of ours. */
+static const struct {
+    const char *theirs, *ours;
+} NAMES[] = {
+    {"unix", "redis+unix"},
+    {"redis+socket", "redis+unix"},
+    {"valkey+unix", "redis+unix"},
+    {"valkey", "redis"},
+    {"valkeys", "rediss"},
+    {"redis+tls", "rediss"},
+    {"redis-cluster", "redis+cluster"},
+    {"redis-sentinel", "redis+sentinel"},
+};
+
+static kvf_status refuse_scheme(kvf_error *err, const char *scheme) {
+    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
+        if (strcmp(NAMES[i].theirs, scheme) == 0) {
+            return kvfi_fail(err, KVF_CONFIG, "unknown kind of store \"%s:\": write %s: instead", scheme,
+                             NAMES[i].ours);
+        }
+    }
+    return kvfi_fail(err, KVF_CONFIG,
+                     "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, redis+cluster: or "
+                     "redis+sentinel:, or rediss: for TLS",
+                     scheme);
+}
+
+static kvf_status open_tier(kvfi_tier **out, kvf_error *err, const char *text, bool must_exist) {
     kvfi_url *url = NULL;
     KVFI_TRY(kvfi_url_parse(&url, err, text));
     kvfi_tier_open *open = kind_of(url->scheme);
     if (open == NULL) {
-        kvf_status status = kvfi_fail(err, KVF_CONFIG,
-                                      "unknown kind of store \"%s:\": use mem:, file:, redis:, redis+unix:, "
-                                      "redis+cluster: or redis+sentinel:, or rediss: for TLS",
-                                      url->scheme);
+        kvf_status status = refuse_scheme(err, url->scheme);
         kvfi_url_free(url);
         return status;
     }
+    url->must_exist = must_exist;
     return open(out, err, url);
 }
 
-static kvf_status open_tiers(kvf_store *store, kvf_error *err, const char *const *urls, size_t num) {
+static kvf_status open_tiers(kvf_store *store, kvf_error *err, const char *const *urls, size_t num, bool must_exist) {
     for (size_t i = 0; i < num; i++) {
-        KVFI_TRY(open_tier(&store->tiers[i], err, urls[i]));
+        KVFI_TRY(open_tier(&store->tiers[i], err, urls[i], must_exist));
         kvfi_meter_init(&store->meters[i]);
         store->num_tiers++;
     }
@@ -99,7 +124,7 @@ static kvf_status start(kvf_store *store, kvf_error *err, const kvf_options *opt
     return KVF_OK;
 }
 
-KVF_SIZED(kvf_options, secret_files, 72, secret_files);
+KVF_SIZED(kvf_options, secret_files, 72, flags);
 
 kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *urls, size_t num_urls,
                           const kvf_options *options) {
@@ -109,6 +134,9 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
     kvf_options own;
     KVFI_TRY(kvf_sized_take(&own, err, options, &kvf_options_sized));
     KVFI_TRY(kvfi_take_budget(&own.drain_us, err, DRAIN_US, true));
+    if ((own.flags & ~(uint64_t)KVF_OPEN_EXISTING) != 0) {
+        return kvfi_fail(err, KVF_LIMIT, "kvf_options: flags has a bit that this version of kvferry does not know");
+    }
     kvf_store *store = kvfi_alloc_zero(1, sizeof *store);
     if (store == NULL) {
         return kvfi_fail(err, KVF_NOMEM, "no memory to open the store");
@@ -116,7 +144,7 @@ kvf_status kvf_store_open(kvf_store **out, kvf_error *err, const char *const *ur
     store->pid = getpid();
     kvf_status status = kvfi_secrets_init(&store->secrets, err, &own);
     if (status == KVF_OK) {
-        status = open_tiers(store, err, urls, num_urls);
+        status = open_tiers(store, err, urls, num_urls, own.flags == KVF_OPEN_EXISTING);
     }
     if (status == KVF_OK) {
         status = start(store, err, &own);
@@ -426,10 +454,10 @@ void kvfi_store_peek(kvf_store *store, size_t index, const kvfi_addr *addrs, siz
 }
 
 void kvfi_store_each(kvf_store *store, kvfi_deed deed, size_t index, const kvfi_addr *addrs, size_t num,
-                     kvf_reason *out, int64_t deadline_us) {
+                     kvf_reason *out, int64_t deadline_us, int64_t patience_us) {
     kvfi_tier *tier = store->tiers[index];
     bool decides = !tier->volatile_ || index + 1 == store->num_tiers;
-    tier->ops->each(tier, deed, addrs, num, out, deadline_us);
+    tier->ops->each(tier, deed, addrs, num, out, deadline_us, patience_us);
     for (size_t i = 0; i < num; i++) {
         if (deed == KVFI_REMOVE || (decides && out[i] == KVF_WHY_ABSENT)) {
             kvfi_known_forget(&store->known, &addrs[i].key);

@@ -70,7 +70,7 @@ void kvfi_store_peek(kvf_store *, size_t tier, const kvfi_addr *, size_t num, kv
 /* kvfi_store_each does the deed in one tier, as in kvfi_tier_ops. Keys that were to be removed, and keys that a lasting
  * tier lacks, are no longer known to be stored. */
 void kvfi_store_each(kvf_store *, kvfi_deed, size_t tier, const kvfi_addr *, size_t num, kvf_reason *out,
-                     int64_t deadline_us);
+                     int64_t deadline_us, int64_t patience_us);
 
 /* kvfi_store_get reads the items of the feed, each from the fastest tier that has it, on this thread and helpers of the
  * pool. With `prefix`, items after a miss are of no use. Items that were not tried keep KVF_AGAIN. What a slower tier

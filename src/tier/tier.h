@@ -202,8 +202,9 @@ typedef struct kvfi_tier_ops {
                  int64_t patience_us);
     /* each does the deed with all addresses: with one round trip to each server if there is a network, and more only
      * for values of several parts. *out has room for all: KVF_WHY_NONE if the value is there (KVFI_TOUCH) or was
-     * (KVFI_REMOVE), KVF_WHY_ABSENT, or why it failed. */
-    void (*each)(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us);
+     * (KVFI_REMOVE), KVF_WHY_ABSENT, or why it failed. `patience_us` is as in kvfi_feed. */
+    void (*each)(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us,
+                 int64_t patience_us);
     /* borrow gives access to a value of that many bytes (0: not known) without copying; NULL if the tier can't.
      * KVF_WHY_ABSENT also if others could change the value meanwhile: `get` can then read it. borrow removes a torn
      * value (shorter than its header says). */

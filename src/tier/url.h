@@ -20,7 +20,8 @@ typedef struct kvfi_url {
     char *path;                     /* with its leading slash; "" when absent */
     kvfi_url_param *params;
     size_t num_params;
-    char text[256]; /* the URL without its password, for people */
+    char text[256];  /* the URL without its password, for people */
+    bool must_exist; /* set by the opener: what is not there is not created (KVF_OPEN_EXISTING) */
 } kvfi_url;
 
 kvf_status kvfi_url_parse(kvfi_url **out, kvf_error *, const char *text);

@@ -40,7 +40,16 @@ run 2 ls nothex
 complains "hex digits"
 run 2 verify something
 
+# --- a store that is not there: who only reads does not create it
+for verb in ls verify stat "inspect abc" "get abc" "clear --all --yes"; do
+    # shellcheck disable=SC2086
+    run 3 $verb "${store[@]}"
+    complains "mistyped"
+    [[ ! -e $dir/store ]] || flunk "$verb: created the folder"
+done
+
 # --- an empty store
+run 0 doctor "${store[@]}"
 run 0 ls "${store[@]}"
 says "no blocks"
 run 0 ls --json "${store[@]}"
@@ -55,6 +64,11 @@ run 1 get abc "${store[@]}"
 # --- put
 key=$(printf '%064d' 7)
 run 0 put "${fields[@]}" --key "$key" "$dir/payload" "${store[@]}"
+says_not "there before"
+run 0 put "${fields[@]}" --key "$key" --json "$dir/payload" "${store[@]}"
+json 'd["was_there"]'
+run 0 put "${fields[@]}" --key "$key" "$dir/payload" "${store[@]}"
+says "there before"
 says "300000 bytes stored"
 run 0 put "${fields[@]}" --tokens "$dir/tokens" --json "$dir/payload" "${store[@]}"
 space=$(json_value 'd["space"]')

@@ -171,7 +171,7 @@ kvf_reason kvft_each(kvfi_tier *tier, kvfi_deed deed, uint64_t seed) {
     kvfi_addr addr;
     kvf_reason why = KVF_WHY_CLOSED;
     kvft_addr(&addr, seed);
-    tier->ops->each(tier, deed, &addr, 1, &why, kvfi_deadline(DEADLINE_US));
+    tier->ops->each(tier, deed, &addr, 1, &why, kvfi_deadline(DEADLINE_US), 0);
     return why;
 }
 

@@ -1101,17 +1101,17 @@ static void test_remove_many(void **state) {
         kvft_addr(&addrs[seed], seed);
         assert_int_equal(seed % 4 == 0 ? 0 : kvft_put(p.tier, seed, SIZE), KVF_WHY_NONE);
     }
-    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, kvfi_sys->now_us());
+    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, kvfi_sys->now_us(), 0);
     assert_int_equal(whys[0], KVF_WHY_BUDGET);
     assert_int_equal(whys[NUM - 1], KVF_WHY_BUDGET);
     assert_int_equal(info_of(p.tier).num_records, NUM * 3 / 4);
     replace()->unlinkat = unlink_fails;
-    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, KVFI_NEVER);
+    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, KVFI_NEVER, 0);
     restore();
     for (size_t i = 0; i < NUM; i++) {
         assert_int_equal(whys[i], i % 4 == 0 ? KVF_WHY_ABSENT : KVF_WHY_UNREACHABLE);
     }
-    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, KVFI_NEVER);
+    p.tier->ops->each(p.tier, KVFI_REMOVE, addrs, NUM, whys, KVFI_NEVER, 0);
     for (size_t i = 0; i < NUM; i++) {
         assert_int_equal(whys[i], i % 4 == 0 ? KVF_WHY_ABSENT : KVF_WHY_NONE);
         assert_false(exists(path_of(&p, i)));

@@ -103,7 +103,7 @@ static void test_touch_and_remove(void **state) {
     kvft_addr(&addrs[0], 3);
     kvft_addr(&addrs[1], 4);
     kvft_addr(&addrs[2], 59);
-    tier->ops->each(tier, KVFI_REMOVE, addrs, 3, whys, KVFI_NEVER);
+    tier->ops->each(tier, KVFI_REMOVE, addrs, 3, whys, KVFI_NEVER, 0);
     assert_int_equal(whys[0], KVF_WHY_NONE);
     assert_int_equal(whys[1], KVF_WHY_ABSENT);
     assert_int_equal(whys[2], KVF_WHY_NONE);

@@ -719,15 +719,15 @@ static void test_touch_and_remove_reach_all_tiers(void **state) {
 
 /* Of the second block one tier fails. It may still be there, or go soon, whatever the other tier says. */
 static void each_fails(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
-                       int64_t deadline_us) {
-    current->real->each(tier, deed, addrs, num, out, deadline_us);
+                       int64_t deadline_us, int64_t patience_us) {
+    current->real->each(tier, deed, addrs, num, out, deadline_us, patience_us);
     out[1] = KVF_WHY_STALLED;
 }
 
 static void each_at_gate(kvfi_tier *tier, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
-                         int64_t deadline_us) {
+                         int64_t deadline_us, int64_t patience_us) {
     wait_at_gate();
-    current->real->each(tier, deed, addrs, num, out, deadline_us);
+    current->real->each(tier, deed, addrs, num, out, deadline_us, patience_us);
 }
 
 static void test_a_tier_that_fails_to_remove(void **state) {
@@ -782,7 +782,7 @@ static void test_a_lookup_without_memory(void **state) {
     size_t loaded = kvf_load(b.space, b.prompt->blocks, BLOCKS, NULL, KVF_DEFAULT);
     kvf_block touched[BLOCKS];
     memcpy(touched, b.prompt->blocks, sizeof touched);
-    size_t num_touched = kvfi_each(b.space, KVFI_TOUCH, touched, BLOCKS, KVFI_NEVER, &never);
+    size_t num_touched = kvfi_each(b.space, KVFI_TOUCH, touched, BLOCKS, KVFI_NEVER, 0, &never);
     kvfi_sys_table = &kvfi_sys_real;
     assert_int_equal(status, KVF_OK);
     assert_int_equal(run, 0);

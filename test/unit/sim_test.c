@@ -72,7 +72,7 @@ static void look_up(kvf_space *space, kvft_prompt *p, uint32_t budget_us) {
 static size_t do_each(kvf_space *space, kvft_prompt *p, kvfi_deed deed, int64_t budget_ms) {
     static const atomic_bool never;
     int64_t from_us = kvfi_sys->now_us();
-    size_t num = kvfi_each(space, deed, p->blocks, p->num_blocks, kvfi_deadline(budget_ms * 1000), &never);
+    size_t num = kvfi_each(space, deed, p->blocks, p->num_blocks, kvfi_deadline(budget_ms * 1000), 0, &never);
     check_time(from_us, budget_ms * 1000, deed == KVFI_TOUCH ? "a touch" : "a removal");
     return num;
 }

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -785,6 +786,47 @@ static void test_bad_urls_are_configuration_errors(void **state) {
     }
 }
 
+static void refuses(const char *url, uint64_t flags, kvf_status expected, const char *word) {
+    const kvf_options options = {.struct_size = sizeof options, .flags = flags};
+    kvf_store *store = NULL;
+    kvf_error err = {0};
+    assert_int_equal(kvf_store_open(&store, &err, &url, 1, &options), expected);
+    if (strstr(err.what, word) == NULL) {
+        fail_msg("%s: \"%s\" does not say \"%s\"", url, err.what, word);
+    }
+}
+
+/* What other programs call our kinds of stores. */
+static void test_names_of_others_are_explained(void **state) {
+    (void)state;
+    refuses("unix:///run/redis.sock", 0, KVF_CONFIG, "write redis+unix: instead");
+    refuses("unix:/run/redis.sock", 0, KVF_CONFIG, "write redis+unix: instead");
+    refuses("valkey://host:6379", 0, KVF_CONFIG, "write redis: instead");
+    refuses("valkeys://host:6379", 0, KVF_CONFIG, "write rediss: instead");
+    refuses("http://host", 0, KVF_CONFIG, "use mem:");
+}
+
+/* A reader creates no folder, neither that of the URL nor those in it. */
+static void test_what_must_exist(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[300], below[256];
+    kvf_store *store = NULL;
+    snprintf(below, sizeof below, "%s/kv", dir);
+    snprintf(url, sizeof url, "file:%s", below);
+    refuses(url, KVF_OPEN_EXISTING, KVF_CONFIG, "mistyped");
+    assert_int_not_equal(access(below, F_OK), 0);
+    assert_int_equal(mkdir(below, 0700), 0);
+    refuses(url, KVF_OPEN_EXISTING, KVF_CONFIG, "mistyped");
+    assert_int_equal(rmdir(below), 0); /* nothing is in it */
+    refuses(url, 2, KVF_LIMIT, "flags");
+    kvf_store_close(kvft_store(url));
+    const char *urls[] = {"mem:", url};
+    const kvf_options options = {.struct_size = sizeof options, .flags = KVF_OPEN_EXISTING};
+    assert_int_equal(kvf_store_open(&store, NULL, urls, 2, &options), KVF_OK);
+    kvf_store_close(store);
+    kvft_remove_dir(dir);
+}
+
 /* ---- the space card ---- */
 
 static void test_a_space_can_be_described(void **state) {
@@ -836,6 +878,8 @@ int main(void) {
         cmocka_unit_test(test_queue_is_bounded),
         cmocka_unit_test(test_a_child_can_set_the_log),
         cmocka_unit_test(test_bad_urls_are_configuration_errors),
+        cmocka_unit_test(test_names_of_others_are_explained),
+        cmocka_unit_test(test_what_must_exist),
         cmocka_unit_test(test_a_space_can_be_described),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

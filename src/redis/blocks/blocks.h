@@ -14,7 +14,8 @@ void kvfi_redis_get(kvfi_tier *, kvfi_feed *);
 void kvfi_redis_put(kvfi_tier *, kvfi_feed *);
 void kvfi_redis_peek(kvfi_tier *, const kvfi_addr *, size_t num, kvfi_peek *out, uint64_t *round_trips,
                      int64_t deadline_us, int64_t patience_us);
-void kvfi_redis_each(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us);
+void kvfi_redis_each(kvfi_tier *, kvfi_deed, const kvfi_addr *, size_t num, kvf_reason *out, int64_t deadline_us,
+                     int64_t patience_us);
 
 /* Items that were on a connection when it ended, and the reason: a stack, from which they come in order. They go to
  * another connection, or back to the feed. */

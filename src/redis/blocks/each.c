@@ -186,7 +186,7 @@ static void do_all(kvfi_question *q, pass *p, uint32_t *keys, int64_t deadline_u
 }
 
 void kvfi_redis_each(kvfi_tier *base, kvfi_deed deed, const kvfi_addr *addrs, size_t num, kvf_reason *out,
-                     int64_t deadline_us) {
+                     int64_t deadline_us, int64_t patience_us) {
     mark *marks = kvfi_alloc_zero(num + 1, sizeof *marks + sizeof(uint32_t));
     if (marks == NULL) {
         for (size_t i = 0; i < num; i++) {
@@ -196,6 +196,7 @@ void kvfi_redis_each(kvfi_tier *base, kvfi_deed deed, const kvfi_addr *addrs, si
     }
     pass p = {.deed = deed, .marks = marks, .heads = 1};
     kvfi_question q = {.tier = kvfi_redis_of(base),
+                       .patience_us = patience_us,
                        .addrs = addrs,
                        .num = num,
                        .lane = KVFI_LANE_STORE,

@@ -170,11 +170,11 @@ static kvf_reason judge(loader *l, const kvfi_request *r, const kvfi_reply *repl
     }
 }
 
-/* A value slightly longer than the `bytes` requested is read and discarded. For one much too long that is not worth
- * it, unless its length was a guess: then it is requested once more, on this connection. */
+/* A value longer than the `bytes` requested is read and discarded, since what was requested behind it on this connection
+ * would be lost with the connection. For one much too long that is not worth it. */
 static bool is_worth_draining(const loader *l, const kvfi_reply *reply, size_t bytes) {
     return reply->kind != KVFI_RESP_OVERSIZE || (uint64_t)reply->num <= 4 * l->tier->conf.part ||
-           (l->feed->once_more && (uint64_t)reply->num / 2 <= bytes);
+           (uint64_t)reply->num / 2 <= bytes;
 }
 
 /* Takes one reply, which belongs to the request at the head of the ring. After a failure of one part the item's other
