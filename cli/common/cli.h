@@ -31,6 +31,7 @@ typedef struct kvfcli_common {
     const char *urls[KVFCLI_MAX_STORES];
     size_t num_urls;
     char *from_environment; /* the memory of `urls` from the environment */
+    bool unnamed;           /* nobody named a store: it is the default */
     char *secret_files;     /* as in kvf_options; NULL = none */
     bool secret_given;      /* by an option, not by the environment */
     const char *session;    /* --session ID; NULL = not given */

@@ -230,6 +230,7 @@ static void put_path(FILE *out, const char *path) {
 }
 
 static int add_default(kvfcli_common *common) {
+    common->unnamed = true;
     const char *cache = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
     size_t len = 0;

@@ -7,7 +7,8 @@
 #include <getopt.h>
 
 static int open_as_needed(kvf_store **out, const kvfcli_verb *verb, const kvfcli_common *common) {
-    const kvf_options options = {.struct_size = sizeof options, .flags = verb->creates ? 0 : KVF_OPEN_EXISTING};
+    bool may_create = verb->creates || common->unnamed; /* a path that was typed may be mistyped */
+    const kvf_options options = {.struct_size = sizeof options, .flags = may_create ? 0 : KVF_OPEN_EXISTING};
     switch (verb->needs) {
     case KVFCLI_REACHABLE:
         return kvfcli_open_reachable(out, common, &options);

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/interrupt.h"
 #include "redis/advice/facts.h"
 #include "redis/blocks/blocks.h"
 #include "redis/cluster/topology.h"
@@ -623,6 +624,29 @@ static void what_has_no_slots_needs_no_connections(void **state) {
     }
     server.slots = ALL_TO_ONE;
     kvft_sim_sleep_ms(1000);
+    kvfi_topology_refresh(t, kvfi_deadline(1000000));
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(count_idle(t->members[i]) > 0, t->members[i]->server.port == 7000);
+    }
+    tier->ops->close(tier);
+}
+
+/* Whoever asks for the map gives up: the next one asks at once, and the servers are in no trouble. */
+static void a_dropped_refresh_is_made_again(void **state) {
+    (void)state;
+    kvfi_tier *tier = kvft_tier(KVFT_SIM_CLUSTER_URL);
+    kvfi_topology *t = kvfi_redis_of(tier)->topology;
+    atomic_bool over = true;
+    assert_int_equal(kvft_put(tier, 1, 100), KVF_WHY_NONE);
+    kvft_sim_sleep_ms(1000);
+    server.falls_silent = "CLUSTER";
+    kvfi_interrupt_work_for(&over);
+    kvfi_topology_refresh(t, kvfi_deadline(1000000));
+    kvfi_interrupt_work_for(NULL);
+    assert_int_equal(kvfi_topology_trouble(t).status, KVF_OK);
+    server.falls_silent = NULL;
+    server.is_silent = false;
+    server.slots = ALL_TO_ONE;
     kvfi_topology_refresh(t, kvfi_deadline(1000000));
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(count_idle(t->members[i]) > 0, t->members[i]->server.port == 7000);
@@ -1320,6 +1344,7 @@ int main(void) {
         TEST(what_is_used_lives_on),
         TEST(a_load_breaks_off),
         cmocka_unit_test_setup_teardown(what_has_no_slots_needs_no_connections, set_up_cluster, tear_down),
+        cmocka_unit_test_setup_teardown(a_dropped_refresh_is_made_again, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(rounds_come_to_an_end, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(only_refusals_are_logged, set_up_cluster, tear_down),
         cmocka_unit_test_setup_teardown(a_pause_is_cancelled, set_up_cluster, tear_down),

@@ -6,6 +6,8 @@
 
 #include <stdio.h>
 
+#include "base/interrupt.h"
+
 /* ---- members; under the lock ---- */
 
 static kvfi_node *new_node(kvfi_topology *t, const kvfi_redis_conf *conf, const char *host, uint16_t port,
@@ -300,28 +302,27 @@ static kvf_status ask_any(kvfi_topology *t, kvf_error *err, int64_t deadline_us)
 void kvfi_topology_refresh(kvfi_topology *t, int64_t deadline_us) {
     kvf_error err = {.status = KVF_OK};
     pthread_mutex_lock(&t->lock);
-    if (t->refreshing) {
-        bool in_time = true;
-        while (t->refreshing && in_time) {
-            in_time = kvfi_cond_wait(&t->refreshed, &t->lock, deadline_us);
-        }
-        pthread_mutex_unlock(&t->lock);
-        return;
+    bool in_time = true;
+    while (t->refreshing && in_time) {
+        in_time = kvfi_cond_wait(&t->refreshed, &t->lock, deadline_us);
     }
-    bool wanted = kvfi_sys->now_us() >= t->again_us;
-    t->refreshing = wanted;
+    bool wanted = !t->refreshing && kvfi_sys->now_us() >= t->again_us;
+    t->refreshing = t->refreshing || wanted;
     pthread_mutex_unlock(&t->lock);
     if (!wanted) {
         return;
     }
     kvf_status status = ask_any(t, &err, deadline_us);
-    if (status != KVF_OK) {
+    bool dropped = status != KVF_OK && kvfi_is_interrupted(); /* by its caller, which says nothing of the servers */
+    if (status != KVF_OK && !dropped) {
         kvfi_log(KVF_LOG_WARN, "redis: no new map of the servers: %s", err.what);
     }
     pthread_mutex_lock(&t->lock);
-    t->trouble = status == KVF_OK ? (kvf_error){.status = KVF_OK} : err;
     t->refreshing = false;
-    t->again_us = kvfi_deadline((int64_t)KVFI_REFRESH_MS * 1000);
+    if (!dropped) {
+        t->trouble = status == KVF_OK ? (kvf_error){.status = KVF_OK} : err;
+        t->again_us = kvfi_deadline((int64_t)KVFI_REFRESH_MS * 1000);
+    }
     pthread_cond_broadcast(&t->refreshed);
     pthread_mutex_unlock(&t->lock);
 }
