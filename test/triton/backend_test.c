@@ -3,9 +3,13 @@
  * The backend under the stub host, with a real model (KVF_MODEL): one release and one final flag for each request, nothing
  * left behind, whatever call of the server fails.
  */
+#include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <link.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,12 +42,67 @@ static void find(void *library, const char *name, void *out) {
     memcpy(out, &function, sizeof function);
 }
 
+/* The n-th allocation of the library fails, in whatever thread. (llama.cpp is C++, and ends the program where it has no
+ * memory for a small thing; nobody can mend that here.) A sanitizer has allocators of its own. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define CAN_FAIL_MEMORY 1
+static uintptr_t library_begin, library_end;
+static atomic_uint_fast64_t until_no_memory;
+static atomic_bool memory_failed;
+
+extern void *__libc_malloc(size_t);          // NOLINT: glibc's name
+extern void *__libc_calloc(size_t, size_t);  // NOLINT
+extern void *__libc_realloc(void *, size_t); // NOLINT
+
+static bool is_denied(const void *caller) {
+    const uintptr_t at = (uintptr_t)caller;
+    if (until_no_memory == 0 || at < library_begin || at >= library_end || atomic_fetch_sub(&until_no_memory, 1) != 1) {
+        return false;
+    }
+    memory_failed = true;
+    errno = ENOMEM;
+    return true;
+}
+
+__attribute__((visibility("default"))) void *malloc(size_t bytes) {
+    return is_denied(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes);
+}
+
+__attribute__((visibility("default"))) void *calloc(size_t num, size_t bytes) {
+    return is_denied(__builtin_return_address(0)) ? NULL : __libc_calloc(num, bytes);
+}
+
+__attribute__((visibility("default"))) void *realloc(void *old, size_t bytes) {
+    return is_denied(__builtin_return_address(0)) ? NULL : __libc_realloc(old, bytes);
+}
+
+static int note_bounds(struct dl_phdr_info *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    if (strcmp(info->dlpi_name, KVFT_LIBRARY) != 0) {
+        return 0;
+    }
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type == PT_LOAD && (info->dlpi_phdr[i].p_flags & PF_X) != 0) {
+            library_begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+            library_end = library_begin + info->dlpi_phdr[i].p_memsz;
+        }
+    }
+    return 1;
+}
+#endif
+
 static int load_library(void **state) {
     (void)state;
+#ifdef CAN_FAIL_MEMORY
+    host_calloc = __libc_calloc;
+#endif
     void *library = dlopen(KVFT_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         fail_msg("%s", dlerror());
     }
+#ifdef CAN_FAIL_MEMORY
+    assert_int_equal(dl_iterate_phdr(note_bounds, NULL), 1);
+#endif
     find(library, "TRITONBACKEND_Initialize", &initialize);
     find(library, "TRITONBACKEND_Finalize", &finalize);
     find(library, "TRITONBACKEND_ModelInitialize", &model_initialize);
@@ -473,6 +532,110 @@ static void test_every_call_of_a_load_fails_once(void **state) {
     assert_true(nth > 10);
 }
 
+/* With a session each time, for the clerk's part. */
+static void test_every_allocation_of_a_request_fails_once(void **state) {
+    (void)state;
+#ifndef CAN_FAIL_MEMORY
+    skip();
+#else
+    served s = started("mem:");
+    uint64_t nth = 0;
+    do {
+        char id[32];
+        snprintf(id, sizeof id, "%llu", (unsigned long long)nth / 2);
+        memory_failed = false;
+        until_no_memory = ++nth;
+        ask_session(&s, id, "The capital of France is", 2);
+        until_no_memory = 0;
+        assert_true(nth < 1000);
+    } while (memory_failed);
+    print_message("%llu allocations\n", (unsigned long long)nth - 1);
+    assert_true(nth > 20);
+    assert_int_equal(ask_session(&s, "sound", "The capital of France is", 2).num_errors, 0);
+    ended(&s);
+#endif
+}
+
+static void test_every_allocation_of_a_load_fails_once(void **state) {
+    (void)state;
+#ifndef CAN_FAIL_MEMORY
+    skip();
+#else
+    uint64_t nth = 0;
+    do {
+        must(initialize(NULL));
+        served s = served_with("mem:");
+        memory_failed = false;
+        until_no_memory = ++nth;
+        bool loaded = start(&s);
+        until_no_memory = 0;
+        if (loaded) {
+            TRITONBACKEND_Request *r = question("The", 1, false);
+            give(&s, r);
+            assert_int_equal(end_of(r).num_errors, 0);
+        }
+        ended(&s);
+        assert_true(nth < 3000);
+        nth += nth > 40 ? 1 + nth / 10 : 0; /* the later ones are many of a kind */
+    } while (memory_failed);
+    assert_true(nth > 20);
+#endif
+}
+
+static size_t num_entries(const char *folder) {
+    DIR *dir = opendir(folder);
+    size_t num = 0;
+    assert_non_null(dir);
+    while (readdir(dir) != NULL) {
+        num++;
+    }
+    closedir(dir);
+    return num;
+}
+
+static long resident_kb(void) {
+    FILE *f = fopen("/proc/self/statm", "re");
+    long pages = 0;
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
+    fclose(f);
+    return pages * 4;
+}
+
+static long times_of(const char *name, long usual) {
+    const char *text = getenv(name);
+    return text != NULL ? strtol(text, NULL, 10) : usual;
+}
+
+/* KVFT_LOADS and KVFT_REQUESTS make it longer. */
+static void test_nothing_is_left_and_nothing_grows(void **state) {
+    (void)state;
+    const long loads = times_of("KVFT_LOADS", 4), requests = times_of("KVFT_REQUESTS", 200);
+    size_t files = 0, threads = 0;
+    long before = 0;
+    for (long i = 0; i < loads; i++) {
+        served s = started("mem:");
+        ask_session(&s, "s", "The", 1);
+        ended(&s);
+        if (i == 0) {
+            files = num_entries("/proc/self/fd");
+            threads = num_entries("/proc/self/task");
+        }
+    }
+    assert_int_equal(num_entries("/proc/self/fd"), files);
+    assert_int_equal(num_entries("/proc/self/task"), threads);
+    served s = started("mem:?max=1M");
+    for (long i = 0; i < requests; i++) {
+        before = i == requests / 10 ? resident_kb() : before;
+        TRITONBACKEND_Request *r = question("The", 1, i % 2 == 0);
+        give(&s, r);
+        assert_int_equal(end_of(r).num_errors, 0);
+    }
+    print_message("%ld loads; %ld KB more after %ld requests\n", loads, resident_kb() - before, requests);
+    assert_true(resident_kb() - before < 8000);
+    ended(&s);
+}
+
 int main(void) {
     if (getenv("KVF_MODEL") == NULL || access(getenv("KVF_MODEL"), R_OK) != 0) {
         fprintf(stderr, "KVF_MODEL names no model: run this by make\n");
@@ -492,6 +655,9 @@ int main(void) {
         cmocka_unit_test(test_an_unload_ends_all_requests),
         cmocka_unit_test(test_every_call_of_a_request_fails_once),
         cmocka_unit_test(test_every_call_of_a_load_fails_once),
+        cmocka_unit_test(test_every_allocation_of_a_request_fails_once),
+        cmocka_unit_test(test_every_allocation_of_a_load_fails_once),
+        cmocka_unit_test(test_nothing_is_left_and_nothing_grows),
     };
     return cmocka_run_group_tests(tests, load_library, NULL);
 }
