@@ -139,6 +139,18 @@ def end_under_load():
             assert len(ended) == 4
 
 
+def end_before_an_answer():
+    """The exit timeout is over before an answer is: Triton exits with its own error, and no signal ends it."""
+    with lab.folder("late") as folder, tempfile.TemporaryDirectory() as repository:
+        add_model(repository, "m", context_size=8192, max_tokens=8000)
+        with served.start(folder, repository, "--exit-timeout-secs=1") as t:
+            busy = Stream(t, "m", text_input="x", stream=False)
+            lab.wait_until("it computes", lambda: t.metric("kvferry_generated_tokens_total") > 8)
+            assert t.stop() == 1
+            assert "Signal (11)" not in t.log() and "Signal (6)" not in t.log(), t.log()[-2000:]
+            busy.close()
+
+
 def bad_configurations():
     """Each is refused at the start, by a message that says what to change."""
     cases = [
@@ -195,6 +207,6 @@ model_warmup [ { name: "one" inputs {
 
 if __name__ == "__main__":
     served.main(
-        [bad_configurations, two_servers, store_faults, unload_and_load, end_under_load, warm_up_and_versions],
+        [bad_configurations, two_servers, store_faults, unload_and_load, end_under_load, end_before_an_answer, warm_up_and_versions],
         sys.argv[1:],
     )

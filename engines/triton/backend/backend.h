@@ -272,7 +272,9 @@ typedef struct kvfb_instance {
     uint32_t num_busy;         /* slots; `lock` */
     uint32_t at_desk;          /* requests that the clerk has before they wait; `lock` */
     bool stopping, loop_ended; /* `lock` */
-    kvfb_figures figures;      /* `lock` */
+    atomic_bool exiting;       /* the process ends: no request is answered any more */
+    struct kvfb_instance *next_running;
+    kvfb_figures figures; /* `lock` */
 } kvfb_instance;
 
 TRITONSERVER_Error *kvfb_instance_open(kvfb_instance **out, TRITONBACKEND_ModelInstance *triton, kvfb_model *model);

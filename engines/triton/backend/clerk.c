@@ -86,7 +86,7 @@ static kvfb_request *wait_for_request(kvfb_instance *in, bool *ended) {
     while (in->desk.num == 0 && !in->loop_ended && rc != ETIMEDOUT) {
         rc = pthread_cond_timedwait(&in->desk_work, &in->lock, &until);
     }
-    kvfb_request *r = kvfb_queue_take(&in->desk);
+    kvfb_request *r = in->exiting ? NULL : kvfb_queue_take(&in->desk);
     *ended = r == NULL && in->loop_ended;
     pthread_mutex_unlock(&in->lock);
     return r;

@@ -140,23 +140,9 @@ static TRITONSERVER_Error *open_instance(kvfb_instance *in) {
     return start_threads(in);
 }
 
-TRITONSERVER_Error *kvfb_instance_open(kvfb_instance **out, TRITONBACKEND_ModelInstance *triton, kvfb_model *model) {
-    kvfb_instance *in = calloc(1, sizeof *in);
-    if (in == NULL) {
-        return kvfb_no_memory();
-    }
-    in->triton = triton;
-    in->model = model;
-    init_locks(in);
-    TRITONSERVER_Error *error = open_instance(in);
-    if (error != NULL) {
-        kvfb_instance_close(in);
-        in = NULL;
-    }
-    *out = in;
-    return error;
-}
+/* ---- the end ---- */
 
+/* Requests that are left are answered with an error, unless the process ends. */
 static void end_threads(kvfb_instance *in) {
     pthread_mutex_lock(&in->lock);
     in->stopping = true;
@@ -166,6 +152,7 @@ static void end_threads(kvfb_instance *in) {
     atomic_store(&in->abort, true);
     if (in->has_loop) {
         pthread_join(in->loop, NULL);
+        in->has_loop = false;
     }
     pthread_mutex_lock(&in->lock);
     in->loop_ended = true;
@@ -173,13 +160,65 @@ static void end_threads(kvfb_instance *in) {
     pthread_mutex_unlock(&in->lock);
     if (in->has_clerk) {
         pthread_join(in->clerk, NULL);
+        in->has_clerk = false;
     }
+}
+
+/* ---- the end of the process ----
+ *
+ * When its exit timeout is over, Triton calls exit while requests are under way, and closes no instance. The threads
+ * end before the destructors of llama.cpp run, which would pull the memory from under a computation. They answer
+ * nobody: Triton has closed its connections. */
+
+static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
+static kvfb_instance *running;
+static pid_t running_pid;
+
+static void at_exit(void) {
+    if (getpid() != running_pid) {
+        return; /* a forked child has none of the threads */
+    }
+    pthread_mutex_lock(&running_lock);
+    for (kvfb_instance *in = running; in != NULL; in = in->next_running) {
+        in->exiting = true;
+        end_threads(in);
+    }
+    running = NULL;
+    pthread_mutex_unlock(&running_lock);
+}
+
+static void register_at_exit(void) {
+    running_pid = getpid();
+    (void)atexit(at_exit);
+}
+
+/* After the context was made: functions that are registered later run sooner than the destructors of its libraries. */
+static void add_running(kvfb_instance *in) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_at_exit);
+    pthread_mutex_lock(&running_lock);
+    in->next_running = running;
+    running = in;
+    pthread_mutex_unlock(&running_lock);
+}
+
+static void remove_running(const kvfb_instance *in) {
+    pthread_mutex_lock(&running_lock);
+    kvfb_instance **at = &running;
+    while (*at != NULL && *at != in) {
+        at = &(*at)->next_running;
+    }
+    if (*at != NULL) {
+        *at = in->next_running;
+    }
+    pthread_mutex_unlock(&running_lock);
 }
 
 void kvfb_instance_close(kvfb_instance *in) {
     if (in == NULL) {
         return;
     }
+    remove_running(in);
     end_threads(in);
     for (uint32_t i = 0; i < in->model->config.slots && in->slots != NULL; i++) {
         kvfb_slot_cleanup(&in->slots[i]);
@@ -196,6 +235,25 @@ void kvfb_instance_close(kvfb_instance *in) {
     pthread_cond_destroy(&in->room);
     pthread_mutex_destroy(&in->lock);
     free(in);
+}
+
+TRITONSERVER_Error *kvfb_instance_open(kvfb_instance **out, TRITONBACKEND_ModelInstance *triton, kvfb_model *model) {
+    kvfb_instance *in = calloc(1, sizeof *in);
+    if (in == NULL) {
+        return kvfb_no_memory();
+    }
+    in->triton = triton;
+    in->model = model;
+    init_locks(in);
+    TRITONSERVER_Error *error = open_instance(in);
+    if (error != NULL) {
+        kvfb_instance_close(in);
+        in = NULL;
+    } else {
+        add_running(in);
+    }
+    *out = in;
+    return error;
 }
 
 /* ---- requests ---- */

@@ -422,6 +422,9 @@ static void step(kvfb_instance *in) {
     }
     uint64_t began = kvfb_now_ns();
     int32_t rc = decode(in);
+    if (in->exiting) {
+        return;
+    }
     if (rc != 0) {
         note_failure(in, rc, has_pieces);
         return;
@@ -467,6 +470,8 @@ void *kvfb_loop_run(void *arg) {
         drop_cancelled(in);
         step(in);
     }
-    end_all(in);
+    if (!in->exiting) {
+        end_all(in);
+    }
     return NULL;
 }
