@@ -34,7 +34,7 @@ class Device:
     def Stream(self, device=None):
         return Stream(self)
 
-    def Event(self):
+    def Event(self, blocking=False):
         return Event(self)
 
     def current_stream(self):

@@ -231,7 +231,7 @@ def test_a_pool_that_is_too_small_is_refused(start, fake):
 
 def test_the_engine_writes_a_page_anew_only_when_it_is_gathered(start, fake, folder_url):
     """The copies are late, and the engine does not wait for them: its stream does."""
-    one = start(folder_url, fake)
+    one = start(folder_url, fake, save_timeout=60.0)
     fake.may_run.clear()
     request = one.request(IDS)
     one.ask(request)
@@ -249,7 +249,7 @@ def test_the_engine_writes_a_page_anew_only_when_it_is_gathered(start, fake, fol
 
 def test_a_load_into_pages_that_a_save_still_reads(start, fake, folder_url):
     start(folder_url, fake).run([9] * 42)
-    one = start(folder_url, fake)
+    one = start(folder_url, fake, save_timeout=60.0)
     request = one.request(IDS)
     one.ask(request)
     fake.may_run.clear()
@@ -317,6 +317,27 @@ def test_saves_that_find_no_room_are_shed_and_leave_half_of_it_to_loads(start, d
     assert [(e["ok"], e["why"]) for e in saves] == [(4, "full")]
     assert sorted(one.staged._room) == list(range(8))
     assert start(own_redis.tcp_url, device).run(IDS) == 16
+
+
+def test_a_load_that_is_given_up_does_not_wait_for_the_room_of_others(start, device, own_redis):
+    start(own_redis.tcp_url, device).run(IDS)
+    one = start(own_redis.tcp_url, device, staging_bytes=4 * SLOT_BYTES, load_timeout=60.0)
+    first = one.request(IDS)
+    assert one.ask(first) == 40
+    own_redis.pause()
+    one.allocate(first, 40, 40)
+    one.step({})
+    pages, worker = one.staged, one.workers[0]._worker
+    assert len(pages._room) == 0 and len(pages._waiting) == 6
+    keys, slots = bytes(2 * 32), array("q", [50, 51])
+    more = {"tokens": array("I", [9] * 8), "first_token": 0, "timeout": 60.0, "patience": 60.0}
+    ticket = pages.load(worker._space, keys, slots, **more)
+    pages.cancel(ticket)
+    done = [done for done in pages.reap() if done.ticket == ticket]
+    assert [(d.num_ok, d.reasons) for d in done] == [(0, ("budget", "budget"))]
+    own_redis.resume()
+    until(lambda: first.request_id in one.step({}).finished_recving, "the first load ends")
+    one.check(first, range(10))
 
 
 # ---- copies that fail

@@ -203,29 +203,26 @@ class DevicePages:
             return batch.ticket
 
     def _begin_loads(self) -> None:
-        """As many as there is room for, in their order."""
-        while self._waiting:
+        """As many as there is room for, in their order. Those that are not wanted any more end without it."""
+        now = time.monotonic()
+        for part in [part for part in self._waiting if part.batch.is_cancelled or part.batch.deadline <= now]:
+            self._waiting.remove(part)
+            self._end(part, ["budget"] * len(part.slots))
+        while self._waiting and len(self._room) >= len(self._waiting[0].slots):
             part = self._waiting[0]
-            time_left = part.batch.deadline - time.monotonic()
-            if part.batch.is_cancelled or time_left <= 0:
-                self._end(self._waiting.pop(0), ["budget"] * len(part.slots))
-                continue
-            if len(self._room) < len(part.slots):
-                return
             self._take_room(part, len(part.slots))
             part.inner = self._queue.submit_load(
                 part.batch.space,
-                arrivals=True,
-                patience=part.batch.patience,
                 into=self._view,
-                timeout=time_left,
+                arrivals=True,
+                timeout=part.batch.deadline - now,
+                patience=part.batch.patience,
                 **self._of_part(part),
             )
             if part.inner is None:  # the queue is full: later
                 self._free_room(part)
                 return
-            self._waiting.pop(0)
-            self._inner[part.inner] = part
+            self._inner[part.inner] = self._waiting.pop(0)
 
     def _scatter(self, part: Part) -> None:
         """From the pool into the pages: the leading blocks that have arrived."""
@@ -362,7 +359,7 @@ class DevicePages:
 
     def _copy(self, lane: "Lane", part: Part, copy: Callable[[], None]) -> None:
         """The event is recorded even after a fault: copies may have begun. It raises if that fails as well."""
-        part.copied = self._streams.Event()
+        part.copied = self._streams.Event(blocking=True)  # who waits for it leaves the core to others
         try:
             with torch.inference_mode(), self._streams.stream(lane.stream):
                 copy()
