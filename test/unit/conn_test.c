@@ -462,6 +462,37 @@ static void test_a_batch_is_waited_for(void **state) {
     }
 }
 
+/* More of a server that was quick, where as much is to come. It makes no link slower: what comes late was not quick. */
+static void test_a_larger_batch_of_a_quick_server(void **state) {
+    (void)state;
+    kvfi_systable table;
+    open_before(KVFI_QUICK_BATCH, &table);
+    line.moves_at = 1;
+    assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_NONE);
+    assert_int_equal(line.low_water, KVFI_CONN_BATCH);
+    line.num = 0;
+    assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_NONE);
+    assert_int_equal(line.low_water, KVFI_QUICK_BATCH);
+    conn->tcp = false; /* a unix socket has none */
+    line.num = 0;
+    assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_NONE);
+    assert_int_equal(line.low_water, 1);
+    conn->tcp = true;
+    line.num = line.moves_at = 0; /* and then it is silent */
+    assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_STALLED);
+    assert_int_equal(line.low_water, 1);
+    assert_int_equal(line.waits_ms[0], 5000);
+    close_before();
+    open_before(KVFI_QUICK_BATCH - 1, &table);
+    for (int i = 0; i < 2; i++) {
+        line.num = 0;
+        line.moves_at = 1;
+        assert_int_equal(kvfi_conn_wait(conn, KVFI_NEVER), KVF_WHY_NONE);
+        assert_int_equal(line.low_water, KVFI_CONN_BATCH);
+    }
+    close_before();
+}
+
 /* A slow link brings less in that time: the second half of it is for any byte, and so are the waits from then on. */
 static void test_a_slow_link_is_no_stall(void **state) {
     (void)state;
@@ -592,6 +623,7 @@ int main(void) {
                                        TEST(pieces_of_a_page),
                                        TEST(patience),
                                        TEST(test_a_batch_is_waited_for),
+                                       TEST(test_a_larger_batch_of_a_quick_server),
                                        TEST(test_a_slow_link_is_no_stall),
                                        TEST(test_waits_that_fail),
                                        TEST(test_a_write_of_nothing_ends_the_connection),

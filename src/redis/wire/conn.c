@@ -15,6 +15,9 @@
 #define PATIENCE       8          /* a stall is this many times longer than any earlier pause */
 #define PERIOD_US      30000000LL /* a pause of the server is remembered for this time, and for one more period */
 #define QUICK_US       1000       /* not worth remembering */
+/* After a wait for KVFI_CONN_BATCH that was shorter than this, the next one is for KVFI_QUICK_BATCH. Four times this is still
+ * a short pause of a server, so that nothing is learned from it about stalls. */
+#define SHORT_WAIT_US 4000
 /* Copied pieces fit into the cache of one core. Each piece that a quick server has to wait for wakes it once more. For
  * lent pieces the server needs the first bytes soon: only the hash of the previous piece lies in between. */
 #define COPIED_PIECE ((size_t)512 << 10)
@@ -328,12 +331,19 @@ static int poll_until(kvfi_conn *conn, int64_t until_us) {
     }
 }
 
+/* How much to wait for in the middle of a body; 1 at its end. A quick server brings more in the time of a wake-up. */
+static int batch_of(const kvfi_conn *conn) {
+    size_t held = conn->tls != NULL ? TLS_HOLDS : 0, left = kvfi_resp_left(&conn->in);
+    if (!conn->tcp || conn->slow || left < KVFI_CONN_BATCH + held) {
+        return 1;
+    }
+    return conn->quick && left >= KVFI_QUICK_BATCH + held ? KVFI_QUICK_BATCH : KVFI_CONN_BATCH;
+}
+
 /* In the middle of a body over TCP, waking up for every segment costs both sides more than the copying. (On unix
  * sockets poll ignores SO_RCVLOWAT.) If it can't be set, everything works without. */
 static void set_low_water(kvfi_conn *conn) {
-    size_t held = conn->tls != NULL ? TLS_HOLDS : 0;
-    bool middle = conn->tcp && !conn->slow && kvfi_resp_left(&conn->in) >= KVFI_CONN_BATCH + held;
-    int low_water = middle ? KVFI_CONN_BATCH : 1;
+    int low_water = batch_of(conn);
     if (low_water != conn->low_water &&
         kvfi_sys->setsockopt(conn->fd, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water) == 0) {
         conn->low_water = low_water;
@@ -423,7 +433,9 @@ kvf_reason kvfi_conn_wait(kvfi_conn *conn, int64_t deadline_us) {
         return hurried ? fail_late(conn) : kvfi_conn_stall(conn, stall_us);
     }
     if (!kvfi_conn_is_cancelled(conn)) { /* else perhaps nothing arrived */
-        kvfi_conn_note_wait(conn, kvfi_sys->now_us() - from_us);
+        int64_t waited_us = kvfi_sys->now_us() - from_us;
+        conn->quick = waited_us < SHORT_WAIT_US;
+        kvfi_conn_note_wait(conn, waited_us);
     }
     return KVF_WHY_NONE;
 }

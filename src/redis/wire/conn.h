@@ -24,6 +24,7 @@
 #define KVFI_CONN_SCRATCH 32768u /* more than any INFO */
 #define KVFI_CONN_OUT     16384u
 #define KVFI_CONN_BATCH   (128 << 10) /* in the middle of a body we wake up for this much, not for each segment */
+#define KVFI_QUICK_BATCH  (512 << 10) /* the same of a quick server */
 #define KVFI_CONN_IOV     1024u       /* IOV_MAX of Linux */
 
 /* How long the servers of a store paused before they continued: the longest pause of this period and of the previous
@@ -57,6 +58,7 @@ typedef struct kvfi_conn {
     bool tcp;
     bool readable;                /* the last kvfi_conn_wait saw something to read */
     bool slow;                    /* it brings less than KVFI_CONN_BATCH in half of stall_ms: wait for any byte */
+    bool quick;                   /* the last wait was short */
     int low_water;                /* SO_RCVLOWAT now */
     bool roomy;                   /* a larger send buffer was asked for */
     int64_t patience_us;          /* of the batch that it serves; 0: what stall_ms and the pace say */

@@ -384,7 +384,7 @@ kvf_reason kvfi_conn_open(kvfi_conn *conn, const kvfi_endpoint *to, kvfi_tls_pee
     conn->lent = false;
     conn->owed = 0;
     conn->tcp = to->path == NULL;
-    conn->slow = false;
+    conn->slow = conn->quick = false;
     conn->low_water = 1;
     conn->roomy = false;
     conn->stalled = conn->broke = false;
