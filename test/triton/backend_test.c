@@ -21,6 +21,8 @@
 
 #include "host.h"
 #include "support/kit.h"
+#include <kvferry/admin.h>
+#include <kvferry/kvferry.h>
 
 #define PATIENCE_S 120
 
@@ -431,6 +433,65 @@ static void test_a_session_is_what_the_client_saw(void **state) {
     ended(&s);
 }
 
+/* Writes the first turn of this session anew, with a token that no model has. As somebody who may write to the store. */
+static void forge_turn(const char *url, const char *id) {
+    const kvf_field fields[] = {{"engine", "kvferry run"}, {"model", "chat"}, {"kv", "json"}};
+    const kvf_space_options options = {.struct_size = sizeof options, .block_tokens = 1};
+    kvf_store *store;
+    kvf_space *space;
+    kvf_error err;
+    kvf_found found;
+    kvf_key key;
+    kvf_digest digest;
+    char name[64];
+    size_t run;
+    assert_int_equal(kvf_store_open(&store, &err, &url, 1, NULL), KVF_OK);
+    assert_int_equal(kvf_space_open(&space, &err, store, fields, 3, &options), KVF_OK);
+    kvf_key_of(space, &key, name, (size_t)snprintf(name, sizeof name, "%s/0", id));
+    assert_int_equal(kvf_match(space, &run, &found, &key, 1, KVF_DEFAULT), KVF_OK);
+    assert_int_equal(run, 1);
+    char *turn = calloc(1, (size_t)found.payload_bytes + 1);
+    struct iovec iov = {turn, (size_t)found.payload_bytes};
+    kvf_block block = {.key = key, .iov = &iov, .num_iov = 1};
+    assert_non_null(turn);
+    assert_int_equal(kvf_load(space, &block, 1, NULL, KVF_DEFAULT), 1);
+    char *said = strstr(turn, "\"said\":[");
+    assert_non_null(said);
+    for (said += 8; *said != ']'; said++) {
+        *said = *said == ',' ? ',' : '9';
+    }
+    assert_non_null(strstr(turn, "99999")); /* one with five digits, which is more than the vocabulary has */
+    kvf_space_digest(space, &digest);
+    assert_int_equal(kvf_remove(store, &err, &digest, &key), KVF_OK);
+    kvf_forget(space, &key, 1);
+    assert_int_equal(kvf_save(space, &block, 1, NULL), 1);
+    assert_int_equal(kvf_store_flush(store, NULL, KVF_MS(10000)), KVF_OK);
+    kvf_space_close(space);
+    kvf_store_close(store);
+    free(turn);
+}
+
+/* Ids of a stored turn that the model does not have: its batch would fail, and with it the answers of others. */
+static void test_a_forged_turn_harms_nobody(void **state) {
+    (void)state;
+    char *dir = kvft_temp_dir(), url[400];
+    const char *greeting = "Hello there, what is your name?";
+    snprintf(url, sizeof url, "file:%s", dir);
+    served s = started(url);
+    assert_true(ask_session(&s, "s", greeting, 8).session_stored);
+    ended(&s);
+    forge_turn(url, "s");
+    s = started(url);
+    TRITONBACKEND_Request *other = question("Once upon a time", 100, false);
+    give(&s, other);
+    host_outcome forged = ask_session(&s, "s", "And mine?", 4), o = end_of(other);
+    if (o.num_errors + forged.num_errors > 0) {
+        fail_msg("the other: \"%s\", the session: \"%s\"", o.error, forged.error);
+    }
+    ended(&s);
+    kvft_remove_dir(dir);
+}
+
 static void test_a_cancelled_request_ends(void **state) {
     (void)state;
     must(initialize(NULL));
@@ -651,6 +712,7 @@ int main(void) {
         cmocka_unit_test(test_a_tiny_temperature_is_as_none),
         cmocka_unit_test(test_a_place_in_a_session_is_taken_once),
         cmocka_unit_test(test_a_session_is_what_the_client_saw),
+        cmocka_unit_test(test_a_forged_turn_harms_nobody),
         cmocka_unit_test(test_a_cancelled_request_ends),
         cmocka_unit_test(test_an_unload_ends_all_requests),
         cmocka_unit_test(test_every_call_of_a_request_fails_once),
