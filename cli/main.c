@@ -79,7 +79,8 @@ static void print_help(FILE *out) {
             fprintf(out, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
         }
     }
-    fputs(has_llama ? "" : "run, exec and explain need a kvferry that was built and installed with llama.cpp.\n", out);
+    fputs(has_llama ? "" : "run, exec and explain need a kvferry that was built with llama.cpp, and installed whole.\n",
+          out);
     fputs(conclusion, out);
 }
 

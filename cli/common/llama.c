@@ -51,7 +51,7 @@ static void calm_threads(void) {
 const kvfcli_llama *kvfcli_load_llama(void) {
     char path[4096];
     if (!kvfcli_find_beside(path, MODULE)) {
-        kvfcli_say("this needs llama.cpp, and this kvferry was built or installed without it: %s is not there", MODULE);
+        kvfcli_say("this kvferry was built or installed without llama.cpp, which this needs: %s is not there", MODULE);
         return NULL;
     }
     calm_threads();

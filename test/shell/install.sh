@@ -127,7 +127,7 @@ END
     # Without the module.
     mv "$dir/prefix/lib/kvferry/libkvferry-run.so" "$dir/module"
     elsewhere --help || flunk "--help without the module"
-    says "need a kvferry that was built and installed with llama.cpp"
+    says "need a kvferry that was built with llama.cpp"
     says_not "kvferry run"
     rc=0
     elsewhere explain -m model -p x || rc=$?
