@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """check-vllm-versions: the connector with an older vLLM than that of the other checks.
 
-The tests of the connector pass with it (test_vllm.py: vLLM's own requests, hashes and messages). Then real engines of
-it: one without kvferry, one that saves, and a fresh one that loads all whole blocks and gives the same answer. An
-unknown version is tried with a warning, and one that lacks a hook is refused: these are tests of test_vllm.py. TOKENS
-(300). Needs KVF_ENGINES, KVF_HF_MODEL, and KVF_VLLM_OLDER: a folder with the older vLLM (scripts/setup.sh --engines
---older-vllm)."""
+The tests of the connector and of the tier pass with it (test_vllm.py, test_vllm_tier.py: vLLM's own requests, hashes,
+messages and managers). Then real engines of it: one without kvferry, one that saves, and a fresh one that loads all
+whole blocks and gives the same answer. An unknown version is tried with a warning, and one that lacks a hook is
+refused: these are tests of test_vllm.py. TOKENS (300). Needs KVF_ENGINES, KVF_HF_MODEL, and KVF_VLLM_OLDER: a folder
+with the older vLLM (scripts/setup.sh --engines --older-vllm)."""
 
 import os
 import subprocess
@@ -18,12 +18,14 @@ import vllm_lab
 from conftest import RedisServer
 
 TOKENS, BLOCK, ANSWER = int(os.environ.get("TOKENS", "300")), 32, 8
+TESTS = ("test_vllm.py", "test_vllm_tier.py")
 SMALL = {"num_gpu_blocks_override": 40, "max_model_len": 1024, "max_num_batched_tokens": 1024}
 
 
 def tests_pass(folder):
     environment = {**os.environ, "PYTHONPATH": vllm_lab.path_with(folder)}
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", str(vllm_lab.HERE / "test_vllm.py")]
+    files = [str(vllm_lab.HERE / name) for name in TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *files]
     return subprocess.run(command, env=environment).returncode == 0
 
 
@@ -68,7 +70,7 @@ def main():
     if missing is not None:
         print(f"check-vllm-versions: skipped: {missing}")
         return 77
-    faults = faults_of(folder) + ([] if tests_pass(folder) else ["tests of test_vllm.py fail"])
+    faults = faults_of(folder) + ([] if tests_pass(folder) else [f"tests of {' or '.join(TESTS)} fail"])
     verdict = "FAILED: " + "; ".join(faults) if faults else "ok: tests pass, a fresh engine loads all whole blocks"
     print(f"check-vllm-versions: {verdict}: vLLM {version(folder)} beside {version('')}")
     return 1 if faults else 0

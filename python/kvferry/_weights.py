@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
@@ -30,7 +31,8 @@ SETTLED_S = 2
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # Files of a model's folder that do not change what is computed from given tokens.
 OTHER = re.compile(
-    r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template|training_args)"
+    r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template).*\.(json|model)|"
+    r"training_args\.bin"
 )
 MANY_BYTES = 10**9
 
@@ -80,11 +82,12 @@ def file_hash(path: str) -> str:
 
 
 def folder_digest(folder: str, log: logging.Logger | None = None) -> str:
-    """64 hex digits: a hash of all files in the folder that decide what is computed: weights, configuration, code.
+    """64 hex digits: a hash of all files in the folder that decide what is computed: weights, configuration, and code,
+    also that in folders in it.
 
     Each file is hashed once, and remembered. Raises ValueError: there are no weights in it; kvferry.RefusedError: a
     file can't be read, or changes meanwhile."""
-    files = sorted(path for path in Path(folder).iterdir() if _matters(path))
+    files = sorted(_files_in(Path(folder)))
     if not any(path.suffix in WEIGHTS for path in files):
         raise ValueError(f"there are no weights in {folder} to identify the model by")
     num_bytes = sum(path.stat().st_size for path in files)
@@ -93,13 +96,23 @@ def folder_digest(folder: str, log: logging.Logger | None = None) -> str:
         log.info("kvferry: identifying the model by its %.1f GB of files, hashed once", num_bytes / 1e9)
     with ThreadPoolExecutor(4) as pool:
         hashes = list(pool.map(file_hash, map(str, files)))
-    lines = [f"{digest} {path.name}\n" for digest, path in zip(hashes, files, strict=True)]
+    lines = [f"{digest} {path.relative_to(folder)}\n" for digest, path in zip(hashes, files, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def changed_at(folder: str) -> float:
+    """The time of the last change of one of these files, however their times were set. Raises OSError."""
+    return max((path.stat().st_ctime for path in _files_in(Path(folder))), default=0.0)
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    yield from (path for path in folder.iterdir() if _matters(path))
+    yield from (path for path in folder.rglob("*.py") if path.parent != folder and path.is_file())
 
 
 def _matters(path: Path) -> bool:
     kind = path.suffix in WEIGHTS or path.suffix in (".json", ".py", ".model")
-    return kind and not OTHER.match(path.name) and path.is_file()
+    return kind and not OTHER.fullmatch(path.name) and path.is_file()
 
 
 def model_folder(model: str, revision: str | None = None, cache: str | None = None) -> str:
@@ -113,6 +126,11 @@ def model_folder(model: str, revision: str | None = None, cache: str | None = No
         return str(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
     except Exception as error:
         raise ValueError(f"the files of {model} can't be found to identify it: {error}") from error
+
+
+def is_one_of_many(model: str, folder: str) -> bool:
+    """Whether the hub's cache has several revisions of the model, of which `folder` is one."""
+    return not os.path.isdir(model) and len(os.listdir(os.path.dirname(folder))) > 1
 
 
 def cache_folder() -> str:

@@ -486,3 +486,43 @@ def test_connector_names_the_model_by_its_files(redis: RedisServer, tmp_path: Pa
     with contextlib.closing(Remote(redis.unix_url, options={"model": None})) as toy:
         assert toy.backend.connection is None  # LMCache has logged that the model can't be found
         assert toy.run(PROMPT, left=len(PROMPT)) == 0
+
+
+def test_a_model_of_several_revisions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMCache knows the name of the model only, and the engine may run another revision than the usual one."""
+    from kvferry.lmcache import connector
+
+    folder = tmp_path / "snapshots" / "one"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"w")
+    monkeypatch.setattr(connector, "model_folder", lambda name: str(folder))
+    assert connector._weights_of("org/model").startswith("sha256:")
+    (tmp_path / "snapshots" / "two").mkdir()
+    with pytest.raises(ValueError, match="several revisions"):
+        connector._weights_of("org/model")
+
+
+def test_tags_of_clients_can_not_make_the_key_of_others() -> None:
+    """LMCache's own text of these two keys is the same."""
+    from kvferry.lmcache import connector
+
+    def key(**tags: str) -> CacheEngineKey:
+        configs = {f"lmcache.tag.{name}": value for name, value in tags.items()}
+        return CacheEngineKey("toy", 1, 0, 1234, torch.float32, configs or None)
+
+    one, other = key(user="a", role="b"), key(user="a@role%b")
+    assert one.to_string() == other.to_string()
+    assert connector._name(one) != connector._name(other)
+    assert connector._name(key()) == key().to_string().encode()
+
+
+def test_a_key_that_is_no_valid_unicode_is_a_key_like_others() -> None:
+    """JSON has such texts, and a client may send one as its salt."""
+    from kvferry.lmcache import KvferryClient
+
+    client = KvferryClient(store="mem:", model="a", kv="b")
+    done = []
+    client.submit_batch_set(["m@1@0@ff@\ud800"], [memoryview(bytearray(b"x" * 64))])
+    until(lambda: done.extend(client.drain_completions()) or done, "the save ends")
+    assert done[0][1], done
+    client.close()

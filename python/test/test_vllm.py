@@ -784,6 +784,12 @@ def test_a_fault_in_the_scheduler_turns_kvferry_off(engine, redis, monkeypatch):
     assert second.ask(second.request(IDS)) == 0
 
 
+def test_an_engine_whose_files_have_changed_is_left_alone(engine, redis, monkeypatch):
+    engine(redis.unix_url).run(IDS)
+    monkeypatch.setattr(identity, "changed_files", lambda config: "a file has changed")
+    assert engine(redis.unix_url).run(IDS) == 0
+
+
 def test_after_a_fault_in_the_scheduler_no_save_reads_pages_that_are_written_anew(engine, own_redis, monkeypatch):
     """The fence comes with each step of the scheduler's half, which is off."""
     one = engine(own_redis.tcp_url, save_timeout=2.0)
@@ -838,7 +844,8 @@ def test_options_are_checked():
     for options, words in [
         ({}, "store"), ({"store": 7}, "store"), ({"store": "mem:", "stroe": 1}, "no option 'stroe'"),
         ({"store": "mem:", "load_timeout": 0}, "load_timeout"),
-        ({"store": "mem:", "save_timeout": "1"}, "save_timeout"),
+        ({"store": "mem:", "save_timeout": "1"}, "save_timeout"), ({"store": "mem:", "trace": 1}, "trace"),
+        ({"store": "mem:", "secret_files": ["a"]}, "secret_files"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             Settings.of(options)

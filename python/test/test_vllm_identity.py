@@ -286,6 +286,35 @@ def test_every_byte_of_a_model_counts_and_its_tokenizer_does_not(model):
     assert folder_digest(str(model), identity.log) != digest
 
 
+def test_what_is_named_like_a_tokenizer_counts_if_it_is_weights_or_code(model):
+    seen = {folder_digest(str(model), identity.log)}
+    (model / "layers").mkdir()
+    names = ["tokenizer.safetensors", "vocab_embedding.bin", "merges.py", "layers/attention.py"]
+    for name in names:
+        (model / name).write_bytes(b"x")
+        seen.add(folder_digest(str(model), identity.log))
+    (model / "tokenizer.model").write_bytes(b"x")
+    seen.add(folder_digest(str(model), identity.log))
+    assert len(seen) == 1 + len(names)
+
+
+def test_files_that_change_while_the_engine_starts_name_nothing(model, monkeypatch):
+    """It may have read the old ones. Their times of writing say nothing: they can be set."""
+    config, _ = described(model)
+    started = SimpleNamespace(create_time=lambda: os.stat(model / "config.json").st_ctime + 0.5)
+    monkeypatch.setattr(identity.psutil, "Process", lambda: started)
+    assert identity.changed_files(config) is None
+    started.create_time = lambda: os.stat(model / "model.safetensors").st_ctime - 0.5
+    assert "has changed since the engine began to start" in str(identity.changed_files(config))
+
+
+@pytest.mark.parametrize("parts", [{"text_model_id": "meta-llama/Llama-3.2-1B"}, {"model_type": "kimi_audio"}])
+def test_a_model_with_weights_elsewhere_is_refused(parts):
+    assert identity._has_foreign_weights(SimpleNamespace(hf_config=SimpleNamespace(**parts)))
+    plain = SimpleNamespace(hf_config=SimpleNamespace(model_type="llama", text_model_id=None))
+    assert not identity._has_foreign_weights(plain)
+
+
 def test_a_folder_without_weights_is_refused(model):
     (model / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="no weights"):

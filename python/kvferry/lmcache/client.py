@@ -146,7 +146,7 @@ class KvferryClient:
         os.close(self._wake)
 
     def _keys(self, keys: Sequence[str]) -> bytes:
-        return self._space.keys_of([key.encode() for key in keys])
+        return self._space.keys_of([key.encode(errors="surrogatepass") for key in keys])
 
     def _submit(self, keys: Sequence[str], buffers: Sequence[object], submit: Callable[[], int | None]) -> int:
         if len(keys) != len(buffers):

@@ -18,7 +18,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from kvferry._adapter import Misses, Options, version_of, warn_of_version
 from kvferry._kvferry import KEY_BYTES, Error, Space
-from kvferry._weights import folder_digest, model_folder
+from kvferry._weights import folder_digest, is_one_of_many, model_folder
 from kvferry.lmcache.client import QUEUE_DEPTH, TESTED, log
 from kvferry.queue import Queue
 
@@ -278,8 +278,10 @@ class KvferryConnector(RemoteConnector):
 
 
 def _name(key: Any) -> bytes:
-    """The model's name, world size, worker, chunk hash, dtype and tags."""
-    return str(key.to_string()).encode()
+    """The model's name, world size, worker, chunk hash, dtype and tags. LMCache's text joins the tags by signs that
+    clients may put into them, so they follow once more in a form that can't be another's."""
+    tags = repr(key.tags) if key.tags else ""
+    return f"{key.to_string()}{tags}".encode(errors="surrogatepass")
 
 
 def describe(chunk: Any) -> bytes:
@@ -307,7 +309,7 @@ def fields_of(config: Any, metadata: Any, options: ConnectorOptions) -> dict[str
     """The fields of the space: equal in all processes of an engine, in LMCache's scheduler role too. Raises ValueError
     and kvferry.RefusedError: the model can't be identified."""
     try:
-        model = options.model or f"sha256:{folder_digest(model_folder(metadata.model_name), log)}"
+        model = options.model or _weights_of(metadata.model_name)
     except ValueError as error:
         raise ValueError(f'{error}; or name the weights in the option "model"') from error
     seed, algorithm = os.environ.get("PYTHONHASHSEED"), str(config.pre_caching_hash_algorithm)
@@ -321,3 +323,11 @@ def fields_of(config: Any, metadata: Any, options: ConnectorOptions) -> dict[str
         "hash": f"{algorithm} seed {seed or 'default'}",
         **({"identity": options.identity} if options.identity else {}),
     }
+
+
+def _weights_of(name: str) -> str:
+    """LMCache does not tell the revision of the model. Raises ValueError: there are several."""
+    folder = model_folder(name)
+    if is_one_of_many(name, folder):
+        raise ValueError(f"there are several revisions of {name} here, and LMCache does not say which one it is")
+    return f"sha256:{folder_digest(folder, log)}"

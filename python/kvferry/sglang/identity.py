@@ -20,7 +20,13 @@ from kvferry._weights import folder_digest, model_folder
 log = logging.getLogger("kvferry.sglang")
 
 TESTED = "0.5.23"
-IGNORED = frozenset("""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+IGNORED = _names("""
     base_gpu_id gpu_id_step random_seed mlx_enable_sampling watchdog_timeout soft_watchdog_timeout sleep_on_idle
     use_ray custom_sigquit_handler numa_node gc_threshold decoupled_spec_bind_endpoint
     decoupled_spec_connect_endpoints decoupled_spec_rank decoupled_spec_role disaggregation_mode
@@ -87,7 +93,7 @@ IGNORED = frozenset("""
     enable_broadcast_mm_inputs_process mm_processor_worker_num mm_io_worker_num allowed_media_domains
     media_url_max_file_size_mb mm_preprocess_cache_size_mb limit_mm_data_per_request enable_mm_global_cache
     mm_global_cache_backend mm_feature_transport
-""".split())  # fmt: skip  # noqa: SIM905
+""")
 """Settings of the server without influence on a page: places, addresses, logs, the HTTP server, the order and the room
 of requests; and the ranks, which are a field of their own. All others count, and those that a new version adds."""
 

@@ -109,6 +109,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         """Raises at start: the engine can't be identified."""
+        why = identity.changed_files(self._vllm_config)
+        if why is not None:
+            log.warning("kvferry is off: %s.", why)
+            self._is_on = False
         if self._is_on and self._scheduler is not None:
             self._scheduler.meet([metadata[rank].facts for rank in sorted(metadata)])
 

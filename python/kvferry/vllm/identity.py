@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import torch
 import vllm
 import vllm.envs
@@ -12,7 +13,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 import kvferry
-from kvferry._weights import folder_digest, model_folder
+from kvferry._weights import changed_at, folder_digest, model_folder
 from kvferry.vllm import influence
 from kvferry.vllm.settings import log
 
@@ -64,6 +65,7 @@ def _refused_model(config: Any) -> str | None:
             _has_foreign_code(config.model_config),
             "code of a model that is not in its own files, or of another revision",
         ),
+        (_has_foreign_weights(config.model_config), "weights that are not in the model's own folder"),
         (getattr(config.cache_config, "kv_sharing_fast_prefill", False), "kv_sharing_fast_prefill"),
         (
             getattr(config.cache_config, "calculate_kv_scales", False),
@@ -81,6 +83,23 @@ def _has_foreign_code(model: Any) -> bool:
     names = [name for source in sources for name in (source if isinstance(source, (list, tuple)) else [source])]
     owners = {str(name).split("--")[0] for name in names if "--" in str(name)}
     return bool(owners - {model.model}) or getattr(model, "code_revision", None) not in (None, model.revision)
+
+
+def _has_foreign_weights(model: Any) -> bool:
+    """Parts of some models with sound are models of their own: their configuration names them (Ultravox), or they are
+    in a folder in the model's (Kimi-Audio)."""
+    config = getattr(model, "hf_config", None)
+    names = {} if config is None else vars(config)
+    return names.get("model_type") == "kimi_audio" or any(n.endswith("_model_id") and v for n, v in names.items())
+
+
+def changed_files(config: Any) -> str | None:
+    """Why the engine can't be named by the files of its model, or None. It has read them before anybody asks: if one
+    has changed since its process began, it may have read what was there before."""
+    model = config.model_config
+    if not os.path.isdir(model.model) or changed_at(model.model) < psutil.Process().create_time():
+        return None  # files of the hub's cache are named by their content
+    return f"a file in {model.model} has changed since the engine began to start. Start it again"
 
 
 def _refused_layers(kv_config: Any) -> str | None:

@@ -49,6 +49,9 @@ class Settings:
         for name in ("lookup_timeout", "load_timeout", "save_timeout", "patience"):
             if values.get(name) is not None:
                 values[name] = seconds(name, values[name])
+        for name in ("secret_files", "trace"):
+            if not isinstance(values.get(name), (str, type(None))):
+                raise ValueError(f"kvferry: the option {name!r} is a path, not {values[name]!r}")
         size = values.get("staging_bytes", 1)
         if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
             raise ValueError(f"kvferry: staging_bytes is a number of bytes, not {size!r}")

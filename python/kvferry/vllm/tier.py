@@ -82,6 +82,10 @@ class KvferryTier(SecondaryTierManager):
         self._is_on = not identity.has_random_hashes(self._config)
         if not self._is_on:
             log.warning(identity.RANDOM_HASHES, self._config.cache_config.prefix_caching_hash_algo)
+        changed = identity.changed_files(self._config)
+        if changed is not None:
+            log.warning("kvferry is off: %s.", changed)
+            self._is_on = False
         identity.warn_of_version()
         self._publishes = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events: list[OffloadingEvent] = []
