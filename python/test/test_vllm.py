@@ -815,6 +815,9 @@ def test_a_fault_in_a_worker_turns_kvferry_off(engine, redis, monkeypatch):
     second.end(request)
     second.prefill(another)
     second.check(another, range(10))
+    second.prefill(second.request([2, *IDS]))
+    assert second.scheduler._scheduler.announcer._savings == {}, "nobody waits for outcomes that never come"
+    assert second.scheduler.get_num_new_matched_tokens(second.request(IDS), 0) == (0, False)
     assert second.workers[0]._worker._queue.closed, "nothing of ours touches the pages any more"
 
 

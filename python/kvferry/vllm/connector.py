@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 import kvferry
 from kvferry.vllm import identity, influence
 from kvferry.vllm.guard import never_fails, nothing
-from kvferry.vllm.messages import Machine, Step
+from kvferry.vllm.messages import Machine, Report, Step
 from kvferry.vllm.metrics import PromMetrics, Stats
 from kvferry.vllm.plan import Planner
 from kvferry.vllm.scheduler import Scheduler
@@ -146,6 +146,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.finished(connector_output)
+            report = connector_output.kv_connector_worker_meta
+            if isinstance(report, Report) and report.is_off:
+                log.warning("kvferry is off: it is off in a worker, and no block is whole without that worker's part")
+                self._is_on = False
 
     @never_fails(tuple)
     def take_events(self) -> Iterable[Any]:
@@ -225,7 +229,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.take_bad_pages() if self._worker else set()
 
     def build_connector_worker_meta(self) -> Any:
-        return self._worker.take_report() if self._worker else None
+        if self._worker is None or self._is_on:
+            return self._worker.take_report() if self._worker else None
+        return Report(is_off=True)
 
     def get_kv_connector_stats(self) -> Stats | None:
         return self._worker.counters.take() if self._worker else None

@@ -110,6 +110,8 @@ class Report(KVConnectorWorkerMetadata):
     links: list[kvferry.Link] = field(default_factory=list)
     """How fast the tiers of the store are, if a load has ended."""
     outcomes: list[Outcome] = field(default_factory=list)
+    is_off: bool = False
+    """A fault of ours has turned off a worker's half: it loads and saves nothing any more."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         assert isinstance(other, Report)
@@ -119,4 +121,5 @@ class Report(KVConnectorWorkerMetadata):
             max(self.seconds, other.seconds),
             slowest(self.links, other.links),
             self.outcomes + other.outcomes,
+            self.is_off or other.is_off,
         )
