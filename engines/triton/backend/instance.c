@@ -64,7 +64,8 @@ static TRITONSERVER_Error *make_context(kvfb_instance *in) {
     (void)kvfb_llama_error();
     in->ctx = llama_init_from_model(in->model->weights, *p);
     return in->ctx != NULL ? NULL
-                           : kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE, "no context of %llu tokens: %s",
+                           : kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE,
+                                        "no context of %llu tokens: %s; lower slots or context_size",
                                         (unsigned long long)cells, kvfb_llama_error());
 }
 

@@ -21,7 +21,7 @@ class Settings:
     store: tuple[str, ...]
     """URLs of the store, fastest first: a string or a list (docs/stores.md)."""
     secret_files: str | None = None
-    """A file with the secret that seals all records, or two as "NEW:OLD" (docs/tenants.md)."""
+    """A file with the secret that seals all records, or two as "NEW:OLD" (docs/security.md)."""
     lookup_timeout: float = 0.25
     """How long a request may wait at most for the answer to what is stored of it."""
     load_timeout: float = 30.0
