@@ -233,6 +233,21 @@ def test_an_adapter_is_its_files_not_its_name(engine, redis, tmp_path):
     )).hex() == folder_digest(again.lora_path, identity.log)  # fmt: skip
 
 
+def test_an_adapter_whose_files_change_while_a_request_waits_is_left_alone(engine, redis, tmp_path):
+    """The engine reads them when it schedules the request, and the name is from its arrival."""
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(b"one")
+    lora = LoRARequest("mine", 1, str(tmp_path))
+    one = engine(redis.unix_url)
+    request = one.request(IDS, lora=lora)
+    file.write_bytes(b"two")
+    one.prefill(request)
+    one.settle()
+    one.end(request)
+    file.write_bytes(b"one")
+    assert engine(redis.unix_url).run(IDS, lora=lora) == 0
+
+
 @pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"other"), lambda file: file.unlink()])
 def test_an_adapter_whose_files_change_while_it_is_loaded_is_left_alone(tmp_path, change):
     file = tmp_path / "adapter_model.safetensors"
