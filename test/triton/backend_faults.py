@@ -72,11 +72,12 @@ def store_faults():
             assert answer(t, "m", input_ids=tokens(5, 400), max_tokens=4)["loaded_tokens"] == 0
             assert "finish_reason" in list(stream)[-1]
             redis.resume()
-            # In other cells of the context than before, so its last bits may differ, and the answer with them.
-            assert len(answer(t, "m", input_ids=prompt, max_tokens=8)["output_ids"]) == len(cold)
+            for _ in range(2):
+                assert answer(t, "m", input_ids=prompt, max_tokens=8)["output_ids"] == cold
             assert t.stop() == 0
+        redis.command("FLUSHALL")
         with served.start(folder, repository) as t:  # computes and saves
-            cold = answer(t, "m", input_ids=prompt, max_tokens=8)["output_ids"]
+            assert answer(t, "m", input_ids=prompt, max_tokens=8)["output_ids"] == cold
             assert t.stop() == 0
         for key in redis.names():
             if len(redis.value(key)) > 100000:
@@ -89,6 +90,45 @@ def store_faults():
             assert len(answer(t, "m", input_ids=tokens(6, 900), max_tokens=4)["output_ids"]) > 0
             killer.join()
             assert t.stop() == 0
+
+
+def records_of(redis, folder, repository, ask):
+    """What a new server has stored when it has ended; and what `ask`, which is given the server, returned."""
+    redis.command("FLUSHALL")
+    with served.start(folder, repository) as t:
+        got = ask(t)
+        assert t.stop() == 0
+    return {key: redis.value(key) for key in redis.names()}, got
+
+
+def same_bits_whatever_runs():
+    """Prompts that are computed while others decode, join and leave are stored with the bytes of one that was alone, and
+    their first token is the same. The greedy answer to each of these random prompts is of near-ties."""
+    prompts = [tokens(seed, 330 + 70 * seed) for seed in range(3)]
+    with lab.folder("bits") as folder, lab.Redis(folder) as redis, tempfile.TemporaryDirectory() as repository:
+        add_model(repository, "m", store=redis.url, slots=4)
+
+        def alone(prompt):
+            return records_of(redis, folder, repository, lambda t: answer(t, "m", input_ids=prompt, max_tokens=8)["output_ids"])
+
+        def together(t):
+            streams = [Stream(t, "m", text_input=f"{i} Once upon a time", max_tokens=1900) for i in range(2)]
+            for stream in streams:
+                next(iter(stream))
+            firsts = served.in_parallel([lambda p=p: answer(t, "m", input_ids=p, max_tokens=1)["output_ids"] for p in prompts])
+            assert t.metric("kvferry_busy_slots", 'model="m"') >= 1
+            for stream in streams:
+                stream.close()
+            served.wait_idle(t, "m")
+            # Now nobody else is here: hits, and what the server still holds, give the whole answers of before.
+            return firsts, [answer(t, "m", input_ids=p, max_tokens=8)["output_ids"] for p in prompts]
+
+        lone = [alone(prompt) for prompt in prompts]
+        stored, (firsts, again) = records_of(redis, folder, repository, together)
+        for (records, whole), first, answered in zip(lone, firsts, again):
+            blocks = {key: value for key, value in records.items() if len(value) > 100000}
+            assert len(blocks) > 4 and all(stored.get(key) == value for key, value in blocks.items()), (len(blocks), len(stored))
+            assert first == whole[:1] and answered == whole, (first, answered, whole)
 
 
 def unload_and_load():
@@ -207,6 +247,15 @@ model_warmup [ { name: "one" inputs {
 
 if __name__ == "__main__":
     served.main(
-        [bad_configurations, two_servers, store_faults, unload_and_load, end_under_load, end_before_an_answer, warm_up_and_versions],
+        [
+            bad_configurations,
+            two_servers,
+            store_faults,
+            same_bits_whatever_runs,
+            unload_and_load,
+            end_under_load,
+            end_before_an_answer,
+            warm_up_and_versions,
+        ],
         sys.argv[1:],
     )

@@ -4,8 +4,9 @@
  * Calls go down:
  *
  *   api.c        what Triton calls, and nothing else is exported
- *   instance.c   one llama context with its threads
+ *   instance.c   two llama contexts with their threads
  *   loop.c       continuous batching: requests join and leave while others decode
+ *   fill.c       the context that computes and loads prompts
  *   clerk.c      a thread for what may wait for a store: conversations, and metrics
  *   slot.c       one answer: tokens, stop strings, text in whole characters
  *   prompt.c     the tokens of a request's prompt
@@ -18,7 +19,7 @@
  *   say.c        errors and Triton's log
  *
  * Threads. Triton's threads call api.c: they read inputs, turn text into tokens, and queue. The loop's thread alone
- * uses the llama context. The clerk's thread reads and writes conversations. A request belongs to one thread at a time;
+ * uses the llama contexts. The clerk's thread reads and writes conversations. A request belongs to one thread at a time;
  * instance->lock guards the queues through which it passes.
  */
 #ifndef KVFB_BACKEND_H
@@ -89,6 +90,7 @@ typedef struct kvfb_metrics kvfb_metrics;
 /* What one instance adds to the metrics, since it began. */
 typedef struct kvfb_figures {
     kvf_llama_counters engine;
+    uint64_t generated; /* tokens */
     uint32_t busy_slots, queued;
 } kvfb_figures;
 
@@ -214,15 +216,10 @@ TRITONSERVER_Error *kvfb_prompt_make(kvfb_request *, const kvf_space *space);
 /* ---- slot.c ---- */
 
 typedef struct kvfb_slot {
-    llama_seq_id seq;
+    llama_seq_id seq;      /* in the context of the answers */
     kvfb_request *request; /* NULL: free */
-    kvfl_tokens held;      /* what the sequence holds, also while the slot is free */
-    size_t resident;       /* leading tokens of the prompt that it held when the request joined */
-    size_t stored;         /* leading tokens of the prompt that are in the store, as far as a quick lookup told */
-    size_t piece;          /* tokens of the next piece of a prompt that is loaded */
-    size_t in_batch;       /* tokens of this slot in the current batch */
-    int32_t output;        /* index of its output in the batch; -1: none */
-    uint64_t freed;        /* when, in requests: the longest free one is taken first */
+    size_t at;             /* tokens in its sequence; 0: the prompt is not complete */
+    int32_t output;        /* index of its output in the batch */
     llama_token next;      /* sampled, and not yet in the sequence */
     struct llama_sampler *sampler;
     kvfl_utf8 utf8;
@@ -235,7 +232,6 @@ TRITONSERVER_Error *kvfb_slot_begin(kvfb_slot *, kvfb_request *);
 bool kvfb_slot_take(kvfb_slot *, llama_token token);
 /* The request is no longer the slot's. */
 kvfb_request *kvfb_slot_leave(kvfb_slot *);
-void kvfb_slot_cleanup(kvfb_slot *);
 
 /* ---- queue.c ---- */
 
@@ -248,18 +244,32 @@ kvfb_request *kvfb_queue_take(kvfb_queue *); /* NULL: empty */
 
 /* ---- instance.c ---- */
 
-typedef struct kvfb_instance {
-    TRITONBACKEND_ModelInstance *triton;
-    kvfb_model *model;
+/* The context of the prompts. */
+typedef struct kvfb_fill {
     struct llama_context_params params;
     struct llama_context *ctx;
     kvf_llama *kv; /* NULL: this context is refused, and works without a store */
-    kvf_space *space;
-    uint32_t block_tokens;
-    kvfb_slot *slots;
+    size_t block;  /* tokens */
     struct llama_batch batch;
-    uint64_t num_begun;
-    double step_us;        /* an average batch without a piece of a prompt */
+    kvfb_slot *slot;  /* whose prompt is under way; NULL: none */
+    kvfl_tokens held; /* of a prompt under way, or the whole blocks of the last one */
+    size_t resident;  /* leading tokens of the prompt that were held when it began */
+    size_t stored;    /* leading tokens of the prompt that are in the store, as far as a quick lookup told */
+    size_t piece;     /* tokens of the next piece of a prompt that is loaded */
+    uint8_t *rows;    /* for prompts that move; of `room` bytes */
+    size_t room;
+} kvfb_fill;
+
+typedef struct kvfb_instance {
+    TRITONBACKEND_ModelInstance *triton;
+    kvfb_model *model;
+    struct llama_context *ctx; /* of the answers: a sequence for each slot */
+    struct llama_batch batch;  /* a token of each answer */
+    kvfb_slot *slots;
+    kvfb_fill fill;
+    kvf_space *space;      /* NULL: none */
+    double step_us;        /* an average batch of answers */
+    uint64_t generated;    /* tokens */
     kvfb_metrics *metrics; /* the clerk's */
     pthread_t loop, clerk;
     bool has_loop, has_clerk;
@@ -282,6 +292,24 @@ TRITONSERVER_Error *kvfb_instance_open(kvfb_instance **out, TRITONBACKEND_ModelI
 void kvfb_instance_close(kvfb_instance *);
 /* Takes a request of Triton: queues it, or answers it. */
 void kvfb_instance_take(kvfb_instance *, TRITONBACKEND_Request *);
+
+/* ---- fill.c: the loop's thread only ---- */
+
+/* `common`: parameters of both contexts. */
+TRITONSERVER_Error *kvfb_fill_open(kvfb_instance *, const struct llama_context_params *common);
+void kvfb_fill_close(kvfb_instance *);
+/* The slot's prompt is the next one. None is under way. */
+void kvfb_fill_begin(kvfb_instance *, kvfb_slot *);
+/* Brings in the next piece: `computed` tokens (whole blocks) if they must be computed, and as many as are quick if they
+ * are stored; all of these if `alone`. Returns 0, or what llama_decode would return. */
+int32_t kvfb_fill_step(kvfb_instance *, size_t computed, bool alone);
+/* How long that took adapts the pieces of stored prompts. */
+void kvfb_fill_note_time(kvfb_instance *, double us);
+bool kvfb_fill_is_done(const kvfb_instance *);
+/* The prompt is complete: makes its report. Returns the index of its output in fill.ctx. */
+int32_t kvfb_fill_end(kvfb_instance *);
+/* Copies the prompt that has ended last into the slot's sequence of the context of the answers. */
+TRITONSERVER_Error *kvfb_fill_hand_over(kvfb_instance *, kvfb_slot *);
 
 /* ---- clerk.c, loop.c: the threads ---- */
 

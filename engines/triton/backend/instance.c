@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An instance: one llama context with a sequence for each slot, a thread that decodes, and one that keeps the books.
+ * An instance: a llama context for prompts, one with a sequence for each slot for answers, a thread that decodes, and one
+ * that keeps the books.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 #include "triton/backend/backend.h"
 
-/* ---- the context ---- */
+/* ---- the contexts ---- */
 
 static int32_t num_cores(void) {
     cpu_set_t set;
@@ -40,56 +41,38 @@ static enum llama_flash_attn_type flash_attn_of(const char *name) {
                                       : LLAMA_FLASH_ATTN_TYPE_AUTO;
 }
 
-static TRITONSERVER_Error *make_context(kvfb_instance *in) {
+static struct llama_context_params common_params(kvfb_instance *in) {
     const kvfb_config *config = &in->model->config;
-    struct llama_context_params *p = &in->params;
-    uint64_t cells = (uint64_t)in->model->context * config->slots + 256; /* some for the scratch sequence */
+    struct llama_context_params p = llama_context_default_params();
+    p.kv_unified = true;
+    p.swa_full = false;
+    p.n_threads = config->threads > 0 ? (int32_t)config->threads : num_cores();
+    p.n_threads_batch = p.n_threads;
+    p.type_k = p.type_v = kv_type_of(config->kv_type);
+    p.flash_attn_type = flash_attn_of(config->flash_attn);
+    p.abort_callback = on_abort;
+    p.abort_callback_data = in;
+    return p;
+}
+
+/* The context of the answers. */
+static TRITONSERVER_Error *make_context(kvfb_instance *in, struct llama_context_params p) {
+    const kvfb_config *config = &in->model->config;
+    uint64_t cells = (uint64_t)in->model->context * config->slots;
     if (cells > INT32_MAX) {
         return kvfb_error(TRITONSERVER_ERROR_INVALID_ARG,
                           "config.pbtxt: %u slots of %u tokens are too many (parameters \"slots\", \"context_size\")",
                           config->slots, in->model->context);
     }
-    *p = llama_context_default_params();
-    p->n_ctx = (uint32_t)cells;
-    p->n_seq_max = config->slots + 1;
-    p->n_batch = in->model->context + config->slots; /* a whole prompt that is stored, and a token of each answer */
-    p->kv_unified = true;
-    p->swa_full = false;
-    p->n_threads = config->threads > 0 ? (int32_t)config->threads : num_cores();
-    p->n_threads_batch = p->n_threads;
-    p->type_k = p->type_v = kv_type_of(config->kv_type);
-    p->flash_attn_type = flash_attn_of(config->flash_attn);
-    p->abort_callback = on_abort;
-    p->abort_callback_data = in;
+    p.n_ctx = (uint32_t)cells;
+    p.n_seq_max = config->slots;
+    p.n_batch = config->slots;
     (void)kvfb_llama_error();
-    in->ctx = llama_init_from_model(in->model->weights, *p);
+    in->ctx = llama_init_from_model(in->model->weights, p);
     return in->ctx != NULL ? NULL
                            : kvfb_error(TRITONSERVER_ERROR_UNAVAILABLE,
                                         "no context of %llu tokens: %s; lower slots or context_size",
                                         (unsigned long long)cells, kvfb_llama_error());
-}
-
-/* A context that can't use a store works without one. */
-static void attach(kvfb_instance *in) {
-    const kvfb_config *config = &in->model->config;
-    kvf_error err = {.status = KVF_OK};
-    const kvf_llama_options options = {
-        .struct_size = sizeof options,
-        .scratch_seq = (llama_seq_id)config->slots,
-        .model_path = in->model->path,
-        .context_params = &in->params,
-        .model_params = &in->model->params,
-        .tenant = config->tenant,
-        .budget_us = KVF_MS(config->budget_ms),
-        .portable = config->portable,
-    };
-    if (kvf_llama_attach(&in->kv, &err, in->model->store, in->ctx, &options) != KVF_OK) {
-        in->kv = NULL;
-        kvfb_log(TRITONSERVER_LOG_WARN, "model %s: nothing is loaded or stored: %s", in->model->name, err.what);
-        return;
-    }
-    in->space = kvf_llama_space(in->kv);
-    in->block_tokens = in->space != NULL ? kvf_space_block_tokens(in->space) : 0;
 }
 
 /* ---- opening ---- */
@@ -97,7 +80,7 @@ static void attach(kvfb_instance *in) {
 static TRITONSERVER_Error *make_slots(kvfb_instance *in) {
     uint32_t num = in->model->config.slots;
     in->slots = calloc(num, sizeof *in->slots);
-    in->batch = llama_batch_init((int32_t)in->params.n_batch, 0, 1);
+    in->batch = llama_batch_init((int32_t)num, 0, 1);
     if (in->slots == NULL || in->batch.token == NULL) {
         return kvfb_no_memory();
     }
@@ -127,11 +110,14 @@ static void init_locks(kvfb_instance *in) {
 static TRITONSERVER_Error *open_instance(kvfb_instance *in) {
     const char *name = NULL;
     TRITONSERVER_Error *error = TRITONBACKEND_ModelInstanceName(in->triton, &name);
+    const struct llama_context_params common = common_params(in);
     if (error == NULL) {
-        error = make_context(in);
+        error = make_context(in, common);
     }
     if (error == NULL) {
-        attach(in);
+        error = kvfb_fill_open(in, &common);
+    }
+    if (error == NULL) {
         error = make_slots(in);
     }
     if (error != NULL) {
@@ -221,14 +207,11 @@ void kvfb_instance_close(kvfb_instance *in) {
     }
     remove_running(in);
     end_threads(in);
-    for (uint32_t i = 0; i < in->model->config.slots && in->slots != NULL; i++) {
-        kvfb_slot_cleanup(&in->slots[i]);
-    }
     free(in->slots);
     if (in->batch.token != NULL) {
         llama_batch_free(in->batch);
     }
-    kvf_llama_detach(in->kv);
+    kvfb_fill_close(in);
     llama_free(in->ctx);
     kvfb_metrics_free(in->metrics);
     pthread_cond_destroy(&in->work);

@@ -1,30 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Continuous batching. Each step decodes one batch: the next token of every answer, and pieces of prompts, oldest first.
- * Requests join and leave between two steps. kvf_llama_decode brings in what is stored of a prompt.
+ * Continuous batching. Each step brings in a piece of the oldest prompt, in the context of the prompts (fill.c), and
+ * then decodes the next token of every answer in one batch. Requests join and leave between two steps.
  *
  * How much of a prompt a step takes: while nobody streams, much. Else so much that the others do not wait long: a small
- * piece if it must be computed. What the store has comes faster, so its pieces grow while steps stay short, and shrink
- * when the store turns out to be slow.
+ * piece if it must be computed. What the store has comes faster, so its pieces grow while they are short beside a batch
+ * of answers, and shrink when the store turns out to be slow.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "triton/backend/backend.h"
 
-#define ALONE_TOKENS 512u       /* computed in a step while nobody streams */
-#define LOOKUP_US    KVF_MS(20) /* for how much of a prompt is stored, which only sizes its pieces */
+#define ALONE_TOKENS 512u /* computed in a step while nobody streams */
 
 static uint32_t num_slots(const kvfb_instance *in) {
     return in->model->config.slots;
 }
 
-static bool is_prefilling(const kvfb_slot *slot) {
-    return slot->request != NULL && slot->held.num < slot->request->prompt.num;
-}
-
 static bool is_generating(const kvfb_slot *slot) {
-    return slot->request != NULL && !is_prefilling(slot);
+    return slot->request != NULL && slot->at > 0;
 }
 
 /* ---- leaving ---- */
@@ -34,11 +26,11 @@ static bool has_turn(const kvfb_request *r) {
     return r->session != NULL && r->error == NULL && r->max_tokens > 0;
 }
 
-/* The request leaves its slot, with its answer or request->error. The sequence keeps what it holds: the next turn of a
- * conversation begins with it. */
+/* The request leaves its slot, with its answer or request->error. */
 static void leave(kvfb_instance *in, kvfb_slot *slot) {
     kvfb_request *r = kvfb_slot_leave(slot);
-    slot->freed = ++in->num_begun;
+    llama_memory_seq_rm(llama_get_memory(in->ctx), slot->seq, -1, -1);
+    in->fill.slot = in->fill.slot == slot ? NULL : in->fill.slot;
     pthread_mutex_lock(&in->lock);
     in->num_busy--;
     pthread_cond_signal(&in->room);
@@ -110,89 +102,23 @@ static void answer_expired(kvfb_instance *in) {
 
 /* ---- joining ---- */
 
-static size_t common_tokens(const kvfl_tokens *a, const kvfl_tokens *b) {
-    size_t same = 0;
-    while (same < a->num && same < b->num && a->ids[same] == b->ids[same]) {
-        same++;
+static kvfb_slot *free_slot(kvfb_instance *in) {
+    uint32_t i = 0;
+    while (i < num_slots(in) && in->slots[i].request != NULL) {
+        i++;
     }
-    return same;
-}
-
-/* The free slot that holds most of the prompt, if that is at least half of what it holds: the rest is lost. Else the one
- * that has been free for longest. NULL: none is free. */
-static kvfb_slot *choose_slot(kvfb_instance *in, const kvfb_request *r) {
-    kvfb_slot *best = NULL, *oldest = NULL;
-    size_t most = 0;
-    for (uint32_t i = 0; i < num_slots(in); i++) {
-        kvfb_slot *slot = &in->slots[i];
-        size_t same = slot->request == NULL ? common_tokens(&slot->held, &r->prompt) : 0;
-        if (slot->request != NULL) {
-            continue;
-        }
-        if (same > most && 2 * same >= slot->held.num) {
-            most = same;
-            best = slot;
-        }
-        oldest = oldest == NULL || slot->freed < oldest->freed ? slot : oldest;
-    }
-    return best != NULL ? best : oldest;
-}
-
-static void clear(kvfb_instance *in, kvfb_slot *slot) {
-    llama_memory_seq_rm(llama_get_memory(in->ctx), slot->seq, -1, -1);
-    slot->held.num = 0;
-}
-
-/* Leaves in the sequence what the prompt begins with, except its last token, which must be computed. */
-static void trim(kvfb_instance *in, kvfb_slot *slot, const kvfb_request *r) {
-    size_t same = common_tokens(&slot->held, &r->prompt);
-    same = same < r->prompt.num ? same : r->prompt.num - 1;
-    if (same == slot->held.num) {
-        return;
-    }
-    bool kept = same > 0 && in->model->goes_back &&
-                llama_memory_seq_rm(llama_get_memory(in->ctx), slot->seq, (llama_pos)same, -1);
-    if (kept) {
-        slot->held.num = same;
-    } else {
-        clear(in, slot);
-    }
-}
-
-/* How much of the prompt is in the store, if that is quick to find out. */
-static size_t stored_tokens(kvfb_instance *in, const kvfb_request *r) {
-    size_t most = in->space != NULL ? r->prompt.num / in->block_tokens : 0, run = 0;
-    kvf_key *keys = most > 0 ? malloc(most * sizeof *keys) : NULL;
-    if (keys == NULL) {
-        return 0;
-    }
-    /* Token ids are not negative, so both types have the same representation. */
-    size_t num = kvf_chain(in->space, keys, most, (const uint32_t *)r->prompt.ids, r->prompt.num);
-    if (kvf_match(in->space, &run, NULL, keys, num, LOOKUP_US) != KVF_OK) {
-        run = 0;
-    }
-    free(keys);
-    return run * in->block_tokens;
+    return i < num_slots(in) ? &in->slots[i] : NULL;
 }
 
 static void begin(kvfb_instance *in, kvfb_slot *slot, kvfb_request *r) {
     TRITONSERVER_Error *error = kvfb_slot_begin(slot, r);
-    if (error == NULL && !kvfl_tokens_add(&slot->held, NULL, 0)) {
-        error = kvfb_no_memory();
-    }
     pthread_mutex_lock(&in->lock);
     in->num_busy++;
     pthread_mutex_unlock(&in->lock);
     if (error != NULL) {
         slot->request = r;
         fail(in, slot, error);
-        return;
     }
-    in->num_begun++;
-    trim(in, slot, r);
-    slot->resident = slot->held.num;
-    slot->piece = in->model->config.piece;
-    slot->stored = stored_tokens(in, r);
 }
 
 static void admit(kvfb_instance *in) {
@@ -200,178 +126,13 @@ static void admit(kvfb_instance *in) {
     kvfb_request *r;
     do {
         pthread_mutex_lock(&in->lock);
-        slot = in->waiting.first != NULL ? choose_slot(in, in->waiting.first) : NULL;
+        slot = in->waiting.first != NULL ? free_slot(in) : NULL;
         r = slot != NULL ? kvfb_queue_take(&in->waiting) : NULL;
         pthread_mutex_unlock(&in->lock);
         if (r != NULL) {
             begin(in, slot, r);
         }
     } while (r != NULL);
-}
-
-/* ---- a batch ---- */
-
-static void add_token(kvfb_instance *in, kvfb_slot *slot, llama_token token, size_t pos, bool output) {
-    struct llama_batch *batch = &in->batch;
-    int32_t i = batch->n_tokens++;
-    batch->token[i] = token;
-    batch->pos[i] = (llama_pos)pos;
-    batch->n_seq_id[i] = 1;
-    batch->seq_id[i][0] = slot->seq;
-    batch->logits[i] = output;
-    slot->in_batch++;
-    slot->output = output ? i : slot->output;
-}
-
-static size_t least(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
-/* How many tokens of its prompt a slot gets. `computed`: those that may be computed in this step; `room`: of the
- * batch. Pieces end where a block ends, so that it is stored. */
-static size_t piece_of(const kvfb_instance *in, const kvfb_slot *slot, bool alone, size_t computed, size_t room) {
-    size_t at = slot->held.num, rest = slot->request->prompt.num - at, block = in->block_tokens;
-    bool stored = at < slot->stored;
-    size_t num = stored ? least(slot->stored - at, alone ? room : slot->piece) : computed;
-    num = least(num, room);
-    if (num >= rest || (stored && rest - num <= block && rest <= room)) {
-        return least(rest, room);
-    }
-    if (num == 0 || block == 0) {
-        return num;
-    }
-    size_t end = (at + num) / block * block;
-    end = end > at ? end : (at / block + 1) * block;
-    return end - at <= room ? end - at : 0;
-}
-
-static kvfb_slot *oldest_prompt(kvfb_instance *in) {
-    kvfb_slot *oldest = NULL;
-    for (uint32_t i = 0; i < num_slots(in); i++) {
-        kvfb_slot *slot = &in->slots[i];
-        bool open = is_prefilling(slot) && slot->in_batch == 0;
-        if (open && (oldest == NULL || slot->request->began_ns < oldest->request->began_ns)) {
-            oldest = slot;
-        }
-    }
-    return oldest;
-}
-
-static void add_piece(kvfb_instance *in, kvfb_slot *slot, size_t num) {
-    const kvfl_tokens *prompt = &slot->request->prompt;
-    size_t from = slot->held.num;
-    for (size_t i = from; i < from + num; i++) {
-        add_token(in, slot, prompt->ids[i], i, i + 1 == prompt->num);
-    }
-}
-
-static void add_pieces(kvfb_instance *in, bool alone) {
-    size_t computed = alone ? ALONE_TOKENS : in->model->config.piece;
-    kvfb_slot *slot = oldest_prompt(in);
-    while (slot != NULL) {
-        size_t room = in->params.n_batch - (size_t)in->batch.n_tokens;
-        size_t num = piece_of(in, slot, alone, computed, room);
-        if (num == 0) {
-            return;
-        }
-        computed -= slot->held.num < slot->stored ? 0 : least(num, computed);
-        add_piece(in, slot, num);
-        slot = oldest_prompt(in);
-    }
-}
-
-/* Returns whether it has a piece of a prompt. */
-static bool make_batch(kvfb_instance *in) {
-    bool alone = true;
-    in->batch.n_tokens = 0;
-    for (uint32_t i = 0; i < num_slots(in); i++) {
-        kvfb_slot *slot = &in->slots[i];
-        slot->in_batch = 0;
-        slot->output = -1;
-        if (is_generating(slot)) {
-            add_token(in, slot, slot->next, slot->held.num, true);
-            alone = false;
-        }
-    }
-    int32_t before = in->batch.n_tokens;
-    add_pieces(in, alone);
-    return in->batch.n_tokens > before;
-}
-
-/* ---- after a batch ---- */
-
-static void note_held(kvfb_instance *in, kvfb_slot *slot) {
-    int32_t i = 0;
-    while (in->batch.seq_id[i][0] != slot->seq) {
-        i++;
-    }
-    if (!kvfl_tokens_add(&slot->held, in->batch.token + i, slot->in_batch)) {
-        slot->request->error = kvfb_no_memory();
-    }
-}
-
-/* The engine reports prompts of two or more tokens. A prompt of which the slot held all but the last looks to it like an
- * answer that goes on. */
-static void note_report(kvfb_instance *in, kvfb_slot *slot) {
-    kvfb_request *r = slot->request;
-    r->first_ns = kvfb_now_ns();
-    r->report = (kvf_llama_report){.struct_size = sizeof r->report,
-                                   .num_tokens = (uint32_t)r->prompt.num,
-                                   .resident_tokens = (uint32_t)slot->resident};
-    if (in->kv != NULL && r->prompt.num - slot->resident > 1) {
-        (void)kvf_llama_prompt_report(in->kv, &r->report, slot->seq);
-    }
-}
-
-/* The next token of an answer, or its end. */
-static void go_on(kvfb_instance *in, kvfb_slot *slot) {
-    kvfb_request *r = slot->request;
-    if (r->first_ns == 0) {
-        note_report(in, slot);
-    }
-    if (r->max_tokens == 0) {
-        r->finish = KVFB_FINISH_LENGTH;
-        leave(in, slot);
-        return;
-    }
-    int32_t output = in->kv != NULL ? kvf_llama_output(in->kv, slot->output) : slot->output;
-    bool more = kvfb_slot_take(slot, llama_sampler_sample(slot->sampler, in->ctx, output));
-    if (!more || !kvfb_respond_more(r)) {
-        leave(in, slot);
-    }
-}
-
-static void note_batch(kvfb_instance *in) {
-    for (uint32_t i = 0; i < num_slots(in); i++) {
-        kvfb_slot *slot = &in->slots[i];
-        if (slot->in_batch == 0) {
-            continue;
-        }
-        note_held(in, slot);
-        if (slot->request->error != NULL) {
-            clear(in, slot);
-            leave(in, slot);
-        } else if (slot->output >= 0) {
-            go_on(in, slot);
-        }
-    }
-}
-
-/* Adapts the pieces of stored prompts to how long the step took, beside one without. */
-static void note_time(kvfb_instance *in, double us, bool has_pieces) {
-    if (!has_pieces) {
-        in->step_us = in->step_us > 0 ? 0.9 * in->step_us + 0.1 * us : us;
-        return;
-    }
-    size_t least_piece = in->model->config.piece;
-    for (uint32_t i = 0; i < num_slots(in); i++) {
-        kvfb_slot *slot = &in->slots[i];
-        if (slot->in_batch > 1 && slot->request != NULL) {
-            bool quick = us <= 2 * in->step_us;
-            slot->piece = quick ? least(2 * slot->piece, in->params.n_batch) : slot->piece / 2;
-            slot->piece = slot->piece > least_piece ? slot->piece : least_piece;
-        }
-    }
 }
 
 /* ---- failures ---- */
@@ -387,51 +148,135 @@ static TRITONSERVER_Error *error_of(int32_t rc) {
                       kvfb_llama_error());
 }
 
-/* Without room prompts are given up, so that answers go on; if there are none, everything is. Afterwards nobody knows
- * what the sequences hold, except that those without room are as they were. */
-static void note_failure(kvfb_instance *in, int32_t rc, bool has_pieces) {
+/* ---- tokens ---- */
+
+/* The next token of an answer, or its end. */
+static void take(kvfb_instance *in, kvfb_slot *slot, struct llama_context *ctx, int32_t output) {
+    bool more = kvfb_slot_take(slot, llama_sampler_sample(slot->sampler, ctx, output));
+    if (!more || !kvfb_respond_more(slot->request)) {
+        leave(in, slot);
+    }
+}
+
+/* ---- prompts ---- */
+
+static kvfb_slot *oldest_prompt(kvfb_instance *in) {
+    kvfb_slot *oldest = NULL;
     for (uint32_t i = 0; i < num_slots(in); i++) {
         kvfb_slot *slot = &in->slots[i];
-        bool spared = rc == 1 && has_pieces && is_generating(slot);
-        if (slot->request != NULL && slot->in_batch > 0 && !spared) {
-            clear(in, slot);
-            fail(in, slot, error_of(rc));
+        bool waits = slot->request != NULL && slot->at == 0;
+        if (waits && (oldest == NULL || slot->request->began_ns < oldest->request->began_ns)) {
+            oldest = slot;
         }
     }
+    return oldest;
+}
+
+static bool anybody_generates(const kvfb_instance *in) {
+    uint32_t i = 0;
+    while (i < num_slots(in) && !is_generating(&in->slots[i])) {
+        i++;
+    }
+    return i < num_slots(in);
+}
+
+/* The first token of the answer. The others are computed beside the other answers. */
+static void end_prompt(kvfb_instance *in, kvfb_slot *slot) {
+    kvfb_request *r = slot->request;
+    int32_t output = kvfb_fill_end(in);
+    if (r->max_tokens == 0) {
+        r->finish = KVFB_FINISH_LENGTH;
+        leave(in, slot);
+        return;
+    }
+    take(in, slot, in->fill.ctx, output);
+    TRITONSERVER_Error *error = slot->request != NULL ? kvfb_fill_hand_over(in, slot) : NULL;
+    if (error != NULL) {
+        fail(in, slot, error);
+    }
+}
+
+static void step_prompt(kvfb_instance *in) {
+    kvfb_slot *slot = in->fill.slot != NULL ? in->fill.slot : oldest_prompt(in);
+    if (slot == NULL) {
+        return;
+    }
+    if (in->fill.slot == NULL) {
+        kvfb_fill_begin(in, slot);
+    }
+    bool alone = !anybody_generates(in);
+    uint64_t began = kvfb_now_ns();
+    int32_t rc = kvfb_fill_step(in, alone ? ALONE_TOKENS : in->model->config.piece, alone);
+    if (in->exiting) {
+        return;
+    }
+    kvfb_fill_note_time(in, (double)(kvfb_now_ns() - began) / 1000);
+    if (rc != 0) {
+        fail(in, slot, error_of(rc));
+    } else if (slot->request->error != NULL) {
+        leave(in, slot);
+    } else if (kvfb_fill_is_done(in)) {
+        end_prompt(in, slot);
+    }
+}
+
+/* ---- answers ---- */
+
+static void add_token(kvfb_instance *in, kvfb_slot *slot) {
+    struct llama_batch *batch = &in->batch;
+    int32_t i = batch->n_tokens++;
+    batch->token[i] = slot->next;
+    batch->pos[i] = (llama_pos)slot->at;
+    batch->n_seq_id[i] = 1;
+    batch->seq_id[i][0] = slot->seq;
+    batch->logits[i] = true;
+    slot->output = i;
+}
+
+static void note_answers(kvfb_instance *in, int32_t rc) {
+    for (uint32_t i = 0; i < num_slots(in); i++) {
+        kvfb_slot *slot = &in->slots[i];
+        if (is_generating(slot) && rc != 0) {
+            fail(in, slot, error_of(rc));
+        } else if (is_generating(slot)) {
+            slot->at++;
+            take(in, slot, in->ctx, slot->output);
+        }
+    }
+}
+
+static void step_answers(kvfb_instance *in) {
+    in->batch.n_tokens = 0;
+    for (uint32_t i = 0; i < num_slots(in); i++) {
+        if (is_generating(&in->slots[i])) {
+            add_token(in, &in->slots[i]);
+        }
+    }
+    if (in->batch.n_tokens == 0) {
+        return;
+    }
+    uint64_t began = kvfb_now_ns();
+    int32_t rc = llama_decode(in->ctx, in->batch);
+    if (in->exiting) {
+        return;
+    }
+    in->generated += rc == 0 ? (uint64_t)in->batch.n_tokens : 0;
+    note_answers(in, rc);
+    double us = (double)(kvfb_now_ns() - began) / 1000;
+    in->step_us = in->step_us > 0 ? 0.9 * in->step_us + 0.1 * us : us;
 }
 
 /* ---- the thread ---- */
 
 static void note_figures(kvfb_instance *in) {
     kvf_llama_counters counters = {.struct_size = sizeof counters};
-    if (in->kv != NULL && kvf_llama_count(in->kv, &counters) == KVF_OK) {
-        pthread_mutex_lock(&in->lock);
-        in->figures.engine = counters;
-        pthread_mutex_unlock(&in->lock);
-    }
-}
-
-static int32_t decode(kvfb_instance *in) {
-    return in->kv != NULL ? kvf_llama_decode(in->kv, in->batch) : llama_decode(in->ctx, in->batch);
-}
-
-static void step(kvfb_instance *in) {
-    bool has_pieces = make_batch(in);
-    if (in->batch.n_tokens == 0) {
+    if (in->fill.kv != NULL && kvf_llama_count(in->fill.kv, &counters) != KVF_OK) {
         return;
     }
-    uint64_t began = kvfb_now_ns();
-    int32_t rc = decode(in);
-    if (in->exiting) {
-        return;
-    }
-    if (rc != 0) {
-        note_failure(in, rc, has_pieces);
-        return;
-    }
-    note_batch(in);
-    note_time(in, (double)(kvfb_now_ns() - began) / 1000, has_pieces);
-    note_figures(in);
+    pthread_mutex_lock(&in->lock);
+    in->figures.engine = counters;
+    in->figures.generated = in->generated;
+    pthread_mutex_unlock(&in->lock);
 }
 
 /* Waits until there is something to do. False: the instance ends. */
@@ -468,7 +313,9 @@ void *kvfb_loop_run(void *arg) {
         answer_expired(in);
         admit(in);
         drop_cancelled(in);
-        step(in);
+        step_prompt(in);
+        step_answers(in);
+        note_figures(in);
     }
     if (!in->exiting) {
         end_all(in);

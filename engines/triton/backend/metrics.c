@@ -12,7 +12,6 @@ typedef enum figure {
     LOADED_TOKENS,
     COMPUTED_TOKENS,
     RESIDENT_TOKENS,
-    COPIED_TOKENS,
     GENERATED_TOKENS,
     LOADED_BYTES,
     SAVED_BYTES,
@@ -37,8 +36,7 @@ static const struct {
     [PROMPT_TOKENS] = {"kvferry_prompt_tokens_total", "Tokens of prompts", COUNTER},
     [LOADED_TOKENS] = {"kvferry_loaded_tokens_total", "Tokens of prompts that were loaded from the store", COUNTER},
     [COMPUTED_TOKENS] = {"kvferry_computed_tokens_total", "Tokens of prompts that were computed", COUNTER},
-    [RESIDENT_TOKENS] = {"kvferry_resident_tokens_total", "Tokens of prompts that the slot still held", COUNTER},
-    [COPIED_TOKENS] = {"kvferry_copied_tokens_total", "Tokens of prompts that were copied from another slot", COUNTER},
+    [RESIDENT_TOKENS] = {"kvferry_resident_tokens_total", "Tokens of prompts that the instance still held", COUNTER},
     [GENERATED_TOKENS] = {"kvferry_generated_tokens_total", "Tokens of answers", COUNTER},
     [LOADED_BYTES] = {"kvferry_loaded_bytes_total", "Bytes of KV that were loaded from the store", COUNTER},
     [SAVED_BYTES] = {"kvferry_saved_bytes_total", "Bytes of KV that were written to the store, by all instances",
@@ -115,13 +113,12 @@ void kvfb_metrics_free(kvfb_metrics *m) {
 
 static void from_engine(double now[NUM_FIGURES], const kvfb_figures *f) {
     const kvf_llama_counters *c = &f->engine;
-    uint64_t spared = c->loaded_tokens + c->resident_tokens + c->copied_tokens;
+    uint64_t spared = c->loaded_tokens + c->resident_tokens;
     now[PROMPT_TOKENS] = (double)c->prompt_tokens;
     now[LOADED_TOKENS] = (double)c->loaded_tokens;
     now[COMPUTED_TOKENS] = (double)c->computed_tokens;
     now[RESIDENT_TOKENS] = (double)c->resident_tokens;
-    now[COPIED_TOKENS] = (double)c->copied_tokens;
-    now[GENERATED_TOKENS] = (double)c->generated_tokens;
+    now[GENERATED_TOKENS] = (double)f->generated;
     now[LOADED_BYTES] = (double)c->loaded_bytes;
     now[LOOKUP_SECONDS] = (double)c->match_us / 1e6;
     now[LOAD_SECONDS] = (double)c->load_us / 1e6;

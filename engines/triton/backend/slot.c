@@ -96,7 +96,7 @@ TRITONSERVER_Error *kvfb_slot_begin(kvfb_slot *slot, kvfb_request *r) {
     }
     slot->request = r;
     slot->utf8 = (kvfl_utf8){.num_held = 0};
-    slot->stored = 0;
+    slot->at = 0;
     r->prefill_ns = kvfb_now_ns();
     return NULL;
 }
@@ -139,8 +139,4 @@ kvfb_request *kvfb_slot_leave(kvfb_slot *slot) {
     slot->sampler = NULL;
     slot->request = NULL;
     return r;
-}
-
-void kvfb_slot_cleanup(kvfb_slot *slot) {
-    kvfl_tokens_cleanup(&slot->held);
 }
