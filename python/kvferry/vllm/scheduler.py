@@ -287,7 +287,7 @@ class Scheduler:
     def _save_up_to(self, step: Step, output: Any, tracked: Tracked, end: int) -> None:
         """Blocks from the beginning of the prompt on, also those that the engine had: known ones cost nothing."""
         if end > tracked.saved == 0 and tracked.suffix != self._adapters.suffix(tracked.request):
-            del self._requests[tracked.request.request_id]  # its adapter's files have changed before they were used
+            self.end(tracked.request.request_id)  # its adapter's files have changed before they were used
             return
         end = min(end, tracked.saved + kvferry.MAX_BLOCKS)
         if end > tracked.saved and tracked.outdated != tracked.request.num_preemptions:
