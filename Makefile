@@ -126,6 +126,9 @@ check-triton-two: build setup-triton ## two Tritons on one Redis: what one compu
 check-triton-faults: build setup-triton ## Triton's backend: faults of the store, bad input, unloading, SIGTERM: an answer or a clear error
 	@$(paths); $(programs); test/triton/backend_answers.sh; test/triton/backend_faults.sh
 
+check-triton-vllm: build setup-engines setup-triton ## vLLM in Triton's Python backend, started anew: the prompt is loaded from Redis, same tokens
+	@$(paths); $(programs); $$KVF_TRITON_PYTHON -B checks/triton_vllm.py
+
 check-vllm: build ## a fresh vLLM loads 2,048 tokens: first token 10 times sooner, log-probabilities as from its own cache
 	@$(paths); $(programs); PYTHONPATH=$(release)/python $$KVF_ENGINES checks/vllm_restart.py
 

@@ -105,8 +105,9 @@ def records_of(redis, folder, repository, ask):
 
 
 def same_bits_whatever_runs():
-    """Prompts that are computed while others decode, join and leave are stored with the bytes of one that was alone, and
-    their first token is the same. In answers to random tokens the likeliest two are often close: last bits show there."""
+    """Prompts that are computed while others decode, join and leave are stored with the bytes of one that was alone,
+    and their first token is the same. In answers to random tokens the likeliest two are often close: last bits show
+    there."""
 
     def said(t, prompt, max_tokens=8):
         ids = answer(t, "m", input_ids=prompt, max_tokens=max_tokens)["output_ids"]
@@ -133,7 +134,7 @@ def same_bits_whatever_runs():
 
         lone = [alone(prompt) for prompt in prompts]
         stored, (firsts, again) = records_of(redis, folder, repository, together)
-        for (records, whole), first, answered in zip(lone, firsts, again):
+        for (records, whole), first, answered in zip(lone, firsts, again, strict=True):
             blocks = {key: value for key, value in records.items() if len(value) > 100000}
             others = [key for key, value in blocks.items() if stored.get(key) != value]
             assert len(blocks) > 4 and not others, (len(blocks), others)
