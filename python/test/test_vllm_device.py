@@ -39,7 +39,7 @@ from test_vllm import (  # noqa: F401  these run here with the fixture `engine` 
 )
 from vllm_engine import BLOCK, FIELDS, LAYERS, ROW, SLOTS, Engine, expected
 
-from kvferry.vllm import staging
+from kvferry.vllm import staging, worker
 
 HEADS, HALF = 2, ROW // 2
 SLOT_BYTES = LAYERS * BLOCK * ROW * 4
@@ -229,8 +229,9 @@ def test_a_pool_that_is_too_small_is_refused(start, fake):
 # ---- the order of copies
 
 
-def test_the_engine_writes_a_page_anew_only_when_it_is_gathered(start, fake, folder_url):
+def test_the_engine_writes_a_page_anew_only_when_it_is_gathered(start, fake, folder_url, monkeypatch):
     """The copies are late, and the engine does not wait for them: its stream does."""
+    monkeypatch.setattr(worker, "SLOW_SAVE", 1000.0)  # the copies are held for as long as the machine takes
     one = start(folder_url, fake, save_timeout=60.0)
     fake.may_run.clear()
     request = one.request(IDS)
@@ -247,8 +248,9 @@ def test_the_engine_writes_a_page_anew_only_when_it_is_gathered(start, fake, fol
     assert start(folder_url, fake).run([9] * 42) == 40
 
 
-def test_a_load_into_pages_that_a_save_still_reads(start, fake, folder_url):
+def test_a_load_into_pages_that_a_save_still_reads(start, fake, folder_url, monkeypatch):
     start(folder_url, fake).run([9] * 42)
+    monkeypatch.setattr(worker, "SLOW_SAVE", 1000.0)  # the copies are held for as long as the machine takes
     one = start(folder_url, fake, save_timeout=60.0)
     request = one.request(IDS)
     one.ask(request)
