@@ -55,8 +55,8 @@ class DeviceEngine(Engine):
             monkeypatch.setattr(staging, "streams_of", lambda _: device)
         self.fresh = []
         super().__init__(monkeypatch, url, **more)
-        for worker, pages in zip(self.workers, self.pages, strict=True):
-            self._zero_new_pages(worker, pages)
+        for one, pages in zip(self.workers, self.pages, strict=True):
+            self._zero_new_pages(one, pages)
 
     def _zero_new_pages(self, worker, pages):
         before = worker.handle_preemptions
