@@ -24,11 +24,6 @@ locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 TICK_S = 0.5
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
 INPUTS = ("text_input", "input_ids", "stream", "max_tokens", *SAMPLING)
-COUNTERS = {  # of vLLM, and what they are called in Triton's metrics
-    "vllm:prompt_tokens_total": ("vllm_prompt_tokens_total", "tokens of prompts"),
-    "vllm:generation_tokens_total": ("vllm_generation_tokens_total", "tokens of answers"),
-    "vllm:external_prefix_cache_hits_total": ("vllm_external_prefix_cache_hits_total", "tokens loaded from the store"),
-}
 
 
 def engine_args(config):
@@ -107,30 +102,6 @@ def end_with_this_process():
     return subprocess.Popen(["sh", "-c", 'read -r _; kill "$@"', "sh", *engines], stdin=subprocess.PIPE)
 
 
-class Counters:
-    """vLLM's counters in Triton's metrics."""
-
-    def __init__(self, model):
-        self._metrics, self._seen = {}, dict.fromkeys(COUNTERS, 0.0)
-        self._families = []  # keeps them alive
-        for theirs, (ours, what) in COUNTERS.items():
-            family = triton.MetricFamily(name=ours, description=what, kind=triton.MetricFamily.COUNTER)
-            self._families.append(family)
-            self._metrics[theirs] = family.Metric(labels={"model": model})
-
-    def update(self):
-        from prometheus_client import REGISTRY
-
-        now = dict.fromkeys(COUNTERS, 0.0)
-        for sample in (sample for family in REGISTRY.collect() for sample in family.samples):
-            if sample.name in now:
-                now[sample.name] += sample.value
-        for name, total in now.items():
-            if total > self._seen[name]:
-                self._metrics[name].increment(total - self._seen[name])
-                self._seen[name] = total
-
-
 class TritonPythonModel:
     """What Triton calls: https://github.com/triton-inference-server/python_backend."""
 
@@ -140,7 +111,6 @@ class TritonPythonModel:
         self._thread.start()
         self._running = {}  # the sender of each task
         config = json.loads(args["model_config"])
-        self._counters = Counters(args["model_name"])
         self._engine = self._call(self._start(config))
         self._watch = end_with_this_process()
 
@@ -155,13 +125,12 @@ class TritonPythonModel:
         return engine
 
     async def _tick(self):
-        """Ends the requests whose client has gone, and brings the metrics up to date."""
+        """Ends the requests whose client has gone."""
         while True:
             for task, sender in list(self._running.items()):
                 if sender.is_cancelled():
                     task.cancel()
-            self._counters.update()
-            await asyncio.sleep(TICK_S)
+                await asyncio.sleep(TICK_S)
 
     def execute(self, requests):
         for request in requests:
