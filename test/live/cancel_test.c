@@ -160,7 +160,7 @@ static void test_also_one_that_shakes_hands(void **state) {
     kvft_certs *certs = kvft_certs_new();
     kvft_server *plain = server;
     kvft_server_use_tls(certs, kvft_certs_server(certs));
-    server = kvft_server_start(NULL);
+    server = kvft_server_starts() ? kvft_server_start(NULL) : NULL; /* it may be built without TLS */
     if (server != NULL) {
         char base[300];
         snprintf(base, sizeof base, "%s?ssl_ca_certs=%s", server->tcp_url, certs->ca);

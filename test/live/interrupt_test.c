@@ -124,7 +124,7 @@ static void test_handshakes(void **state) {
     kvft_certs *certs = kvft_certs_new();
     (void)state;
     kvft_server_use_tls(certs, kvft_certs_server(certs));
-    kvft_server *server = kvft_server_start(NULL);
+    kvft_server *server = kvft_server_starts() ? kvft_server_start(NULL) : NULL; /* it may be built without TLS */
     if (server != NULL) {
         char url[300];
         snprintf(url, sizeof url, "%s?ssl_ca_certs=%s", server->tcp_url, certs->ca);
