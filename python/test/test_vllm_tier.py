@@ -400,11 +400,14 @@ def test_what_the_primary_tier_has_is_not_asked_for(engine, redis, tmp_path):
     assert events(trace, "load") == []
 
 
-def test_a_primary_tier_that_is_too_small_goes_on(engine, redis, without):
+def test_a_primary_tier_that_is_too_small_goes_on(engine, redis, without, tmp_path):
+    """vLLM asks again for what it has evicted meanwhile: without a limit it would load the same chunks again and again."""
     engine(redis.unix_url).run(IDS)
-    small = engine(redis.unix_url, chunks=4)
+    trace = tmp_path / "trace"
+    small = engine(redis.unix_url, chunks=4, trace=str(trace))
     loaded, pages = small.answer(IDS)
     assert loaded <= 16
+    assert sum(e["ok"] for e in events(trace, "load")) <= 2 * 10, "each of the ten chunks is loaded at most twice"
     assert torch.equal(pages, without(IDS))
 
 

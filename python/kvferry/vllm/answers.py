@@ -7,6 +7,8 @@ from itertools import islice
 
 from vllm.v1.kv_offload.base import LookupResult
 
+MOST_LOADS = 2  # of one key, while a request asks for it
+
 
 @dataclass(slots=True)
 class Asked:
@@ -14,6 +16,7 @@ class Asked:
 
     answer: LookupResult = LookupResult.RETRY
     requests: set[str] = field(default_factory=set)
+    loads: int = 0
 
 
 class Answers:
@@ -44,6 +47,15 @@ class Answers:
         for key in keys:
             if key in self._asked:
                 self._asked[key].answer = LookupResult.MISS
+
+    def loaded(self, keys: Iterable[bytes]) -> None:
+        """The primary tier has them now. It is asked first, so a key that is asked for again has been evicted there. A
+        prompt that does not fit into it would go round like this for ever: the engine computes such a key."""
+        for key in keys:
+            asked = self._asked.get(key)
+            if asked is not None:
+                asked.loads += 1
+                asked.answer = LookupResult.MISS if asked.loads >= MOST_LOADS else asked.answer
 
     def end(self, request: str) -> None:
         for key in self._keys.pop(request, ()):

@@ -257,7 +257,9 @@ class KvferryTier(SecondaryTierManager):
         if flight.op == "save":
             self._saving -= len(flight.keys)
             self._publish(good)
-        elif num_ok < len(flight.keys):
+        else:
+            self._answers.loaded(good)
+        if flight.op == "load" and num_ok < len(flight.keys):
             log.warning("kvferry: %d chunks were not loaded (%s); the engine computes them", len(flight.keys) - num_ok,
                         "too late" if flight.is_given_up else why)  # fmt: skip
             self._answers.miss(set(flight.keys).difference(good))
