@@ -401,7 +401,7 @@ def test_what_the_primary_tier_has_is_not_asked_for(engine, redis, tmp_path):
 
 
 def test_a_primary_tier_that_is_too_small_goes_on(engine, redis, without, tmp_path):
-    """vLLM asks again for what it has evicted meanwhile: without a limit it would load the same chunks again and again."""
+    """vLLM asks again for what it has evicted meanwhile: without a limit it would load the same chunks for ever."""
     engine(redis.unix_url).run(IDS)
     trace = tmp_path / "trace"
     small = engine(redis.unix_url, chunks=4, trace=str(trace))
